@@ -28,13 +28,9 @@ class RunConditions:
         table: str,
         wishes: RunOptions,
         quarantine: str | os.PathLike[str],
-        *,
-        launcher: int | None = None,
     ):
-        """`quarantine` is the file that lists quarantined rows. `launcher` is the process that started all ranks of
-        this host, if there are several."""
+        """`quarantine` is the file that lists quarantined rows."""
         self.table, self._disturbed = _split_disturbance(table)
-        self._launcher = launcher
         self._wishes, self._quarantine = wishes, quarantine
         if not self._disturbed and any(fault.kind in ON_STORES for fault in wishes.faults):
             self._disturbed = "latency_ms=0"
@@ -67,15 +63,8 @@ class RunConditions:
         if not self._wishes.faults:
             yield
             return
-        with Injection(
-            self._wishes.faults, loader, self._files, record, launcher=self._launcher
-        ) as self._injection:
+        with Injection(self._wishes.faults, loader, self._files, record) as self._injection:
             yield
-
-    def give_back(self) -> None:
-        """Undoes faults that would outlast the process, if it ends without leaving `inject_faults`."""
-        if self._injection is not None:
-            self._injection.give_back()
 
     def outcome(self, loader: BatchLoader) -> dict[str, Any]:
         """Returns what to add to the last line of a program's output."""
@@ -89,8 +78,10 @@ class RunConditions:
             remote = loader.remote
             found |= {"remote": remote, "workers": remote["workers"], "retries": remote["retries"]}
         if self._injection is not None:
-            injector = self._injection.injector
-            found["faults"] = {"happened": injector.happened, "missed": injector.missed}
+            found["faults"] = {
+                "happened": self._injection.happened,
+                "missed": self._injection.missed,
+            }
         return found
 
 

@@ -45,7 +45,7 @@ class VersionRun:
             config, run.table, machine(ranks.ranks, ranks.local_ranks)
         )
         check_files(run.table, ranks.rank, ranks.ranks)
-        self._conditions = loaders.conditions(config, run.folder, ranks.rank, ranks.local_ranks)
+        self._conditions = loaders.conditions(config, run.folder, ranks.rank)
 
     def train(self) -> tuple[dict[str, Any], TrainingRun | None]:
         """Trains and evaluates. Returns the result, or the run on the next version if there is one."""
@@ -91,8 +91,6 @@ class VersionRun:
             )
         )
         session.signals.workers = loader.stacks
-        session.ending.cleanups.append(self._conditions.give_back)
-        stack.callback(session.ending.cleanups.remove, self._conditions.give_back)
         self._journal = journal = session.journal()
         self._steps = run.meta.steps_in_all(len(loader), config.epochs)
         journal.expect(self._steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,9 @@ from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
 
 
-def conditions(config: Config, run: Path, rank: int, local_ranks: int = 1) -> RunConditions:
-    """Returns how a rank's training treats bad rows, remote stores and injected faults. All ranks of a host are
-    children of its torchrun agent."""
-    return RunConditions(
-        config.data,
-        config.conditions,
-        run / f"quarantine.rank{rank}.jsonl",
-        launcher=os.getppid() if local_ranks > 1 else None,
-    )
+def conditions(config: Config, run: Path, rank: int) -> RunConditions:
+    """Returns how a rank's training treats bad rows, remote stores and injected faults."""
+    return RunConditions(config.data, config.conditions, run / f"quarantine.rank{rank}.jsonl")
 
 
 def training(

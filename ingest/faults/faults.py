@@ -3,23 +3,17 @@
     --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
     --inject slow-transform=4@15s,slow-transform=1@30s,slow-store=0.5s@40%,cores=1@60%
 
-`parse` reads the text, and `due` returns the faults that are due. `Injector` causes the faults and records them,
-because a test in which no fault happened shows nothing.
+`parse` reads the text, and `due` returns the faults that are due. `Injection` causes them.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sluice.common.errors import UsageError
 from sluice.ingest.knobs import KnobError, format_bytes, nearest, parse_bytes
-
-_SPIKE_PAGE = 4096
 
 
 class FaultError(UsageError):
@@ -50,7 +44,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "slow-transform": Kind("makes every transform repeat its work so many times", "times", 4),
     "cores": Kind(
-        "limits this process, or all ranks of this host together, to so many cores", "cores", 1
+        "pins this process, or all ranks of this host together, to so many cores", "cores", 1
     ),
     "memory-spike": Kind("takes memory in this process for five seconds", "bytes", 256 * 2**20),
 }
@@ -114,15 +108,11 @@ def _strength(text: str, kind: Kind, strength: str) -> float:
             return parse_bytes(strength)
         except KnobError as error:
             raise FaultError(f"--inject {text}: {error}") from None
-    if kind.unit == "cores":
-        if not re.fullmatch(r"\d+(\.\d+)?", strength) or not float(strength):
-            raise FaultError(f"--inject {text}: {strength!r} is not a number of cores")
-        return float(strength)
     if strength == "all" and kind.unit == "workers":
         return float("inf")
     if not re.fullmatch(r"[1-9]\d*", strength):
         raise FaultError(
-            f"--inject {text}: {strength!r} is not a number of {kind.unit}"
+            f"--inject {text}: {strength!r} is not a whole number of {kind.unit}"
             + (", nor all" if kind.unit == "workers" else "")
         )
     return int(strength)
@@ -148,137 +138,3 @@ def due(
         if n not in done and fault.at_s <= elapsed_s and fault.at_percent <= percent
     ]
     return sorted(waiting, key=lambda n: (faults[n].at_s, faults[n].at_percent))
-
-
-Actor = Callable[[Fault], str | None]
-"""A function that causes a fault and returns what it did. None: not possible now, try again at the next step."""
-
-
-class Injector:
-    """Causes faults when they are due. One thread must call `step` regularly."""
-
-    def __init__(
-        self,
-        faults: Sequence[Fault],
-        actors: Mapping[str, Actor],
-        *,
-        clock: Callable[[], float],
-        epochs: Callable[[], float],
-        record: Callable[[dict[str, Any]], None],
-    ):
-        """`actors` maps a fault's name to the function that causes it. FaultError if one is missing. `epochs` returns
-        how many epochs are loaded. `record` gets one event for each fault."""
-        for fault in faults:
-            if fault.kind not in actors:
-                raise FaultError(
-                    f"--inject {fault}: this run has nothing to do it to{nearest(fault.kind, actors)}"
-                )
-        self._faults = tuple(faults)
-        self._actors = actors
-        self._clock = clock
-        self._record = record
-        self._epochs = epochs
-        self._began = clock()
-        self._done: set[int] = set()
-
-    def step(self) -> None:
-        elapsed = self._clock() - self._began
-        for number in due(self._faults, elapsed, 100 * self._epochs(), self._done):
-            fault = self._faults[number]
-            what = self._actors[fault.kind](fault)
-            if what is not None:
-                self._done.add(number)
-                self._record({"kind": "fault", "fault": str(fault), "did": what})
-
-    @property
-    def happened(self) -> list[str]:
-        return [str(self._faults[n]) for n in sorted(self._done)]
-
-    @property
-    def missed(self) -> list[str]:
-        """The requested faults that never happened, because the run was too short or had nothing to harm."""
-        return [str(f) for n, f in enumerate(self._faults) if n not in self._done]
-
-
-def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) -> Actor:
-    """Makes the actor of kill-worker and stop-worker. `pids` returns the current worker processes."""
-
-    def act(fault: Fault) -> str | None:
-        hit: list[int] = []
-        for pid in pids():
-            if len(hit) >= fault.strength:
-                break
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-            hit.append(pid)
-        return f"sent {number.name} to {', '.join(map(str, hit))}" if hit else None
-
-    return act
-
-
-def stall_store(stall: Callable[[float], None]) -> Actor:
-    """Makes the actor of stall-store: `stall` is `FaultyFiles.stall`."""
-
-    def act(fault: Fault) -> str:
-        stall(fault.strength)
-        return f"reads wait for {fault.strength:g} s"
-
-    return act
-
-
-def slow_store(slow: Callable[[float], None]) -> Actor:
-    """Makes the actor of slow-store: `slow` is `FaultyFiles.slow`."""
-
-    def act(fault: Fault) -> str:
-        slow(fault.strength)
-        return f"each read takes {fault.strength:g} s longer" if fault.strength else "as it was"
-
-    return act
-
-
-def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
-    """Makes the actor of corrupt: `corrupt` is `FaultyFiles.corrupt`."""
-
-    def act(fault: Fault) -> str:
-        corrupt(fault.part)
-        return f"the next read of a file like {fault.part} has a flipped bit"
-
-    return act
-
-
-def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
-    """Makes the actor of memory-spike. `later` schedules the function that ends the spike."""
-
-    def act(fault: Fault) -> str:
-        held = bytearray(int(fault.strength))
-        # Writing makes the kernel allocate the pages.
-        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))
-        later(held.clear)
-        return f"took {format_bytes(fault.strength)}"
-
-    return act
-
-
-def slow_transforms(burden: Callable[[int], None]) -> Actor:
-    """Makes the actor of slow-transform: `burden` is `BatchLoader.burden`."""
-
-    def act(fault: Fault) -> str:
-        burden(int(fault.strength))
-        return (
-            f"transforms do their work {int(fault.strength)} times"
-            if fault.strength > 1
-            else "as it was"
-        )
-
-    return act
-
-
-def share_cores(limit: Callable[[float], str]) -> Actor:
-    """Makes the actor of cores: `limit` is `CoreShare.set`."""
-
-    def act(fault: Fault) -> str:
-        return limit(fault.strength)
-
-    return act

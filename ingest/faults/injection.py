@@ -1,37 +1,36 @@
-"""`--inject` for a running loader: `Injection` causes faults when they are due, in its own thread."""
+"""Causes the faults of `--inject` in a running loader, in a thread of its own: `Injection`.
+
+It records each fault, because a test in which no fault happened shows nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sluice.ingest.faults.core_limit import CoreShare
-from sluice.ingest.faults.faults import (
-    Fault,
-    Injector,
-    corrupt_read,
-    share_cores,
-    signal_workers,
-    slow_store,
-    slow_transforms,
-    spike_memory,
-    stall_store,
-)
+import psutil
+
+from sluice.ingest.faults.faults import Fault, due
+from sluice.ingest.knobs import format_bytes
+from sluice.ingest.machine import Machine
 from sluice.ingest.read.files import FileOpener
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
 _LOOK_S, _SPIKE_S = 0.05, 5.0
+_PAGE = 4096
 ON_STORES = frozenset({"stall-store", "slow-store", "corrupt"})
 """The faults that need `FileOpener(disturbed=…)`."""
 
 
 class Injection:
-    """A context in which faults are injected. `record` gets an event for each fault."""
+    """A context in which faults are caused when they are due. `record` gets an event for each fault."""
 
     def __init__(
         self,
@@ -40,29 +39,13 @@ class Injection:
         files: FileOpener,
         record: Callable[[dict[str, Any]], None],
         clock: Callable[[], float] = time.monotonic,
-        *,
-        launcher: int | None = None,
     ):
-        """All processes of one `launcher` share the cores."""
+        self._faults = tuple(faults)
+        self._loader, self._files, self._record, self._clock = loader, files, record, clock
+        self._began = clock()
+        self._done: set[int] = set()
+        self._cores = os.sched_getaffinity(0)
         self._timers: list[threading.Timer] = []
-        self._share = CoreShare(launcher=launcher)
-        self.injector = Injector(
-            faults,
-            {
-                "kill-worker": signal_workers(lambda: loader.worker_pids, signal.SIGKILL),
-                "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),
-                "kill-remote": signal_workers(lambda: loader.remote_pids, signal.SIGKILL),
-                "stall-store": stall_store(files.faults.stall),
-                "slow-store": slow_store(files.faults.slow),
-                "corrupt": corrupt_read(files.faults.corrupt),
-                "slow-transform": slow_transforms(loader.burden),
-                "cores": share_cores(self._share.set),
-                "memory-spike": spike_memory(self._later),
-            },
-            clock=clock,
-            record=record,
-            epochs=lambda: loader.epochs_loaded,
-        )
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-inject", daemon=True)
 
@@ -73,22 +56,91 @@ class Injection:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        self.give_back()
+        pin(Machine().tree(), self._cores)
         for timer in self._timers:
             timer.cancel()
             timer.function()
             timer.join()
 
-    def give_back(self) -> None:
-        """Removes the limit on cores, which would outlast this process."""
-        self._share.restore()
-
     def _run(self) -> None:
         while not self._over.wait(_LOOK_S):
-            self.injector.step()
+            self.step()
 
-    def _later(self, end: Callable[[], None]) -> None:
-        timer = threading.Timer(_SPIKE_S, end)
+    def step(self) -> None:
+        """Causes the faults that are due."""
+        elapsed, percent = self._clock() - self._began, 100 * self._loader.epochs_loaded
+        for number in due(self._faults, elapsed, percent, self._done):
+            fault = self._faults[number]
+            did = self._cause(fault)
+            if did is not None:
+                self._done.add(number)
+                self._record({"kind": "fault", "fault": str(fault), "did": did})
+
+    @property
+    def happened(self) -> list[str]:
+        return [str(self._faults[n]) for n in sorted(self._done)]
+
+    @property
+    def missed(self) -> list[str]:
+        """The requested faults that never happened, because the run was too short or had nothing to harm."""
+        return [str(f) for n, f in enumerate(self._faults) if n not in self._done]
+
+    def _cause(self, fault: Fault) -> str | None:
+        """Causes a fault and returns what was done. None: not possible now, try again at the next step."""
+        strength, loader, store = fault.strength, self._loader, self._files.faults
+        match fault.kind:
+            case "kill-worker":
+                return signal_workers(loader.worker_pids, signal.SIGKILL, strength)
+            case "stop-worker":
+                return signal_workers(loader.worker_pids, signal.SIGSTOP, strength)
+            case "kill-remote":
+                return signal_workers(loader.remote_pids, signal.SIGKILL, strength)
+            case "stall-store":
+                store.stall(strength)
+                return f"reads wait for {strength:g} s"
+            case "slow-store":
+                store.slow(strength)
+                return f"each read takes {strength:g} s longer" if strength else "as it was"
+            case "corrupt":
+                store.corrupt(fault.part)
+                return f"the next read of a file like {fault.part} has a flipped bit"
+            case "slow-transform":
+                loader.burden(int(strength))
+                return f"transforms do their work {strength:g} times" if strength > 1 else "as it was"
+            case "cores":
+                before, kept = Machine().cores(), sorted(self._cores)[: int(strength)]
+                pin(Machine().tree(), set(kept))
+                return f"{len(kept)} {'core' if len(kept) == 1 else 'cores'} instead of {before:g}"
+        timer = threading.Timer(_SPIKE_S, take_memory(int(strength)).clear)
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
+        return f"took {format_bytes(strength)}"
+
+
+def signal_workers(pids: Sequence[int], number: signal.Signals, count: float) -> str | None:
+    """Sends a signal to the first `count` of these processes that live. None: none does."""
+    hit: list[int] = []
+    for pid in pids:
+        if len(hit) >= count:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            hit.append(pid)
+    return f"sent {number.name} to {', '.join(map(str, hit))}" if hit else None
+
+
+def take_memory(size: int) -> bytearray:
+    """Returns memory that the kernel has allocated, because each page was written."""
+    held = bytearray(size)
+    held[::_PAGE] = b"\1" * len(range(0, size, _PAGE))
+    return held
+
+
+def pin(pids: Sequence[int], cores: set[int]) -> None:
+    """Pins all threads of these processes to cores. Ignores what has ended."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for thread in psutil.Process(pid).threads():
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(thread.id, cores)

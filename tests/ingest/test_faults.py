@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
+from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 
-from sluice.ingest.faults.faults import (
-    KINDS,
-    Fault,
-    FaultError,
-    Injector,
-    due,
-    parse,
-    signal_workers,
-)
+from sluice.ingest.faults.faults import Fault, FaultError, due, parse
+from sluice.ingest.faults.injection import Injection, signal_workers
+from sluice.ingest.machine import Machine
 from tests.raises import raises
 from tests.run_program import run_program
+
+CORES = os.sched_getaffinity(0)
 
 
 def test_the_text_becomes_faults():
@@ -40,7 +40,7 @@ def test_the_text_becomes_faults():
     ]
     assert parse(",".join(map(str, faults))) == faults
     assert parse("") == ()
-    more = "slow-transform=4@1s,cores=0.5@2s,kill-worker=1@37.5%,slow-store=0.6s@3s"
+    more = "slow-transform=4@1s,cores=2@2s,kill-worker=1@37.5%,slow-store=0.6s@3s"
     assert ",".join(map(str, parse(more))) == more
 
 
@@ -60,6 +60,7 @@ def test_the_text_becomes_faults():
         ("@3s", ("''",)),
         ("slow-transform=all@1s", ("'all'", "times")),
         ("cores=0@1s", ("'0'", "cores")),
+        ("cores=0.5@1s", ("'0.5'", "whole", "cores")),
     ],
 )
 def test_wrong_text_is_refused_by_name(text, facts):
@@ -79,74 +80,104 @@ def test_what_is_due():
     assert due(shares, 0, 151, ()) == [1, 0]
 
 
+def injection(text, record, now=(0.0,), **loader):
+    """Faults of a loader of which only what is named here is there, and whose store can be stalled."""
+    return Injection(
+        parse(text),
+        SimpleNamespace(epochs_loaded=0.0, **loader),
+        SimpleNamespace(faults=SimpleNamespace(stall=lambda _: None)),
+        record,
+        lambda: now[-1],
+    )
+
+
 def test_each_fault_happens_once_and_is_recorded():
     now, did, events = [100.0], [], []
+    run = injection("slow-transform=2@5s,stall-store@2s", events.append, now, burden=did.append)
+    for at in (100, 101, 102, 103, 110, 120):
+        now.append(at)
+        run.step()
+    assert did == [2]
+    assert events[0] == {
+        "kind": "fault",
+        "fault": "stall-store=5s@2s",
+        "did": "reads wait for 5 s",
+    }
+    assert len(events) == 2
+    assert run.happened == ["slow-transform=2@5s", "stall-store=5s@2s"]
+    assert run.missed == []
 
-    def act(fault):
-        did.append(fault.kind)
-        return "done"
 
-    injector = Injector(
-        parse("kill-worker@5s,stall-store@2s"),
-        dict.fromkeys(KINDS, act),
-        clock=lambda: now[0],
-        epochs=lambda: 0.0,
-        record=events.append,
-    )
-    for now[0] in (100, 101, 102, 103, 110, 120):
-        injector.step()
-    assert did == ["stall-store", "kill-worker"]
-    assert events[0] == {"kind": "fault", "fault": "stall-store=5s@2s", "did": "done"}
-    assert injector.happened == ["kill-worker=1@5s", "stall-store=5s@2s"]
-    assert injector.missed == []
+def idle_processes(count):
+    return [
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        for _ in range(count)
+    ]
 
 
 def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
-    victims = []
-    injector = Injector(
-        parse("kill-worker@0s"),
-        {"kill-worker": lambda _: victims.pop() if victims else None},
-        clock=lambda: 0.0,
-        epochs=lambda: 0.0,
-        record=lambda _: None,
-    )
-    injector.step()
-    assert injector.missed == ["kill-worker=1@0s"]
-    victims.append("a worker")
-    injector.step()
-    assert injector.missed == []
+    victims, events = [], []
+    run = injection("kill-worker@0s", events.append, worker_pids=victims)
+    run.step()
+    assert run.missed == ["kill-worker=1@0s"]
+    [worker] = idle_processes(1)
+    victims.append(worker.pid)
+    run.step()
+    worker.communicate()
+    assert worker.returncode == -signal.SIGKILL
+    assert run.missed == []
 
 
 @pytest.mark.parametrize(("strength", "hit"), [(1, 1), (2, 2), (float("inf"), 3)])
 def test_workers_are_killed(strength, hit):
-    workers = [
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)
-    ]
+    workers = idle_processes(3)
     try:
         gone = subprocess.Popen(["true"])
         gone.wait()
-        act = signal_workers(lambda: [gone.pid, *(w.pid for w in workers)], signal.SIGKILL)
-        assert "SIGKILL" in act(Fault("kill-worker", strength=strength))
+        everyone = [gone.pid, *(w.pid for w in workers)]
+        assert "SIGKILL" in signal_workers(everyone, signal.SIGKILL, strength)
         assert [w.wait(60) for w in workers[:hit]] == [-signal.SIGKILL] * hit
         assert all(w.poll() is None for w in workers[hit:])
-        assert signal_workers(list, signal.SIGKILL)(Fault("kill-worker", strength=1)) is None
+        assert signal_workers([], signal.SIGKILL, 1) is None
     finally:
         for worker in workers:
             worker.communicate(b"\n")
 
 
+@pytest.mark.skipif(len(CORES) < 2, reason="takes two cores")
+def test_all_threads_and_children_are_pinned_and_let_go_again():
+    said, over, now, [child] = Queue(), threading.Event(), [0.0], idle_processes(1)
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        before = Machine().cores()
+        with injection("cores=1@1s,cores=2@2s", said.put, now):
+            for at, cores in ((1.0, 1), (2.0, 2)):
+                now.append(at)
+                assert said.get(timeout=60)["did"].startswith(f"{cores} core")
+                everywhere = (os.getpid(), thread.native_id, child.pid)
+                assert [len(os.sched_getaffinity(n)) for n in everywhere] == [cores] * 3
+                assert Machine().cores() == cores
+    finally:
+        over.set()
+        thread.join()
+        child.communicate(b"\n")
+    assert Machine().cores() == before
+    assert os.sched_getaffinity(0) == CORES
+
+
 SPIKE = """
 import os
-from sluice.ingest.faults.faults import Fault, spike_memory
+from sluice.ingest.faults.injection import take_memory
 
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-ends, before = [], resident()
-print(spike_memory(ends.append)(Fault("memory-spike", strength=64 * 2**20)))
+before = resident()
+held = take_memory(64 * 2**20)
 print(resident() - before)
-ends[0]()
+held.clear()
 print(resident() - before)
 """
 
@@ -154,7 +185,6 @@ print(resident() - before)
 def test_a_memory_spike_is_really_taken_and_given_back():
     """In a process of its own, whose memory no other test's thread changes."""
     done = run_program("-c", SPIKE, check=True)
-    said, taken, left = done.stdout.splitlines()
-    assert said == "took 64 MiB"
+    taken, left = done.stdout.splitlines()
     assert int(taken) > 60 * 2**20
     assert int(left) < 30 * 2**20
