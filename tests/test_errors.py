@@ -24,7 +24,6 @@ NOT_A_USERS_MISTAKE = {
     "Elsewhere",
     "FeatureError",
     "FieldError",
-    "FooterError",
     "FunctionError",
     "FunctionMemoryError",
     "Gone",

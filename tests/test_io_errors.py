@@ -19,7 +19,6 @@ from sluice.etl.jobs.engine import clearly as clearly_here
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from tests.dlrm.test_checkpoint import META, Alone, parts_of
@@ -88,7 +87,6 @@ def test_a_table_or_a_folder_that_cannot_be_read_is_named_with_what_to_do(table,
     assert isinstance(error, TableError), error
     assert_names(str(error), "Input/output error", "disk or store")
     ParquetFiles.open(rows, "label=click;sparse=item")  # imports
-    (rows / REMEMBERED).unlink()
     error = struck(lambda: ParquetFiles.open(rows, "label=click;sparse=item"), *READ)
     assert isinstance(error, ParquetError), error
     assert f"{rows}/0.parquet: " in str(error)

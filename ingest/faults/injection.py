@@ -106,7 +106,9 @@ class Injection:
                 return f"the next read of a file like {fault.part} has a flipped bit"
             case "slow-transform":
                 loader.burden(int(strength))
-                return f"transforms do their work {strength:g} times" if strength > 1 else "as it was"
+                return (
+                    f"transforms do their work {strength:g} times" if strength > 1 else "as it was"
+                )
             case "cores":
                 before, kept = Machine().cores(), sorted(self._cores)[: int(strength)]
                 pin(Machine().tree(), set(kept))

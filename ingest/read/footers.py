@@ -1,24 +1,15 @@
-"""Reads the footers of Parquet files and remembers them in a file next to them: `Footer`, `footers_of`.
-
-A remembered footer is used only if its digest matches the footer in the Parquet file. The file of remembered footers
-is used only if no user could have written it who could not also write the data.
-"""
+"""Reads the footers of Parquet files: `Footer`, `footers_of`, `HeldFooters`."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
-import json
 import os
-import secrets
-import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,17 +19,13 @@ from sluice.common.stores import Place
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
-from sluice.ingest.read.open_file import footer_by, stored_footer
+from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.read.retry import without_frames
 
-REMEMBERED = ".sluice-footers.json"
 _HELD_BYTES = 4 * 2**20
 """Stored bytes of the footers that a loader holds. Arrow takes about eleven times as much memory for them."""
 _DENSEST = 1024  # most ids a byte of a file; a larger figure comes from a damaged footer
-
-
-class FooterError(ValueError):
-    """A footer cannot be read. The message names the file."""
+_TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +33,13 @@ class Footer:
     """The parts of a file's footer that a loader needs."""
 
     bytes: int
-    modified_ns: int
     row_groups: tuple[int, ...]
     types: Mapping[str, str]
     """Arrow's name of each column's type. Parts of structs have dotted names (`sluice.etl.spec.nested_columns`)."""
     ids: Mapping[str, int]
     """For each column that may hold bags, an estimate of the number of its ids in the file."""
     digest: str
-    """Digest of the footer's bytes and of the fields above."""
+    """Digest of the footer's bytes."""
 
 
 class HeldFooters:
@@ -94,7 +80,7 @@ class HeldFooters:
         before = self._seen.get(number, (state, b""))[0]
         if number not in self._seen or (before[:2] == state[:2] and before != state):
             with open(at, "rb", buffering=0, closefd=isinstance(at, str)) as file:
-                footer = footer_by(partial(os.pread, file.fileno()), about.st_size)
+                footer = _stored_footer(partial(os.pread, file.fileno()), about.st_size)
             digest = hashlib.sha256(footer).digest()
             with self._lock:
                 if self._seen.get(number, (state, digest))[1] == digest:
@@ -102,8 +88,19 @@ class HeldFooters:
         return self._seen[number][0] == state
 
 
-def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Reads the footer of a file and its schema."""
+def _stored_footer(read: Callable[[int, int], bytes], size: int) -> bytes:
+    """Returns the stored footer with its length. `read` takes a length and an offset. For a file that is not Parquet,
+    returns its last bytes."""
+    before = max(0, size - _TAIL)
+    tail = read(_TAIL, before)
+    length = min(int.from_bytes(tail[:4], "little"), before)
+    return read(length, before - length) + tail
+
+
+def metadata_of(
+    path: str, opened: Any, refuse: Callable[[str], Exception]
+) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Reads the footer of a file and its schema. Raises what `refuse` makes of a message that names the file."""
     try:
         metadata = pq.read_metadata(opened)
         schema = metadata.schema.to_arrow_schema()
@@ -111,16 +108,15 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
         str(schema)  # only this detects names that are not valid text
     except Exception as error:  # flipped bits can cause any kind of error
         if isinstance(error, OSError) and error.errno == errno.EIO:
-            raise FooterError(
-                f"{path}: cannot be read ({error}); check its disk or mount, or copy the file again "
-                "from another place"
-            ) from without_frames(error)
-        raise FooterError(
-            f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
-            "or it is not Parquet (`sluice etl` makes a table of other logs)"
-        ) from without_frames(error)
+            what = "cannot be read ({}); check its disk or mount, or copy the file again from another place"
+        else:
+            what = (
+                f"its footer cannot be read ({type(error).__name__}: {{}}); the file is damaged, or it is not Parquet "
+                "(`sluice etl` makes a table of other logs)"
+            )
+        raise refuse(f"{path}: {what.format(error)}") from without_frames(error)
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
-        raise FooterError(
+        raise refuse(
             f"{path}: its footer lists {metadata.num_rows} rows, but its {len(counts)} row groups have "
             f"{sum(counts)}; the file is damaged"
         )
@@ -128,66 +124,30 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
 
 
 def footers_of(paths: Sequence[str]) -> list[Footer]:
-    """Reads the footers of all files in parallel. Unchanged files use the remembered footers."""
-    root = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
-    names = [os.path.relpath(os.path.abspath(p), root) for p in paths]
-    known = _read_remembered(root)
-
-    def footer(path: str, name: str) -> Footer:
-        try:
-            status = os.stat(path)
-            if not status.st_size:
-                raise FooterError(f"{path}: this file is empty; write it anew, or leave it out")
-            content = stored_footer(path, status.st_size)
-        except OSError as error:
-            raise FooterError(f"{path}: {error.strerror or error}") from error
-        before = known.get(name)
-        if (
-            before is not None
-            and (before.bytes, before.modified_ns) == (status.st_size, status.st_mtime_ns)
-            and before.digest == _digest(content, before.row_groups, before.types, before.ids)
-        ):
-            return before
-        return _described(path, path, (status.st_size, status.st_mtime_ns), content)
-
+    """Reads the footers of files here or in stores, several at a time. Raises ParquetError."""
     with ThreadPoolExecutor(16, "sluice-footers") as pool:
-        found = list(pool.map(footer, paths, names))
-    if any(known.get(name) is not f for name, f in zip(names, found, strict=True)):
-        _write_remembered(root, {**known, **dict(zip(names, found, strict=True))})
-    return found
+        return list(pool.map(_footer, paths))
 
 
-def footers_in_stores(uris: Sequence[str]) -> list[Footer]:
-    """Reads the footers of files in stores. Remembers none."""
-
-    def footer(uri: str) -> Footer:
-        try:
-            with Place.of(uri).open() as file:
-                size = file.size()
-                return _described(uri, file, (size, 0), footer_by(file.read_at, size))
-        except OSError as error:
-            raise FooterError(f"{uri}: {error}") from error
-
-    with ThreadPoolExecutor(16, "sluice-footers") as pool:
-        return list(pool.map(footer, uris))
-
-
-def _described(path: str, opened: Any, about: tuple[int, int], content: bytes) -> Footer:
-    """Reads a footer. `about` has the file's size and the time of its last change."""
-    metadata, schema = metadata_of(path, opened)
+def _footer(path: str) -> Footer:
+    try:
+        with Place.of(path).open() as file:
+            size = file.size()
+            if not size:
+                raise ParquetError(f"{path}: this file is empty; write it anew, or leave it out")
+            content = _stored_footer(file.read_at, size)
+    except OSError as error:
+        raise ParquetError(f"{path}: {error.strerror or error}") from error
+    metadata, schema = metadata_of(path, pa.BufferReader(content), ParquetError)
     there = list(parts(schema))
-    names_there = [f.name for f in there]
-    counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
-    types = {f.name: str(f.type) if names_there.count(f.name) == 1 else SEVERAL for f in there}
-    ids = _ids(path, about[0], metadata, schema)
-    return Footer(*about, counts, types, ids, _digest(content, counts, types, ids))
-
-
-def _digest(
-    content: bytes, counts: Sequence[int], types: Mapping[str, str], ids: Mapping[str, int]
-) -> str:
-    described = json.dumps([list(counts), list(types.items()), sorted(ids.items())])
-    return hashlib.sha256(content + described.encode()).hexdigest()[:32]
+    names = [f.name for f in there]
+    return Footer(
+        size,
+        tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)),
+        {f.name: str(f.type) if names.count(f.name) == 1 else SEVERAL for f in there},
+        _ids(path, size, metadata, schema),
+        hashlib.sha256(content).hexdigest()[:32],
+    )
 
 
 def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
@@ -213,64 +173,8 @@ def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> 
                 ids = chunk.values if name in lists else chunk.plain // 4 - chunk.values
                 found[name] = round(share * min(max(0, ids), size * _DENSEST))
     except Exception as error:
-        raise FooterError(
+        raise ParquetError(
             f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is "
             "damaged"
         ) from error
     return found
-
-
-# ---- remembered
-
-
-def _read_remembered(root: str) -> dict[str, Footer]:
-    """Reads the remembered footers. Returns none if the file is missing, is a link, can be written by other users, or
-    cannot be parsed."""
-    try:
-        descriptor = os.open(
-            Path(root, REMEMBERED), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        )
-        with open(descriptor, "rb") as file:
-            about = os.fstat(descriptor)
-            # The folder's owner is trusted, because it can also change the data.
-            owners = {os.geteuid(), 0, os.stat(root).st_uid}
-            if (
-                not stat.S_ISREG(about.st_mode)
-                or about.st_uid not in owners
-                or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            ):
-                return {}
-            content = json.load(file)
-        types = [dict(t) for t in content["columns"]]
-        return {
-            name: Footer(size, modified, tuple(groups), types[kind], dict(ids), digest)
-            for name, (size, modified, groups, kind, ids, digest) in content["files"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        return {}
-
-
-def _write_remembered(root: str, footers: Mapping[str, Footer]) -> None:
-    """Writes the footers to be remembered. A schema that many files share is written once. Does nothing if the folder
-    cannot be written to."""
-    kinds: dict[str, int] = {}
-    files = {
-        name: [
-            f.bytes,
-            f.modified_ns,
-            f.row_groups,
-            kinds.setdefault(json.dumps(list(f.types.items())), len(kinds)),
-            f.ids,
-            f.digest,
-        ]
-        for name, f in footers.items()
-    }
-    target = Path(root, REMEMBERED)
-    # `doctor` finds left-over drafts by the pid.
-    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with open(descriptor, "w") as file:
-            os.fchmod(descriptor, 0o644)  # the umask may have given the group write access
-            json.dump({"columns": [json.loads(kind) for kind in kinds], "files": files}, file)
-        os.replace(new, target)

@@ -20,28 +20,12 @@ from sluice.ingest.read.pages import StoredColumns, StoredRows, stored_places
 from sluice.ingest.read.remote_files import RemoteFile
 
 _MOST_GAP = 8192  # columns that lie closer together are fetched as one range
-_TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
 def local_path(path: str) -> str | None:
     """Returns the path of a plain local file, or None if it lies in a store."""
     place = Place.of(path)
     return None if place.scheme or place.delay_ms is not None else place.path
-
-
-def stored_footer(path: str, size: int) -> bytes:
-    """Returns the stored footer of a local file with its length."""
-    with open(path, "rb", buffering=0) as file:
-        return footer_by(partial(os.pread, file.fileno()), size)
-
-
-def footer_by(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Returns the stored footer with its length. `read` takes a length and an offset. For a file that is not Parquet,
-    returns its last bytes."""
-    before = max(0, size - _TAIL)
-    tail = read(_TAIL, before)
-    length = min(int.from_bytes(tail[:4], "little"), before)
-    return read(length, before - length) + tail
 
 
 def texts_as_differences(metadata: pq.FileMetaData, names: Sequence[str]) -> set[str]:

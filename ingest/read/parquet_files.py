@@ -1,5 +1,5 @@
 """Plain Parquet files as a loader's source: `ParquetFiles` takes a folder, a glob or a list of files, with a role for
-each column. Footers are remembered in a file next to the data."""
+each column."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from sluice.ingest.plain.roles import (
     roles_of,
 )
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.read.footers import Footer, FooterError, footers_in_stores, footers_of
+from sluice.ingest.read.footers import Footer, footers_of
 from sluice.ingest.read.petastorm.options import difference, types_after, unischema_of
 from sluice.ingest.stages.transform import Transform, given_by, reads_of
 
@@ -503,11 +503,7 @@ def _data_files(
 def _read_footers(located: Mapping[str, FileColumns], spec: Spec | None) -> list[Footer]:
     """Reads the footers, with the names of the table's columns. Raises a PartitionError if a column, of a spec's if
     there is one, is in a file and in the name of its folder."""
-    paths = list(located)
-    try:
-        found = footers_in_stores(paths) if "://" in paths[0] else footers_of(paths)
-    except FooterError as error:
-        raise ParquetError(str(error)) from error.__cause__
+    found = footers_of(list(located))
     for (path, one), footer in zip(located.items(), found, strict=True):
         wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
         refuse_twice(path, wanted, one)

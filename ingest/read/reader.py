@@ -38,7 +38,7 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import elements, rows_of_elements
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.footers import FooterError, HeldFooters, metadata_of
+from sluice.ingest.read.footers import HeldFooters, metadata_of
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.pages import StoredRows
 from sluice.ingest.read.retry import DeliveryError, without_frames
@@ -856,14 +856,12 @@ def _read_footer(
         source = opened.open(path)
         if isinstance(source, str):
             with open(source, "rb", buffering=0) as file:
-                found = metadata_of(path, f"/dev/fd/{file.fileno()}")
+                found = metadata_of(path, f"/dev/fd/{file.fileno()}", SourceError)
                 check(file.fileno())
             return found
         with source:
             check(source.state)
-            return metadata_of(path, source)
-    except FooterError as error:
-        raise SourceError(str(error)) from error.__cause__
+            return metadata_of(path, source, SourceError)
     except (OSError, pa.ArrowException) as error:
         raise SourceError(f"{path}: {error}") from error
 

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
         *doctor_checks.machine(machine),
         *doctor_checks.shared_memory(),
         *doctor_checks.workers(),
-        *doctor_checks.leftovers(options.table, options.clean),
+        *doctor_checks.leftovers(options.clean),
         *(doctor_checks.table(options.table, options.code) if options.table else ()),
     ]
     result: dict[str, Any] = {

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from pathlib import Path
 
 import psutil
 import pyarrow as pa
@@ -39,7 +38,6 @@ from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import Region, SharedMemoryError
 from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, is_table, parquet_paths
 
 _HEADER_BYTES = 64
@@ -319,24 +317,13 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
         )
 
 
-def leftovers(table: str, clean: bool) -> Iterator[Finding]:
-    """Finds files and processes that dead runs left behind. Only these are removed."""
+def leftovers(clean: bool) -> Iterator[Finding]:
+    """Finds processes that dead runs left behind. Only these are ended."""
     orphans = list(_orphans())
     for pid in orphans if clean else ():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     yield _left("workers without a parent", [str(pid) for pid in orphans], clean)
-    if os.path.isdir(table):
-        # No process of this host has a draft's number. A draft that another host is writing is written again next time.
-        drafts = [
-            path
-            for path in Path(table).rglob(f"{REMEMBERED}.*")
-            if (writer := path.name.rpartition(".")[2]).isdigit()
-            and not psutil.pid_exists(int(writer))
-        ]
-        for path in drafts if clean else ():
-            path.unlink(missing_ok=True)
-        yield _left(f"half-written footers in {table}", [path.name for path in drafts], clean)
 
 
 def _left(what: str, found: Sequence[str], clean: bool) -> Finding:

@@ -1,8 +1,7 @@
-"""Footers: damaged ones give our errors, remembered ones are believed only as far as they can be."""
+"""Footers: damaged ones give our errors, and another file in the place of the first is noticed."""
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 
@@ -18,7 +17,7 @@ from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
 from sluice.ingest.plain.probe import probe
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.read.footers import REMEMBERED, HeldFooters, footers_of
+from sluice.ingest.read.footers import HeldFooters
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.user_history import HistoryError
 from tests.raises import raises
@@ -118,44 +117,6 @@ def test_three_hundred_mutated_footers_give_our_errors_only(folder, tmp_path_fac
     assert read > 0, "some bits are of no consequence"
 
 
-def change(folder, what) -> None:
-    path = folder / REMEMBERED
-    content = json.loads(path.read_text())
-    what(content)
-    path.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    "poison",
-    [
-        lambda c: c["files"]["part-0.parquet"].__setitem__(2, [100]),
-        lambda c: c["files"]["part-1.parquet"].__setitem__(4, {"bag": 10**12}),
-        lambda c: c["files"]["part-0.parquet"].__setitem__(5, "0" * 32),
-        lambda c: c["columns"][0].__setitem__(2, ["s", "double"]),
-        lambda c: c.update(files=[1, 2]),
-        lambda c: c.update(columns=3),
-    ],
-)
-def test_what_was_remembered_and_changed_is_not_believed(folder, poison):
-    good = ParquetFiles.open(folder, ROLES)
-    assert ParquetFiles.open(folder, ROLES) == good
-    change(folder, poison)
-    assert ParquetFiles.open(folder, ROLES) == good
-    assert ParquetFiles.open(folder, ROLES) == good, "and it was remembered anew"
-
-
-def test_another_footer_in_a_file_of_the_same_size_and_time_is_read(folder):
-    path = folder / "part-0.parquet"
-    ParquetFiles.open(folder, ROLES)
-    before, content = path.stat(), path.read_bytes()
-    renamed = content.replace(b"\x05label", b"\x05lebal")
-    assert renamed != content
-    path.write_bytes(renamed)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with raises(ParquetError, "part-0.parquet", "'label'"):
-        ParquetFiles.open(folder, ROLES)
-
-
 @pytest.mark.parametrize(("value", "is_same"), [(1.0, True), (2.0, False)])
 def test_a_file_in_the_place_of_another_is_the_same_if_its_footer_is(tmp_path, value, is_same):
     path, other, held = tmp_path / "a.parquet", tmp_path / "b.parquet", HeldFooters()
@@ -186,42 +147,6 @@ def test_a_row_without_a_time_is_in_no_split_where_footers_tell_the_others(tmp_p
     pq.write_table(pa.table({"label": [0, 1, 0], "s": [3, None, 5]}), path)
     counts = RowSelection(Spec.parse(BY_TIME), "train").counts({path: FileColumns()})
     assert counts == {"train": [(2,)], "test": [(0,)], "": [(1,)]}
-
-
-def reads(folder, monkeypatch) -> int:
-    """Footers that are read when the files are opened."""
-    seen, original = [], pq.read_metadata
-    monkeypatch.setattr(
-        pq, "read_metadata", lambda path, **k: seen.append(path) or original(path, **k)
-    )
-    footers_of([str(folder / f"part-{n}.parquet") for n in range(2)])
-    monkeypatch.undo()
-    return len(seen)
-
-
-def test_a_memory_that_others_may_write_or_that_is_a_link_is_not_looked_at(
-    folder, monkeypatch, tmp_path_factory
-):
-    path = folder / REMEMBERED
-    assert [reads(folder, monkeypatch) for _ in range(2)] == [2, 0]
-    for mode in (0o666, 0o664):
-        path.chmod(mode)
-        assert [reads(folder, monkeypatch) for _ in range(2)] == [2, 0], (
-            "it is replaced by one of our own"
-        )
-        assert path.stat().st_mode & 0o777 == 0o644
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "footers.json"
-    path.rename(elsewhere)
-    said = elsewhere.read_text()
-    path.symlink_to(elsewhere)
-    assert reads(folder, monkeypatch) == 2
-    assert not path.is_symlink()
-    assert elsewhere.read_text() == said, "nothing was written through the link"
-    monkeypatch.setattr("sluice.ingest.read.footers.secrets.token_hex", lambda _: "known")
-    path.with_name(f"{REMEMBERED}.known.{os.getpid()}").symlink_to(elsewhere)
-    path.unlink()
-    footers_of([str(folder / "part-0.parquet")])
-    assert elsewhere.read_text() == said, "nor through one in the draft's place"
 
 
 _EACH_BIT = """

@@ -11,7 +11,6 @@ import pytest
 
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.stages.transform import TransformError
 from tests.open_loader import open_loader
@@ -167,35 +166,15 @@ def test_a_glob_and_a_list_and_one_file(tmp_path):
     assert [f.rows for f in ParquetFiles.open(odd, ASKED).files] == [123]
 
 
-def test_footers_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
-    write(tmp_path)
-    first = ParquetFiles.open(tmp_path, ASKED)
-    read = []
-    original = pq.read_metadata
-    monkeypatch.setattr(
-        pq, "read_metadata", lambda path, **k: read.append(path) or original(path, **k)
-    )
-    assert ParquetFiles.open(tmp_path, ASKED) == first
-    assert not read
-    pq.write_table(pa.table(columns(50, 0)), tmp_path / "part-2.parquet")
-    assert [f.rows for f in ParquetFiles.open(tmp_path, ASKED).files] == [700, 0, 50, 123, 400]
-    assert [path[-14:] for path in read] == ["part-2.parquet"]
-    (tmp_path / REMEMBERED).write_text("{")
-    assert ParquetFiles.open(tmp_path, ASKED).files[2].rows == 50
-    assert len(read) == 1 + len(ROWS)
-
-
 @pytest.mark.parametrize("change", [lambda t: t, packed], ids=["lists", "bytes"])
 def test_what_bags_need_is_known_from_footers(tmp_path, change):
     write(tmp_path, change)
-    for _again in range(2):  # the second time from what was remembered
-        table = ParquetFiles.open(tmp_path, ASKED)
-        assert table.bags["b"] == pytest.approx(
-            2.0, rel=0.25
-        )  # 0 to 4; an empty list counts as one, pages have heads
-        assert table.bags["c"] == pytest.approx(3.0, rel=0.25)
+    bags = ParquetFiles.open(tmp_path, ASKED).bags
+    # 0 to 4; an empty list counts as one, pages have heads
+    assert bags["b"] == pytest.approx(2.0, rel=0.25)
+    assert bags["c"] == pytest.approx(3.0, rel=0.25)
     with BatchLoader(tmp_path, batch_size=64, roles=ASKED) as loader:
-        assert loader._input.columns.bags == table.bags
+        assert loader._input.columns.bags == bags
 
 
 def test_missing_values_are_filled_as_asked(tmp_path):
