@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from functools import partial
 from urllib.parse import parse_qsl
-
-import pyarrow.fs as pafs
 
 from sluice.common.stores import Place
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.read.open_file import local_path
-from sluice.ingest.read.range_files import ArrowFile, FsspecFile, OpenSource
 from sluice.ingest.read.remote_files import RemoteFile, Store
 from sluice.ingest.read.retry import Clock, RetryPolicy
 from sluice.ingest.read.slow_store import Disturbance, FaultyFiles
@@ -48,7 +43,9 @@ class FileOpener:
 
     def local(self, path: str) -> str | None:
         """Returns the path of a plain local file, or None if the file is read through a store."""
-        return None if self._is_disturbed else local_path(path)
+        place = Place.of(path)
+        is_far = self._is_disturbed or place.scheme or place.delay_ms is not None
+        return None if is_far else place.path
 
     def open(self, path: str) -> str | RemoteFile:
         """Returns an argument for `pyarrow.parquet.ParquetFile`. Close it along with the ParquetFile
@@ -66,27 +63,11 @@ class FileOpener:
         at = place.prefix, host, place.query
         with self._lock:
             if at not in self._stores:
-                self._stores[at] = Store(
-                    self._source_of(place),
-                    prefix=place.prefix,
-                    retry=self._retry,
-                    cache=self._cache,
-                    clock=self._clock,
-                )
+                faults = self.faults if self._is_disturbed else None
+                if place.delay_ms is not None:
+                    faults = FaultyFiles(Disturbance(latency_ms=place.delay_ms), self._clock)
+                self._stores[at] = Store(place, faults, self._retry, self._cache, self._clock)
         return RemoteFile(self._stores[at], f"{host}{slash}{rest}")
-
-    def _source_of(self, place: Place) -> OpenSource:
-        """Returns what opens the files of a store."""
-        files, _ = place.files(
-            attempts=1
-        )  # `Retrier` retries, so that its counts show all attempts
-        found: OpenSource = partial(ArrowFile, files, place.prefix)
-        if isinstance(files, pafs.PyFileSystem):
-            found = partial(FsspecFile, files.handler.fs, place.prefix)
-        if place.delay_ms is not None:
-            faults = FaultyFiles(Disturbance(latency_ms=place.delay_ms), self._clock)
-            return partial(faults.open, found)
-        return partial(self.faults.open, found) if self._is_disturbed else found
 
     def stats(self) -> dict[str, int]:
         """Counts reads, bytes, retries and cache hits over all stores."""

@@ -14,18 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.common.stores import Place
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read.pages import StoredColumns, StoredRows, stored_places
 from sluice.ingest.read.remote_files import RemoteFile
 
 _MOST_GAP = 8192  # columns that lie closer together are fetched as one range
-
-
-def local_path(path: str) -> str | None:
-    """Returns the path of a plain local file, or None if it lies in a store."""
-    place = Place.of(path)
-    return None if place.scheme or place.delay_ms is not None else place.path
 
 
 def texts_as_differences(metadata: pq.FileMetaData, names: Sequence[str]) -> set[str]:

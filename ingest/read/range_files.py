@@ -1,14 +1,14 @@
-"""Reads files in ranges: `ArrowFile` and `FsspecFile`. `sluice.common.stores` opens their stores.
+"""Reads ranges of one file of a store: `open_range_file`. `sluice.common.stores` opens the store.
 
-A `RangeFile` reads ranges and keeps no position, so a read can be repeated. This module does not retry.
-`sluice.ingest.read.retry` does.
+No position is kept, so a read can be repeated. This module does not retry. `sluice.ingest.read.retry` does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Protocol
+
+import pyarrow.fs as pafs
 
 from sluice.ingest.read.retry import ThrottledError
 
@@ -31,8 +31,11 @@ class RangeFile(Protocol):
     def close(self) -> None: ...
 
 
-OpenSource = Callable[[str], RangeFile]
-"""Opens a file of a store by its key."""
+def open_range_file(files: Any, prefix: str, key: str) -> RangeFile:
+    """Opens a file of a store, whose name is the store's prefix and the file's key."""
+    if isinstance(files, pafs.PyFileSystem):
+        return FsspecFile(files.handler.fs, prefix, key)
+    return ArrowFile(files, prefix, key)
 
 
 class ArrowFile:

@@ -10,9 +10,11 @@ import io
 import threading
 from collections.abc import Sequence
 
+from sluice.common.stores import Place
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.read.range_files import OpenSource, RangeFile
+from sluice.ingest.read.range_files import RangeFile, open_range_file
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
+from sluice.ingest.read.slow_store import FaultyFiles
 
 _PART_BYTES, _MOST_PARTS = 4 * 2**20, 16
 """A row group is requested in at most this many parts at the same time, of at least so many bytes."""
@@ -23,22 +25,26 @@ class Store:
 
     def __init__(
         self,
-        open_source: OpenSource,
-        *,
-        prefix: str,
+        place: Place,
+        faults: FaultyFiles | None,
         retry: RetryPolicy | None,
         cache: FileCache | None,
         clock: Clock,
     ):
-        """`prefix` precedes each file's key in its name."""
-        self._open_source = open_source
-        self._prefix = prefix
-        self._cache = cache
+        """`faults` makes it slow or faulty."""
+        self._files, _ = place.files(attempts=1)  # `Retrier` counts all attempts
+        self._prefix, self._faults, self._cache = place.prefix, faults, cache
         self._retrier = Retrier(retry or RetryPolicy(), clock)
 
     def open_source(self, key: str) -> RangeFile:
         """Opens what reads the ranges of a file."""
-        return self._retrier.call(lambda: self._open_source(key), f"{self._prefix}{key}: opening")
+
+        def open_now() -> RangeFile:
+            if self._faults is not None:
+                self._faults.disturb(key)
+            return open_range_file(self._files, self._prefix, key)
+
+        return self._retrier.call(open_now, f"{self._prefix}{key}: opening")
 
     def stats(self) -> dict[str, int]:
         """Returns the counters since the start, for the run's metrics."""
@@ -49,7 +55,10 @@ class Store:
         name = f"{self._prefix}{key}"
 
         def read_whole() -> bytes:
-            data = source.read(offset, length)
+            faults = self._faults
+            data = (
+                faults.read(key, source, offset, length) if faults else source.read(offset, length)
+            )
             if len(data) != length:
                 raise OSError(f"a short read: {len(data)} of {length} bytes")
             return data

@@ -1,4 +1,4 @@
-"""A store that is slow or faulty on purpose: `Disturbance` says how, and `FaultyFiles` wraps any other store.
+"""A store that is slow or faulty on purpose: `Disturbance` says how, and `FaultyFiles` does it to a store's files.
 
 Tests and benchmarks use it, and users who want to see how their set-up copes with a slow or failing store. It never
 changes anything on disk: a "corrupt" read flips one bit in the bytes that it returns.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from sluice.ingest.knobs import nearest, parse_bytes
-from sluice.ingest.read.range_files import OpenSource, RangeFile
+from sluice.ingest.read.range_files import RangeFile
 from sluice.ingest.read.retry import Clock
 
 _PARSERS: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": int}
@@ -59,7 +59,7 @@ class Disturbance:
 
 
 class FaultyFiles:
-    """Opens files that misbehave. It counts its faults, so that a test can check them."""
+    """Makes files misbehave. It counts its faults, so that a test can check them."""
 
     def __init__(self, how: Disturbance, clock: Clock):
         self._how = how
@@ -71,10 +71,6 @@ class FaultyFiles:
         """Seconds that each read and each opening waits in addition to `how`."""
         self._corrupt: str | None = None
         self.errors = self.shorts = self.stalls = self.corrupted = 0
-
-    def open(self, inner: OpenSource, key: str) -> RangeFile:
-        self._disturb(key, 0)
-        return _DisturbedSource(self, key, inner(key))
 
     def stall(self, seconds: float) -> None:
         """Makes all reads that begin within the next `seconds` wait until these are over."""
@@ -92,7 +88,7 @@ class FaultyFiles:
             self._corrupt = part
 
     def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
-        short = self._disturb(key, length)
+        short = self.disturb(key, length)
         data = source.read(offset, length // 2 if short else length)
         with self._lock:
             # The footer at the end of a file has no checksum, so it is not corrupted.
@@ -109,8 +105,9 @@ class FaultyFiles:
         flipped[len(data) // 2] ^= 0x10
         return bytes(flipped)
 
-    def _disturb(self, key: str, length: int) -> bool:
-        """Waits, or raises. Returns whether the read shall come back short."""
+    def disturb(self, key: str, length: int = 0) -> bool:
+        """Waits, or raises, before a file is opened or so many bytes are read. Returns whether the read shall come back
+        short."""
         how = self._how
         with self._lock:
             wait = (
@@ -133,17 +130,3 @@ class FaultyFiles:
         if fails:
             raise OSError(f"{key}: an error injected by error_rate={how.error_rate:g}")
         return short
-
-
-class _DisturbedSource:
-    def __init__(self, owner: FaultyFiles, key: str, inner: RangeFile):
-        self._owner = owner
-        self._key = key
-        self._inner = inner
-        self.size, self.tag = inner.size, inner.tag
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._owner.read(self._key, self._inner, offset, length)
-
-    def close(self) -> None:
-        self._inner.close()

@@ -26,7 +26,8 @@ class _Quiet(WSGIRequestHandler):
 
 
 class S3Server:
-    """`refuse(rate, status)` makes that share of requests of some methods fail; `refused` counts them."""
+    """`refuse(rate, status)` makes that share of requests of some methods fail, and at most so many; `refused` counts
+    them."""
 
     def __init__(self):
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -35,7 +36,7 @@ class S3Server:
         )
         self._lock = threading.Lock()
         self._chance = random.Random(0)
-        self._rate, self._status, self._methods = 0.0, 503, list[str]()
+        self._rate, self._status, self._methods, self._most = 0.0, 503, list[str](), 0.0
         self.refused = self.requests = 0
         self.ranges: list[str] = []
         self.thread = threading.Thread(target=self._server.serve_forever, name="moto", daemon=True)
@@ -49,9 +50,20 @@ class S3Server:
     def query(self) -> str:
         return f"endpoint_override={self.address}&scheme=http&region=us-east-1"
 
-    def refuse(self, rate: float, status: int = 503, methods: str = "GET HEAD") -> None:
+    def refuse(
+        self,
+        rate: float,
+        status: int = 503,
+        methods: str = "GET HEAD",
+        most: float = float("inf"),
+    ) -> None:
         with self._lock:
-            self._rate, self._status, self._methods = rate, status, methods.split()
+            self._rate, self._status, self._methods, self._most = (
+                rate,
+                status,
+                methods.split(),
+                most,
+            )
             self.refused, self.ranges = 0, []
 
     def close(self) -> None:
@@ -63,7 +75,9 @@ class S3Server:
         with self._lock:
             self.requests += 1
             refuse = (
-                environ["REQUEST_METHOD"] in self._methods and self._chance.random() < self._rate
+                environ["REQUEST_METHOD"] in self._methods
+                and self.refused < self._most
+                and self._chance.random() < self._rate
             )
             self.refused += refuse
             if "HTTP_RANGE" in environ:

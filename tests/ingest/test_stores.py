@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from contextlib import closing
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -133,7 +130,7 @@ def test_a_third_of_s3_requests_refused(bucket, status):
 
 @pytest.mark.parametrize("status", [503, 429])
 def test_heads_lists_openings_and_small_files_outlast_a_store_that_refuses_five_times(
-    bucket, monkeypatch, status
+    bucket, status
 ):
     place = "s3://data/table?" + bucket.query
     files, path = Place.of(place).files()
@@ -143,9 +140,7 @@ def test_heads_lists_openings_and_small_files_outlast_a_store_that_refuses_five_
         ("HEAD", lambda: files.open_input_file(f"{path}/part-0.parquet").size()),
         ("GET", lambda: len(TableStore(place).read("part-0.parquet"))),
     ):
-        refused = itertools.chain([0] * 5, itertools.repeat(1))
-        monkeypatch.setattr(bucket, "_chance", SimpleNamespace(random=partial(next, refused)))
-        bucket.refuse(0.5, status, method)
+        bucket.refuse(1.0, status, method, most=5)
         assert ask() > 1000
         assert bucket.refused == 5
 
