@@ -33,7 +33,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.sources import Reading, source_of
+from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, Read, WindowPart
 
 Contender = Callable[[float], float]  # seconds → rows a second
@@ -71,8 +71,7 @@ def ours(
 
 def decode_only(table: FeatureTable, columns: Columns) -> Contender:
     groups = RowGroupReader(table.files_of("train"), columns.names)
-    source = source_of("arrow", groups)
-    return lambda seconds: max(decode_rows_per_s(source, groups, n, seconds / 3) for n in (1, 2, 4))
+    return lambda seconds: max(decode_rows_per_s(groups, n, seconds / 3) for n in (1, 2, 4))
 
 
 def tight_loop(table: FeatureTable, columns: Columns) -> Contender:

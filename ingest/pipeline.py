@@ -24,7 +24,6 @@ from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
 from sluice.ingest.process.worker import RestartBudget
-from sluice.ingest.read.reader import Work
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import (
@@ -377,7 +376,7 @@ class Pipeline:
             Gatherer, given.plan, given.columns, chunks, self._input.groups.describe
         )
         place = functools.partial(self._place, windows, gatherer)
-        reads: Iterator[Any] = self._input.rows.open(tasks, functools.partial(self._reads, place))
+        reads: Iterator[Any] = given.rows.results(self._reads(place, tasks))
         is_whole = True
         for function in self._row_functions:
             if is_whole and not frame_of(function.transform):
@@ -411,10 +410,9 @@ class Pipeline:
             charge_window=lambda window: self._charge_to_gather(window, windows, governor),
         )
 
-    def _reads(
-        self, place: Place, tasks: Iterator[ReadTask], make_work: Callable[[], Work]
-    ) -> Pool[ReadTask, Any]:
+    def _reads(self, place: Place, tasks: Iterator[ReadTask]) -> Pool[ReadTask, Any]:
         """Starts the stage that decodes row groups. Without functions over rows, it also places rows."""
+        make_work = self._input.rows.make_work
 
         def read_and_place(clock: WorkerClock) -> ReadWorker:
             def backend() -> str:

@@ -1,5 +1,4 @@
-"""Decodes row groups: `RowGroupReader`. A `RowGroupSource` (`sluice.ingest.read.sources`) passes them to the
-pipeline."""
+"""Decodes row groups: `RowGroupReader`."""
 
 from __future__ import annotations
 
@@ -53,7 +52,6 @@ from sluice.ingest.read.user_history import (
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.bags import unit_of
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
@@ -95,8 +93,7 @@ class Rescue(Protocol):
 Fetched = OpenFile | Exception | None
 """An open file of a store that has the bytes of a row group, or why they did not come. None: they were not fetched."""
 Work = Callable[[ReadTask, Charge], Decoded]
-MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Any]"]
-"""Makes the pool of readers. Its workers may also do later stages' work."""
+"""What a worker does: it decodes a row group."""
 
 
 class SourceError(LoadingError):
@@ -104,7 +101,7 @@ class SourceError(LoadingError):
 
 
 class RowGroupSource(Protocol):
-    """Decodes the row groups of tasks, in the order of the tasks."""
+    """Decodes the row groups of tasks. A `RowGroupReader` is one."""
 
     name: str
     row_groups: tuple[tuple[int, ...], ...]
@@ -112,14 +109,17 @@ class RowGroupSource(Protocol):
     chosen_rows: str
     """A hash of the rows that a predicate keeps. Empty without a predicate."""
 
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
-        """Starts reading and yields the pool's results. `make_pool` takes the tasks, and a function that makes the work
-        function of one worker."""
+    def make_work(self) -> Work:
+        """Returns the work function of one worker."""
+
+    def results(self, pool: Iterator[Any]) -> Iterator[Any]:
+        """Returns the results of the pool whose workers do this work."""
 
 
 class RowGroupReader:
     """Reads row groups of a list of files. Many threads can use it. Page checksums are verified."""
 
+    name, chosen_rows = "arrow", ""
     rescue: Rescue | None = None
 
     def __init__(
@@ -213,8 +213,6 @@ class RowGroupReader:
         if self._history:
             self.schema = pa.schema([*self.schema, *self._history.fields])
         """The schema of the table that `read` returns."""
-        self.compare: Callable[[pa.Schema], str | None] = self._difference
-        """Returns why a file with this schema cannot be loaded with the first file. None: it can."""
         self._by_users: list[GroupRange] = []
         self._other_readers: list[RowGroupReader] = []
         """The readers of other splits whose events are in histories."""
@@ -242,6 +240,14 @@ class RowGroupReader:
         else:
             names = self._made.dictionary_columns(self._file_schema, self._footer(0))
         return [name for name in names if name not in self._optional | reads_of(self.functions)]
+
+    def make_work(self) -> Work:
+        return lambda task, charge: Decoded(
+            task, self.read(task.read, fetched=task.fetched), charge
+        )
+
+    def results(self, pool: Iterator[Any]) -> Iterator[Any]:
+        return pool
 
     def fetch(self, read: Read, reserve: Callable[[int], None]) -> Fetched:
         """Gets the stored bytes of a row group, if its file lies in a store, for a later `read`. `reserve` is called
@@ -498,7 +504,7 @@ class RowGroupReader:
         """Raises SourceError if a row group's columns cannot be loaded along with the first file's."""
         # Values of typed columns are converted one by one, so their stored type may differ.
         fields = [self.stored.field(f.name) if f.name in self._spec_types else f for f in schema]
-        if wrong := self.compare(pa.schema(fields)):
+        if wrong := self._difference(pa.schema(fields)):
             raise SourceError(f"{where}: {wrong}")
 
     def _table(
@@ -527,12 +533,12 @@ class RowGroupReader:
 
     def _difference(self, schema: pa.Schema) -> str | None:
         """Returns why a schema cannot be loaded along with the first file's. Each file needs all columns. Types of
-        numbers may differ."""
+        numbers may differ, and types of texts."""
         for field in self._file_schema:
             if wrong := _why_missing(field.name, schema.names):
                 return wrong
             kind = schema.field(field.name).type
-            if kind != field.type and _is_number(kind) != _is_number(field.type):
+            if kind != field.type and _sort_of(kind) != _sort_of(field.type):
                 return f"column {field.name!r} holds {kind}, in {self.files[0].path} it holds {field.type}"
         return None
 
@@ -875,6 +881,10 @@ def _why_missing(name: str, names: Sequence[str]) -> str | None:
         if several > 1
         else None
     )
+
+
+def _sort_of(kind: pa.DataType) -> tuple[bool, bool]:
+    return _is_number(kind), pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -1,25 +1,18 @@
-"""The sources of decoded row groups: `ArrowSource`, and `PetastormSource`, which runs Petastorm's own worker.
-
-Both read stored columns through a `RowGroupReader`, in the pool that the pipeline makes. `source_of` chooses one.
-"""
+"""Chooses what decodes row groups (`source_of`): a `RowGroupReader` alone, or Petastorm's worker in front of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
 
 from sluice.common.extras import install_command
 from sluice.common.suggest import NamedFields
 from sluice.ingest.choices import AUTO, READERS
 from sluice.ingest.errors import warn
-from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
-from sluice.ingest.read.reader import MakePool, RowGroupReader, RowGroupSource, SourceError
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
+from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, SourceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +25,6 @@ class Reading(NamedFields):
     """Opens remote files, with other retries or with a cache. The loader closes it."""
     petastorm: PetastormOptions = PetastormOptions()
     """Options of Petastorm's Reader: a predicate, a row-group selector, a schema, a cache."""
-
-
-class ArrowSource:
-    """Decodes with Arrow's own reader."""
-
-    name = "arrow"
-
-    def __init__(self, groups: RowGroupReader):
-        self._groups = groups
-        self.row_groups = groups.row_groups
-        self.chosen_rows = ""
-
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
-        def work(task: ReadTask, charge: Charge) -> Decoded:
-            return Decoded(task, self._groups.read(task.read, fetched=task.fetched), charge)
-
-        return make_pool(tasks, lambda: work)
 
 
 _announced: set[str] = set()
@@ -89,7 +65,7 @@ def source_of(
             raise SourceError(
                 f"{', '.join(options.asked_for)}: this is Petastorm's; take reader='petastorm'"
             )
-        return ArrowSource(groups)
+        return groups
     try:
         return PetastormSource(groups, options)
     except ModuleNotFoundError as error:

@@ -19,7 +19,6 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.reader import RowGroupReader, Work
-from sluice.ingest.read.sources import ArrowSource
 from sluice.ingest.read.user_history import histories_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
@@ -116,10 +115,8 @@ class UnitMaker:
         )
         if histories is not None:
             columns = histories.columns
-        # Petastorm's reader gives the same rows, and takes 0.3 s to import.
-        rows = ArrowSource(groups)
         self._plan = plan = RowsPlan(
-            groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan
+            groups=groups.row_groups, chances=groups.chances() if job.sample else (), **job.plan
         )
         self._check(
             source,
@@ -141,7 +138,6 @@ class UnitMaker:
         self._row_bytes = columns.row_bytes
         self._governor = governor or Governor(2**62, 0)
         self._room = threading.Condition(self._governor.lock)
-        rows.open(iter(()), self._take_work)
 
     def _check(self, source: FeatureTable | ParquetFiles, own: RemoteJob) -> None:
         """Raises RemoteError if this side finds another job than the loader sent."""
@@ -154,10 +150,6 @@ class UnitMaker:
             raise RemoteError(
                 f"{source.uri}: this worker sees another table or plan than the loader ({wrong})"
             )
-
-    def _take_work(self, _tasks: Any, make_work: Callable[[], Work]) -> Any:
-        self._make_work = make_work
-        return iter(())
 
     def rows(self, unit: Unit) -> pa.RecordBatch:
         """Returns the rows of a unit's parts, one part after the other, as batches hold them."""
@@ -183,7 +175,7 @@ class UnitMaker:
         try:
             work, gatherer = self._idle.pop()
         except IndexError:
-            work, gatherer = self._make_work(), self._gatherer()
+            work, gatherer = self._groups.make_work(), self._gatherer()
         size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
         with self._admitted(size) as charge:
             decoded = work(ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read), charge)

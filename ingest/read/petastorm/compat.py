@@ -23,8 +23,6 @@ _REMOVED = {
     "hdfs": ("HadoopFileSystem", "connect"),
 }
 _lock = threading.Lock()
-GIVEN = types.SimpleNamespace(partitions=None, fs=types.SimpleNamespace(open=lambda _path: None))
-"""The dataset that workers get. No file is read through it."""
 
 
 def named(schema: pa.Schema) -> pa.Schema:

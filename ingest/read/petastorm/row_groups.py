@@ -11,7 +11,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,10 +146,17 @@ class RowGroupStage:
         self.close()
         with self._lock:
             self._governor = self._new_governor()
-            found: Iterator[Decoded] = self._source.open(
-                self._read_tasks(epoch, number, epochs), self._make_pool
+            self._pool = Pool(
+                self._counters,
+                self._read_tasks(epoch, number, epochs),
+                lambda _: self._make_work(),
+                workers=self.knobs.workers[DECODE],
+                limit_bytes=self.knobs.read_ahead_bytes,
+                governor=self._governor,
+                size=lambda task: self._groups.decoding.at_work(task.read.rows),
+                measure=_rows_and_bytes,
             )
-        return found
+            return self._source.results(self._pool)
 
     def _read_tasks(self, epoch: int, number: int, epochs: int | None) -> Iterator[ReadTask]:
         while epochs is None or epoch < epochs:
@@ -160,32 +167,17 @@ class RowGroupStage:
                 yield ReadTask(schedule, read)
             epoch, number = epoch + 1, 0
 
-    def _make_pool(
-        self, tasks: Iterator[ReadTask], make_work: Callable[[], Work]
-    ) -> Pool[ReadTask, Decoded]:
-        def work_of(_clock: Any) -> Work:
-            work = make_work()
+    def _make_work(self) -> Work:
+        work = self._source.make_work()
 
-            def shuffled(task: ReadTask, charge: Charge) -> Decoded:
-                decoded = work(task, charge)
-                if self._order.shuffle_rows:
-                    order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.rows))
-                    decoded.rows = {name: values[order] for name, values in decoded.rows.items()}
-                return decoded
+        def shuffled(task: ReadTask, charge: Charge) -> Decoded:
+            decoded = work(task, charge)
+            if self._order.shuffle_rows:
+                order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.rows))
+                decoded.rows = {name: values[order] for name, values in decoded.rows.items()}
+            return decoded
 
-            return shuffled
-
-        self._pool = Pool(
-            self._counters,
-            tasks,
-            work_of,
-            workers=self.knobs.workers[DECODE],
-            limit_bytes=self.knobs.read_ahead_bytes,
-            governor=self._governor,
-            size=lambda task: self._groups.decoding.at_work(task.read.rows),
-            measure=_rows_and_bytes,
-        )
-        return self._pool
+        return shuffled
 
     def _new_governor(self) -> Governor:
         return Governor(

@@ -1,8 +1,8 @@
 """Reads row groups through Petastorm's Reader and worker, in the order of the plan: `PetastormSource`.
 
-Petastorm defines the schema (Unischema), the shards, which rows a selector and a predicate keep, and the cache's
-interface. Its own worker does all that, and asks Sluice only for a row group's stored columns. Sluice controls the
-order, the pool and the memory. A loader's TransformSpec runs later, as a function over rows.
+Petastorm defines the schema (Unischema), the shards, which row groups a selector keeps, and the cache's interface. Its
+own worker does all that, and asks Sluice only for a row group's stored columns. Sluice controls the order, the pool and
+the memory. A loader's TransformSpec runs later, as a function over rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from sluice.ingest.row_order import Read
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
 if TYPE_CHECKING:
-    from sluice.ingest.read.reader import MakePool, RowGroupReader, Work
+    from sluice.ingest.read.reader import RowGroupReader, Work
+
+_DATASET = types.SimpleNamespace(partitions=None, fs=types.SimpleNamespace(open=lambda _path: None))
+"""The dataset that workers get. No file is read through it."""
 
 
 class PetastormSource:
@@ -55,6 +58,7 @@ class PetastormSource:
         self._groups = groups
         self._options = options
         self._shards = shards
+        self.gives_arrays = shards is not None
         self._spec = None if shards is None else copy.copy(options.transform_spec)
         if self._spec is not None and self._spec.func:
             self._spec.func = functools.partial(call_on_frame, self._spec.func)
@@ -70,26 +74,34 @@ class PetastormSource:
         """The Unischema that Petastorm infers from the first file, after the TransformSpec."""
         if options.schema is not None and (wrong := difference(options.schema, self._stored)):
             raise PetastormError(f"{groups.files[0].path}: {wrong} (the schema that you gave)")
-        groups.compare = lambda schema: difference(self._stored, unischema_of(schema))
-        groups.in_pages &= not options.asked_for and shards is None
+        groups.in_pages &= not options.asked_for and not self.gives_arrays
         groups.fetches &= options.cache is None  # it may have the row group
         self.row_groups, self.chosen_rows = self._selected()
 
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
-        reader: Iterator[Any] = _reader_class()(make_pool(tasks, self._make_work), self.schema)
-        return reader
+    def results(self, pool: Iterator[Any]) -> Iterator[Any]:
+        """Returns Petastorm's Reader over the results of a pool, without the dataset that it would open."""
+        from petastorm.reader import Reader
 
-    def _make_work(self) -> Work:
+        reader = object.__new__(Reader)
+        reader._workers_pool, reader.schema, reader.ngram = pool, self.schema, None
+        reader.last_row_consumed = reader.stopped = False
+        reader._results_queue_reader = types.SimpleNamespace(
+            batched_output=True, read_next=lambda pool, _schema, _ngram: next(pool)
+        )
+        return reader  # type: ignore[no-any-return]
+
+    def make_work(self) -> Work:
+        """Returns the work function of one worker."""
         from petastorm.cache import NullCache
 
-        groups, predicate, cache = self._groups, self._options.predicate, self._options.cache
+        groups, cache = self._groups, self._options.cache
         numbers = {piece: number for number, piece in enumerate(self._pieces)}
         published: list[Any] = []
         worker = _worker_class()(
             0,
             published.append,
             (
-                groups,
+                self,
                 groups.files[0].path,  # a part of the cache's key
                 self._stored,
                 None,
@@ -102,26 +114,33 @@ class PetastormSource:
                 None,
             ),
         )
-        worker.as_arrays = self._shards is not None
-        empty = (groups.stored if groups.given is None else groups.given).empty_table()
+        worker._dataset = _DATASET
 
         def decode(read: Read) -> Any:
-            worker.at = read.file, read.group
-            worker.process(numbers[worker.at], predicate, (0, 1))
-            # A worker publishes nothing if no rows are left.
-            table = published.pop() if published else empty
-            if not isinstance(table, dict) and table.num_rows != read.rows:
+            worker.process(numbers[read.file, read.group], None, (0, 1))
+            # A worker publishes no table without rows.
+            table = published.pop() if published else groups.stored.empty_table()
+            if self.gives_arrays:
+                return table
+            if table.num_rows != read.rows:
                 raise ValueError(
                     f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "
                     "rows each time, and a cache returns what it was given"
                 )
-            return table
+            given = groups.given
+            return table if given is None else table.select(given.names).cast(given)
 
         def work(task: ReadTask, charge: Charge) -> Decoded:
-            worker.fetched = task.fetched
+            worker.task = task
             return Decoded(task, groups.read(task.read, decode), charge)
 
         return work
+
+    def stored_rows(self, task: ReadTask) -> pa.Table:
+        """Returns the stored columns of the rows that the predicate keeps."""
+        read, predicate = task.read, self._options.predicate
+        table = self._groups.decoded(read.file, read.group, fetched=task.fetched)
+        return table if predicate is None else table.filter(pa.array(_mask(predicate, table)))
 
     def _selected(self) -> tuple[tuple[tuple[int, ...], ...], str]:
         """Returns how many rows of each row group the selector and the predicate keep, and a hash of the kept rows."""
@@ -185,59 +204,19 @@ def _worker_class() -> Any:
     from petastorm.arrow_reader_worker import ArrowReaderWorker
 
     class PlanWorker(ArrowReaderWorker):  # type: ignore[misc]
-        """Petastorm's worker. Only reading stored columns and applying the predicate are replaced."""
+        """Petastorm's worker. A `PetastormSource` reads the stored columns of its `task` for it."""
 
-        at = (0, 0)
-        """The file and the row group that is read."""
-        as_arrays = False
-        """Whether a row group becomes Petastorm's dict of arrays instead of a table."""
-        fetched = _predicate = None
+        def _read_with_shuffle_row_drop(self, *_: Any) -> pa.Table:
+            return self._filesystem.stored_rows(self.task)
 
-        def process(self, *args: Any) -> None:
-            self._dataset = compat.GIVEN
-            super().process(*args)
-
-        def _load_rows_with_predicate(
-            self, file: Any, piece: Any, predicate: Any, part: Any
-        ) -> Any:
-            self._predicate = predicate
-            return self._load_rows(file, piece, part)
-
-        def _read_with_shuffle_row_drop(
-            self, _piece: Any, _file: Any, _columns: Any, _part: Any
-        ) -> pa.Table:
-            table = self._filesystem.decoded(*self.at, fetched=self.fetched)
-            return (
-                table
-                if self._predicate is None
-                else table.filter(pa.array(_mask(self._predicate, table)))
+        def _load_rows(self, *about: Any) -> Any:
+            table = super()._load_rows(*about)
+            if not self._filesystem.gives_arrays:
+                return table
+            pool, results = (
+                types.SimpleNamespace(get_results=lambda: table),
+                self.new_results_queue_reader(),
             )
-
-        def _load_rows(self, file: Any, piece: Any, part: Any) -> Any:
-            table = super()._load_rows(file, piece, part)
-            if self.as_arrays:
-                pool = types.SimpleNamespace(get_results=lambda: table)
-                results = self.new_results_queue_reader()
-                return results.read_next(pool, self._transformed_schema, None)._asdict()
-            wanted = self._filesystem.given
-            return table if wanted is None else table.select(wanted.names).cast(wanted)
+            return results.read_next(pool, self._transformed_schema, None)._asdict()
 
     return PlanWorker
-
-
-@functools.cache
-def _reader_class() -> Any:
-    from petastorm.reader import Reader
-
-    class PlanReader(Reader):  # type: ignore[misc]
-        """Petastorm's Reader over Sluice's pool, without the dataset that it would open."""
-
-        def __init__(self, pool: Iterator[Any], schema: Any):
-            self._workers_pool, self.schema = pool, schema
-            self._results_queue_reader = types.SimpleNamespace(
-                batched_output=True, read_next=lambda pool, _schema, _ngram: next(pool)
-            )
-            self.ngram = None
-            self.last_row_consumed = self.stopped = False
-
-    return PlanReader
