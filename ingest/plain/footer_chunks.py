@@ -1,65 +1,46 @@
-"""Parses the column chunks of row groups from the bytes of a Parquet footer: `chunks_of_group`, `check_chunks`.
+"""Parses the column chunks of row groups from the bytes of a Parquet footer: `chunk_numbers`, `check_chunks`.
 
 The bytes are in Thrift's compact protocol. Arrow's own function (Arrow 26) ends the whole process if sizes in a
-damaged footer contradict each other, so this module parses the bytes itself.
+damaged footer contradict each other, so this module parses the bytes itself, by compiled code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-_TRUE = 1
-_FALSE = 2
-_BYTE = 3
-_DOUBLE = 7
-_BINARY = 8
-_LIST = 9
-_SET = 10
-_MAP = 11
-_STRUCT = 12
-_NUMBERS = (4, 5, 6)
-_DEPTH = 32
-_MAGIC = 4  # bytes of `PAR1`, at the beginning and the end
-# The numbers of fields in parquet.thrift.
-_ROW_GROUPS = 4
-_COLUMNS = 1
-_META_DATA = 3
-_TYPE = 1
-_ENCODINGS = 2
-_DIFFERENCES = 7  # the encoding DELTA_BYTE_ARRAY
-_VALUES = 5
-_PLAIN = 6
-_STORED = 7
-_DATA_PAGE = 9
-_DICTIONARY_PAGE = 11
-_SIZES = 16
-_TEXT_BYTES = 1
-_REPETITIONS = 2
-_DEFINITIONS = 3
-_PHYSICAL = dict(
-    enumerate(
-        (
-            "BOOLEAN",
-            "INT32",
-            "INT64",
-            "INT96",
-            "FLOAT",
-            "DOUBLE",
-            "BYTE_ARRAY",
-            "FIXED_LEN_BYTE_ARRAY",
-        )
-    )
+from sluice.ingest.stages.scatter_kernel import bytes_at, compiled
+
+_PHYSICAL = (
+    "BOOLEAN",
+    "INT32",
+    "INT64",
+    "INT96",
+    "FLOAT",
+    "DOUBLE",
+    "BYTE_ARRAY",
+    "FIXED_LEN_BYTE_ARRAY",
 )
 """The physical types by their numbers in parquet.thrift."""
+_CHUNK = 4 << 6 | 1  # the path of a column chunk: fields of a footer and of a row group
+_FILE_PATH, _ABOUT = _CHUNK << 6 | 1, _CHUNK << 6 | 3
+_TYPE, ENCODINGS, CODEC, VALUE_COUNT, _PLAIN, STORED, _DATA, _DICTIONARY = 1, 2, 4, 5, 6, 7, 9, 11
+"""The fields of the metadata of a column chunk."""
+_NULLS_THERE = _ABOUT << 12 | 12 << 6 | 3  # in the statistics
+_SIZES = _ABOUT << 6 | 16
+_TEXTS, _REPETITIONS, _DEFINITIONS = 1, 2, 3  # the fields of these sizes
+NULLS, START, _TEXT_BYTES, _OCCURRENCES = 0, 59, 60, 60
+"""What `chunk_numbers` has besides the fields. The last one is added to a field of the sizes."""
+_DIFFERENCES = 1 << 7  # the encoding DELTA_BYTE_ARRAY
 
 
 class ThriftError(ValueError):
-    """The bytes are not a valid footer."""
+    """A footer cannot be parsed, or contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,42 +56,43 @@ class StoredChunk:
     """The position of its first page."""
     dictionary: int
     """The bytes of its dictionary page in the file, or 0 without one."""
-    has_differences: bool = False
+    has_differences: bool
     """Whether texts are stored as differences from the text before. Arrow does not decode these as a dictionary."""
 
 
-def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
-    """Returns the chunk of each leaf column, in the order of the schema. `file` must end like a Parquet file: a footer,
-    its length, and `PAR1`. Raises ThriftError if the footer cannot be parsed."""
-    with _as_thrift_error():
-        for at, columns in enumerate(_column_metadata(file)):
-            if at == group:
-                return [_chunk(column) for column in columns]
-    raise ThriftError(f"there is no row group {group}")
+def chunks_of_group(metadata: Any, group: int) -> list[StoredChunk]:
+    """Returns the chunk of each leaf column, in the order of the schema."""
+    numbers = chunk_numbers(metadata)[:, group]
+    fields = numbers[[VALUE_COUNT, STORED, _PLAIN, START, _DATA, ENCODINGS]].T.tolist()
+    return [
+        StoredChunk(values, stored, plain, start, data - start, bool(encodings & _DIFFERENCES))
+        for values, stored, plain, start, data, encodings in fields
+    ]
 
 
-def group_of_longest_texts(file: bytes) -> int:
+def group_of_longest_texts(metadata: Any) -> int:
     """Returns the row group whose texts take the most bytes when they are decoded, as newer writers say in a footer."""
-    with _as_thrift_error():
-        sizes = [
-            sum(column.get(_SIZES, {}).get(_TEXT_BYTES, 0) for column in columns)
-            for columns in _column_metadata(file)
-        ]
-    return sizes.index(max(sizes))
+    return int(chunk_numbers(metadata)[_TEXT_BYTES].sum(axis=1).argmax())
 
 
 def check_chunks(metadata: Any) -> None:
-    """Raises ThriftError if a column chunk of a footer contradicts the schema.
+    """Raises ThriftError if a column chunk of a footer contradicts the schema, as Arrow demands it.
 
     Call it before `metadata.row_group(…).column(…)`. Arrow (26) ends the whole process at such a chunk."""
-    leaves = [metadata.schema.column(leaf) for leaf in range(metadata.num_columns)]
-    with _as_thrift_error():
-        for group, columns in enumerate(_column_metadata(footer_bytes(metadata))):
-            for number, leaf in enumerate(leaves):
-                if not _fits(columns[number], leaf):
-                    raise ThriftError(
-                        f"column {leaf.path!r} of row group {group} contradicts the schema"
-                    )
+    numbers = chunk_numbers(metadata)
+    for number in range(metadata.num_columns):
+        leaf, chunks = metadata.schema.column(number), numbers[:, :, number]
+        wrong = chunks[_TYPE] != _PHYSICAL.index(leaf.physical_type)
+        wrong |= (chunks[_OCCURRENCES + _TEXTS] > 0) & (leaf.physical_type != "BYTE_ARRAY")
+        for sizes, most in (
+            (_REPETITIONS, leaf.max_repetition_level),
+            (_DEFINITIONS, leaf.max_definition_level),
+        ):
+            wrong |= ~np.isin(chunks[_OCCURRENCES + sizes], (0, most + 1))
+        if wrong.any():
+            raise ThriftError(
+                f"column {leaf.path!r} of row group {wrong.argmax()} contradicts the schema"
+            )
 
 
 def check_file(path: str, metadata: Any, error: Callable[[str], Exception]) -> None:
@@ -121,126 +103,138 @@ def check_file(path: str, metadata: Any, error: Callable[[str], Exception]) -> N
         raise error(f"{path}: {wrong}; the file is damaged, so make it again") from wrong
 
 
-def _fits(column: dict[int, Any], leaf: Any) -> bool:
-    """Returns whether the metadata of a chunk fits its column of the schema, as Arrow demands it."""
-    sizes = column.get(_SIZES, {})
-    levels = {_REPETITIONS: leaf.max_repetition_level, _DEFINITIONS: leaf.max_definition_level}
-    return (
-        _PHYSICAL.get(column[_TYPE]) == leaf.physical_type
-        and (_TEXT_BYTES not in sizes or leaf.physical_type == "BYTE_ARRAY")
-        and all(len(sizes.get(name, ())) in (0, most + 1) for name, most in levels.items())
-    )
+def chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
+    """Returns the numbers in a footer that describe column chunks, by field, row group and leaf. Missing ones are 0.
 
-
-def _column_metadata(file: bytes) -> Iterator[list[dict[int, Any]]]:
-    """Yields the metadata of the column chunks of each row group."""
-    begin = len(file) - 2 * _MAGIC - int.from_bytes(file[-2 * _MAGIC : -_MAGIC], "little")
-    if begin < 0:
-        raise ThriftError("a footer longer than the file")
-    reader = _Reader(file, begin)
-    for number, kind in reader.fields():
-        if number != _ROW_GROUPS:
-            reader.value(kind, 0)
-            continue
-        for _, element in reader.elements():
-            value = reader.value(element, 0)
-            yield [column[_META_DATA] for column in value[_COLUMNS]]
-
-
-@contextmanager
-def _as_thrift_error() -> Iterator[None]:
-    """Returns a context that raises ThriftError where the parsed values lack something."""
-    try:
-        yield
-    except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ThriftError(f"the footer lacks values ({type(error).__name__})") from error
-
-
-def footer_bytes(metadata: Any) -> bytes:
-    """Returns the bytes of a footer as a Parquet file stores them."""
+    ENCODINGS has a bit for each encoding. NULLS is the number of missing values, or -1. START is the position of the
+    first page. STORED is 0 if the values are in another file. Raises ThriftError."""
     out = pa.BufferOutputStream()
     metadata.write_metadata_file(out)
-    return bytes(out.getvalue())
+    raw = np.frombuffer(out.getvalue(), np.uint8)
+    numbers = np.empty((len(raw), 2), np.int64)
+    end = len(raw) - 8
+    begin = end - int(raw[-8:-4].view(np.uint32)[0])
+    count, _ = thrift_numbers(np.uint64(raw.ctypes.data), begin, end, numbers)
+    paths, values = numbers[: max(count, 0)].T
+    groups, leaves = metadata.num_row_groups, metadata.num_columns
+    starts = np.flatnonzero(paths == _CHUNK)
+    of_groups = np.searchsorted(starts, np.flatnonzero(paths == _CHUNK >> 6))
+    if len(starts) != groups * leaves or (of_groups != np.arange(groups) * leaves).any():
+        raise ThriftError("the footer cannot be parsed")
+    found = np.zeros((64, groups * leaves), np.int64)
+    chunk = np.searchsorted(starts, np.arange(len(paths)), "right") - 1
+    inside = paths >> 6 == _ABOUT
+    found[paths[inside] & 63, chunk[inside]] = values[inside]
+    found[ENCODINGS] = 0
+    encodings = paths == _ABOUT << 6 | ENCODINGS
+    bits = np.left_shift(1, np.clip(values[encodings], 0, 62))
+    np.bitwise_or.at(found[ENCODINGS], chunk[encodings], bits)
+    found[NULLS] = -1
+    for row, path in ((NULLS, _NULLS_THERE), (_TEXT_BYTES, _SIZES << 6 | _TEXTS)):
+        found[row, chunk[paths == path]] = values[paths == path]
+    for field in (_TEXTS, _REPETITIONS, _DEFINITIONS):
+        there = chunk[paths == _SIZES << 6 | field]
+        found[_OCCURRENCES + field] = np.bincount(there, minlength=groups * leaves)
+    data, before = found[_DATA], found[_DICTIONARY]
+    found[START] = np.where((before > 0) & (before < data), before, data)
+    found[STORED, chunk[paths == _FILE_PATH]] = 0
+    return found.reshape(64, groups, leaves)
 
 
-def _chunk(column: dict[int, Any]) -> StoredChunk:
-    data, dictionary = int(column[_DATA_PAGE]), int(column.get(_DICTIONARY_PAGE, 0))
-    between = dictionary and 0 < dictionary < data
-    return StoredChunk(
-        values=int(column[_VALUES]),
-        stored=int(column[_STORED]),
-        plain=int(column[_PLAIN]),
-        start=dictionary if between else data,
-        dictionary=data - dictionary if between else 0,
-        has_differences=_DIFFERENCES in column.get(_ENCODINGS, ()),
-    )
+@compiled
+def thrift_numbers(address: Any, at: Any, end: Any, numbers: Any) -> Any:
+    """Parses one struct of Thrift's compact protocol in the bytes from `at` to `end` after an address. Writes a pair
+    for each number in it: the path of its field, with 6 bits a level, and its value. A text counts as its length, a
+    struct as 0, and a bool as 0 or 1.
+
+    Returns how many pairs there are, and where the struct ends. A count below 0: the bytes are no such struct, or
+    `numbers` has too little room."""
+    raw = bytes_at(address)
+    # By depth: how many elements of a list are left, or -1 for a struct; their type; the path; the last field.
+    stack = np.empty((32, 4), np.int64)
+    stack[0, 0], stack[0, 2], stack[0, 3] = -1, 0, 0
+    count = depth = 0
+    while depth >= 0:
+        if stack[depth, 0] == 0:
+            depth -= 1
+            continue
+        if at >= end or depth > 8:
+            return -1, at
+        if stack[depth, 0] > 0:
+            stack[depth, 0] -= 1
+            kind, path = stack[depth, 1], stack[depth, 2]
+            at += kind <= 2  # a bool in a list has a byte
+        else:
+            head = np.int64(raw[at])
+            at += 1
+            kind = head & 15
+            if kind == 0:
+                depth -= 1
+                continue
+            field = stack[depth, 3] + (head >> 4)
+            if head >> 4 == 0:
+                value, at = _varint(raw, at, end)
+                field = (value >> 1) ^ -(value & 1)
+            stack[depth, 3] = field
+            if not 0 <= field < 64:
+                return -1, at
+            path = stack[depth, 2] << 6 | field
+        value = np.int64(kind == 1)
+        if 9 <= kind <= 10:
+            size, element, at = _list_head(raw, at, end)
+            depth += 1
+            stack[depth, 0], stack[depth, 1], stack[depth, 2] = size, element, path
+            continue
+        if kind == 12:
+            depth += 1
+            stack[depth, 0], stack[depth, 2], stack[depth, 3] = -1, path, 0
+        elif kind > 2:
+            value, at = _value(raw, at, end, kind)
+        if at > end or count == len(numbers):
+            return -1, at
+        numbers[count, 0] = path
+        numbers[count, 1] = value
+        count += 1
+    return count, at
 
 
-class _Reader:
-    def __init__(self, data: bytes, at: int):
-        self._data, self._at = data, at
+@compiled
+def _value(raw: Any, at: Any, end: Any, kind: Any) -> Any:
+    """Returns a number, or the length of a text, and where it ends: beyond `end` for what is neither."""
+    if kind == 3:
+        return np.int64(0), at + 1
+    if kind == 7:
+        return np.int64(0), at + 8
+    if not (4 <= kind <= 6 or kind == 8):
+        return np.int64(0), end + 1
+    value, at = _varint(raw, at, end)
+    if kind == 8:
+        return (value, at + value) if 0 <= value <= end - at else (value, end + 1)
+    return (value >> 1) ^ -(value & 1), at
 
-    def fields(self) -> Any:
-        """Yields (number, type) of each field of a struct. The caller reads its value before the next field."""
-        number = 0
-        while head := self._byte():
-            step, kind = head >> 4, head & 15
-            number = number + step if step else self._number()
-            yield number, kind
 
-    def elements(self) -> Any:
-        """Yields (index, type) of each element of a list."""
-        head = self._byte()
-        size = head >> 4 if head >> 4 != 15 else self._varint()
-        for at in range(size):
-            yield at, head & 15
+@compiled
+def _list_head(raw: Any, at: Any, end: Any) -> Any:
+    """Returns how many elements a list has, their type, and where the first begins: beyond `end` for no list."""
+    if at >= end:
+        return 0, 0, end + 1
+    head = np.int64(raw[at])
+    size, at = head >> 4, at + 1
+    if size == 15:
+        size, at = _varint(raw, at, end)
+    return (size, head & 15, at) if 0 <= size <= end - at else (0, 0, end + 1)
 
-    def value(self, kind: int, depth: int) -> Any:
-        """Reads a value. A struct becomes a dict by field number. Binary, float and map values are skipped."""
-        if depth > _DEPTH:
-            raise ThriftError(f"structs are nested more than {_DEPTH} deep")
-        if kind == _STRUCT:
-            found = {}
-            for number, of in self.fields():
-                found[number] = of == _TRUE if of in (_TRUE, _FALSE) else self.value(of, depth + 1)
-            return found
-        if kind in (_LIST, _SET):
-            return [self.value(of, depth + 1) for _, of in self.elements()]
-        if kind in _NUMBERS:
-            return self._number()
-        if kind in (_TRUE, _FALSE, _BYTE):
-            return self._byte()
-        if kind in (_DOUBLE, _BINARY):
-            return self._pass(8 if kind == _DOUBLE else self._varint())
-        if kind == _MAP and (size := self._varint()):
-            kinds = self._byte()
-            for _ in range(size):
-                self.value(kinds >> 4, depth + 1)
-                self.value(kinds & 15, depth + 1)
-            return None
-        if kind == _MAP:
-            return None
-        raise ThriftError(f"a value of type {kind}")
 
-    def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
-
-    def _pass(self, count: int) -> None:
-        self._at += count
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-            if shift > 63:
-                raise ThriftError("a number without end")
-
-    def _number(self) -> int:
-        """Reads a signed number."""
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
+@compiled
+def _varint(raw: Any, at: Any, end: Any) -> Any:
+    """Returns a number and where it ends. -1: it has no end."""
+    value = np.int64(0)
+    shift = 0
+    while at < end and shift < 63:
+        byte = np.int64(raw[at])
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    return np.int64(-1), end + 1

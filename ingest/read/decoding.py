@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.ingest.plain.footer_chunks import StoredChunk, chunks_of_group, footer_bytes
+from sluice.ingest.plain.footer_chunks import StoredChunk, chunks_of_group
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """The bytes of a value as a Parquet reader decodes it. Values of other types vary in length."""
@@ -142,7 +142,7 @@ def chunks_of(
     footer contradicts the file's size or its number of rows."""
     wanted: dict[str, list[ColumnChunk]] = {name: [] for name in schema.names}
     rows = metadata.row_group(group).num_rows
-    for leaf, chunk in enumerate(chunks_of_group(footer_bytes(metadata), group)):
+    for leaf, chunk in enumerate(chunks_of_group(metadata, group)):
         kind = metadata.schema.column(leaf)
         name = kind.path if kind.path in wanted else kind.path.split(".")[0]
         if name not in wanted:

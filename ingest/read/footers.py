@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from sluice.common.stores import Place
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.plain.file_types import SEVERAL
-from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
+from sluice.ingest.plain.footer_chunks import chunks_of_group
 from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.read.retry import without_frames
 
@@ -167,7 +167,7 @@ def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> 
     found = {}
     try:
         share = metadata.num_rows / metadata.row_group(first).num_rows
-        for leaf, chunk in enumerate(chunks_of_group(footer_bytes(metadata), first)):
+        for leaf, chunk in enumerate(chunks_of_group(metadata, first)):
             name = metadata.schema.column(leaf).path.split(".")[0]
             if name in lists | packed:
                 ids = chunk.values if name in lists else chunk.plain // 4 - chunk.values

@@ -32,14 +32,22 @@ import pyarrow.parquet as pq
 from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.plain.footer_chunks import footer_bytes
+from sluice.ingest.plain.footer_chunks import (
+    CODEC,
+    ENCODINGS,
+    NULLS,
+    START,
+    STORED,
+    VALUE_COUNT,
+    chunk_numbers,
+    thrift_numbers,
+)
 from sluice.ingest.stages.scatter_kernel import (
     DICTIONARY,
     INDICES,
     PAGE,
     READ_BEYOND,
     VALUES,
-    bytes_at,
     compiled,
     unpack_column,
 )
@@ -54,10 +62,6 @@ _TYPES = {
 bytes are converted before they are moved, so they gain nothing."""
 _SNAPPY, _ZSTD, _LZ4_RAW = 1, 6, 7  # codecs in parquet.thrift; 0 is none
 _ENCODINGS = 0b1_0001_1101  # by bit: plain, indices (2 and 8), levels (3 and 4)
-_ROW_GROUPS, _CHUNKS, _META_DATA, _FILE_PATH = 4, 1, 3, 1  # fields of a footer
-_ENCODING_LIST, _CODEC, _COUNT, _SIZE, _DATA, _DICTIONARY_AT = 2, 4, 5, 7, 9, 11
-_STATISTICS, _NULLS = 12, 3
-_CHUNK = _ROW_GROUPS << 6 | _CHUNKS
 _MOST_NUMBERS = 128  # numbers in the head of a page; a head with more is not understood
 _LEAST_STEP = 12  # bits of the least difference between the lengths of two buffers
 _PAGE_ROWS = 1024  # a chunk with more pages than one for so many rows is left to Arrow
@@ -80,105 +84,6 @@ _snappy = pa.Codec("snappy")
 _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _lz4 = _c_function("lz4", "LZ4_decompress_safe", _int, _address, _address, _int, _int)
 _zstd = _c_function("zstd", "ZSTD_decompress", _size, _address, _size, _address, _size)
-
-
-@compiled
-def thrift_numbers(address: Any, at: Any, end: Any, numbers: Any) -> Any:
-    """Parses one struct of Thrift's compact protocol in the bytes from `at` to `end` after an address. Writes a pair
-    for each number in it: the path of its field, with 6 bits a level, and its value. A text counts as its length, a
-    struct as 0, and a bool as 0 or 1.
-
-    Returns how many pairs there are, and where the struct ends. A count below 0: the bytes are no such struct, or
-    `numbers` has too little room."""
-    raw = bytes_at(address)
-    # By depth: how many elements of a list are left, or -1 for a struct; their type; the path; the last field.
-    stack = np.empty((32, 4), np.int64)
-    stack[0, 0], stack[0, 2], stack[0, 3] = -1, 0, 0
-    count = depth = 0
-    while depth >= 0:
-        if stack[depth, 0] == 0:
-            depth -= 1
-            continue
-        if at >= end or depth > 8:
-            return -1, at
-        if stack[depth, 0] > 0:
-            stack[depth, 0] -= 1
-            kind, path = stack[depth, 1], stack[depth, 2]
-            at += kind <= 2  # a bool in a list has a byte
-        else:
-            head = np.int64(raw[at])
-            at += 1
-            kind = head & 15
-            if kind == 0:
-                depth -= 1
-                continue
-            field = stack[depth, 3] + (head >> 4)
-            if head >> 4 == 0:
-                value, at = _varint(raw, at, end)
-                field = (value >> 1) ^ -(value & 1)
-            stack[depth, 3] = field
-            if not 0 <= field < 64:
-                return -1, at
-            path = stack[depth, 2] << 6 | field
-        value = np.int64(kind == 1)
-        if 9 <= kind <= 10:
-            size, element, at = _list_head(raw, at, end)
-            depth += 1
-            stack[depth, 0], stack[depth, 1], stack[depth, 2] = size, element, path
-            continue
-        if kind == 12:
-            depth += 1
-            stack[depth, 0], stack[depth, 2], stack[depth, 3] = -1, path, 0
-        elif kind > 2:
-            value, at = _value(raw, at, end, kind)
-        if at > end or count == len(numbers):
-            return -1, at
-        numbers[count, 0] = path
-        numbers[count, 1] = value
-        count += 1
-    return count, at
-
-
-@compiled
-def _value(raw: Any, at: Any, end: Any, kind: Any) -> Any:
-    """Returns a number, or the length of a text, and where it ends: beyond `end` for what is neither."""
-    if kind == 3:
-        return np.int64(0), at + 1
-    if kind == 7:
-        return np.int64(0), at + 8
-    if not (4 <= kind <= 6 or kind == 8):
-        return np.int64(0), end + 1
-    value, at = _varint(raw, at, end)
-    if kind == 8:
-        return (value, at + value) if 0 <= value <= end - at else (value, end + 1)
-    return (value >> 1) ^ -(value & 1), at
-
-
-@compiled
-def _list_head(raw: Any, at: Any, end: Any) -> Any:
-    """Returns how many elements a list has, their type, and where the first begins: beyond `end` for no list."""
-    if at >= end:
-        return 0, 0, end + 1
-    head = np.int64(raw[at])
-    size, at = head >> 4, at + 1
-    if size == 15:
-        size, at = _varint(raw, at, end)
-    return (size, head & 15, at) if 0 <= size <= end - at else (0, 0, end + 1)
-
-
-@compiled
-def _varint(raw: Any, at: Any, end: Any) -> Any:
-    """Returns a number and where it ends. -1: it has no end."""
-    value = np.int64(0)
-    shift = 0
-    while at < end and shift < 63:
-        byte = np.int64(raw[at])
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    return np.int64(-1), end + 1
 
 
 @compiled
@@ -264,11 +169,8 @@ class StoredColumns:
                 widths[number] = np.dtype(kind).itemsize
         if not self._leaves:
             return
-        chunk = _chunk_numbers(metadata)
-        at, before, length, codec = (
-            chunk[field] for field in (_DATA, _DICTIONARY_AT, _SIZE, _CODEC)
-        )
-        at = np.where((before > 0) & (before < at), before, at)
+        chunk = chunk_numbers(metadata)
+        at, length, codec = chunk[START], chunk[STORED], chunk[CODEC]
         ends = at + length
         everywhere = (np.broadcast_to(one, at.shape) for one in (widths, levels))
         self._chunks = np.stack([at, ends, *everywhere, codec], -1)
@@ -276,9 +178,9 @@ class StoredColumns:
         codecs = [0, _SNAPPY, *[_ZSTD] * bool(_zstd), *[_LZ4_RAW] * bool(_lz4)]
         self._may_stay = (
             np.isin(codec, codecs)
-            & (chunk[_ENCODING_LIST] & ~_ENCODINGS == 0)
-            & (chunk[_COUNT] == np.array(self._rows).reshape(-1, 1))
-            & ((levels == 0) | (chunk[0] == 0))
+            & (chunk[ENCODINGS] & ~_ENCODINGS == 0)
+            & (chunk[VALUE_COUNT] == np.array(self._rows).reshape(-1, 1))
+            & ((levels == 0) | (chunk[NULLS] == 0))
             & (length > 0)
             & (at >= 4)
             & (length <= size)
@@ -307,40 +209,9 @@ class StoredColumns:
 
 def stored_places(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
     """Returns where a footer says that column chunks are: by row group and leaf, the first byte and the one after the
-    last. Nothing is checked. All are 0 if the footer is not understood."""
-    chunk = _chunk_numbers(metadata)
-    at, before = chunk[_DATA], chunk[_DICTIONARY_AT]
-    at = np.where((before > 0) & (before < at), before, at)
-    return np.stack([at, at + chunk[_SIZE]], -1)
-
-
-def _chunk_numbers(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
-    """Returns the numbers in a footer that describe column chunks, by field, row group and leaf. Field 0 is the number
-    of values that are missing, or -1. All are 0 if the footer is not understood."""
-    raw = np.frombuffer(footer_bytes(metadata), np.uint8)
-    numbers = np.empty((len(raw), 2), np.int64)
-    length = int(raw[-8:-4].view(np.uint32)[0])
-    end = len(raw) - 8
-    count, _ = thrift_numbers(np.uint64(raw.ctypes.data), end - length, end, numbers)
-    paths, values = numbers[: max(count, 0)].T
-    starts = np.flatnonzero(paths == _CHUNK)
-    shape = metadata.num_row_groups, metadata.num_columns
-    found = np.zeros((64, shape[0] * shape[1]), np.int64)
-    if len(starts) != found.shape[1]:
-        return found.reshape(64, *shape)
-    chunk = np.searchsorted(starts, np.arange(len(paths)), "right") - 1
-    about = _CHUNK << 6 | _META_DATA
-    inside = paths >> 6 == about
-    found[paths[inside] & 63, chunk[inside]] = values[inside]
-    nulls = paths == ((about << 6 | _STATISTICS) << 6 | _NULLS)
-    found[0] = -1
-    found[0, chunk[nulls]] = values[nulls]
-    encodings = paths == (about << 6 | _ENCODING_LIST)
-    found[_ENCODING_LIST] = 0
-    bits = np.left_shift(1, np.clip(values[encodings], 0, 62))
-    np.bitwise_or.at(found[_ENCODING_LIST], chunk[encodings], bits)
-    found[_SIZE, chunk[paths == (_CHUNK << 6 | _FILE_PATH)]] = 0  # its values are in another file
-    return found.reshape(64, *shape)
+    last. Nothing is checked."""
+    chunk = chunk_numbers(metadata)
+    return np.stack([chunk[START], chunk[START] + chunk[STORED]], -1)
 
 
 def _read_chunks(

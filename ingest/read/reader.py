@@ -30,7 +30,6 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.footer_chunks import (
     StoredChunk,
     check_file,
-    footer_bytes,
     group_of_longest_texts,
 )
 from sluice.ingest.plain.made_columns import MadeColumns
@@ -766,7 +765,7 @@ class RowGroupReader:
             usual = self._decoding_of(number, group, bags, scale, columns)
             if self._made is None:
                 return usual, rows
-            odd = group_of_longest_texts(footer_bytes(footer))
+            odd = group_of_longest_texts(footer)
             count = stored[number][odd] if self.row_groups[number][odd] else 0
             more = self._decoding_of(number, odd, bags, scale, columns).at_work(count)
             extra_bytes = max(usual.extra_bytes, more - usual.decoded(count))

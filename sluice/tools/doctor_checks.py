@@ -32,7 +32,7 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
 from sluice.ingest.options import table_named
-from sluice.ingest.plain.footer_chunks import chunks_of_group, footer_bytes
+from sluice.ingest.plain.footer_chunks import chunks_of_group
 from sluice.ingest.plain.roles import ROLES
 from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import Region, SharedMemoryError
@@ -68,7 +68,7 @@ def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int
     chunks."""
     having = total = 0
     for number in sorted({0, metadata.num_row_groups - 1} - {-1}):
-        for chunk in chunks_of_group(footer_bytes(metadata), number):
+        for chunk in chunks_of_group(metadata, number):
             file.seek(chunk.start)
             having += has_crc(file.read(_HEADER_BYTES))
             total += 1

@@ -18,6 +18,7 @@ from sluice.etl.schema import DataFile
 from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.plain.footer_chunks import thrift_numbers
 from sluice.ingest.read import pages
 from sluice.ingest.read.open_file import LocalFile
 from sluice.ingest.read.reader import RowGroupReader, SourceError
@@ -404,7 +405,7 @@ def wrong_index(simple):
     content, begin = bytearray(path.read_bytes()), chunk.data_page_offset
     numbers = np.empty((128, 2), np.int64)
     address = np.uint64(np.frombuffer(content, np.uint8).ctypes.data)
-    _, at = pages.thrift_numbers(address, begin, len(content), numbers)
+    _, at = thrift_numbers(address, begin, len(content), numbers)
     content[at + 8 : at + 14] = b"\xff" * 6
     path.write_bytes(content)
     return path
