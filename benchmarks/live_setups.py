@@ -19,7 +19,9 @@ from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import Order, Read
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.batch import SERIES_ROWS
 from sluice.ingest.stages.transform import Function, Transform
 from sluice.ingest.stats import Snapshot
@@ -291,10 +293,7 @@ class Session:
 
     def _loader(self, table: FeatureTable, limit: int | None) -> BatchLoader:
         latency_s = self.setup.latency_s
-
-        def before_read(_: Read) -> None:
-            time.sleep(latency_s)
-
+        far = f"latency_ms={1000 * latency_s:g}" if latency_s else ""
         transforms = [
             Transform(self._function(n), n, apart=True, pure=True) for n in self.setup.transforms
         ]
@@ -303,7 +302,7 @@ class Session:
             batch_size=BATCH_ROWS,
             read_ahead_epochs=sys.maxsize,
             memory_limit=limit,
-            before_read=before_read if latency_s else None,
+            reading=Reading(files=FileOpener(disturbed=far)),
             knobs=Knobs(workers={"decode": 1, "shuffle": 1}),
             transforms=transforms,
             order=Order(window_rows=WINDOW_ROWS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.parquet_files import ParquetFiles, Paths, Roles
 from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, Read
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import UserTransform
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ class LoaderConfig:
     fill: Mapping[str, float] | float | None = None
     memory_limit: int | None = None
     workers: str | None = None
-    before_read: Callable[[Read], None] | None = None
-    """Runs in the reader before each row group, to imitate a store's latency."""
     machine: Machine | None = None
     allow_code: Permission | Iterable[str] = ()
     history: History | None = None

@@ -222,7 +222,6 @@ def _row_groups(  # noqa: PLR0917 # called once
     groups = RowGroupReader(
         files,
         names,
-        config.before_read,
         opener,
         bags=columns.bags,
         sample=config.order.sample,

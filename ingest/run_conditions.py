@@ -28,12 +28,15 @@ class RunConditions:
         table: str,
         wishes: RunOptions,
         quarantine: str | os.PathLike[str],
+        latency_ms: float = 0.0,
     ):
-        """`quarantine` is the file that lists quarantined rows."""
+        """`quarantine` is the file that lists quarantined rows. Each request to a store takes `latency_ms` longer."""
         self.table, self._disturbed = _split_disturbance(table)
         self._wishes, self._quarantine = wishes, quarantine
-        if not self._disturbed and any(fault.kind in ON_STORES for fault in wishes.faults):
-            self._disturbed = "latency_ms=0"
+        if latency_ms or (
+            not self._disturbed and any(fault.kind in ON_STORES for fault in wishes.faults)
+        ):
+            self._disturbed = f"{self._disturbed}&latency_ms={latency_ms:g}".lstrip("&")
         self._injection: Injection | None = None
         self._files = self.files(_cache(wishes, self.table))
 

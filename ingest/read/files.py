@@ -32,7 +32,7 @@ class FileOpener:
         """`disturbed` makes all files slow or faulty: fields of `Disturbance`, joined by `&`. `cache` keeps what was
         read from remote files. `close` closes it."""
         pairs = parse_qsl(disturbed, keep_blank_values=True, strict_parsing=bool(disturbed))
-        self._is_disturbed = bool(disturbed)
+        self.is_disturbed = bool(disturbed)
         self._retry = retry
         self._cache = cache
         self._clock = clock or Clock()
@@ -44,7 +44,7 @@ class FileOpener:
     def local(self, path: str) -> str | None:
         """Returns the path of a plain local file, or None if the file is read through a store."""
         place = Place.of(path)
-        is_far = self._is_disturbed or place.scheme or place.delay_ms is not None
+        is_far = self.is_disturbed or place.scheme or place.delay_ms is not None
         return None if is_far else place.path
 
     def open(self, path: str) -> str | RemoteFile:
@@ -63,7 +63,7 @@ class FileOpener:
         at = place.prefix, host, place.query
         with self._lock:
             if at not in self._stores:
-                faults = self.faults if self._is_disturbed else None
+                faults = self.faults if self.is_disturbed else None
                 if place.delay_ms is not None:
                     faults = FaultyFiles(Disturbance(latency_ms=place.delay_ms), self._clock)
                 self._stores[at] = Store(place, faults, self._retry, self._cache, self._clock)

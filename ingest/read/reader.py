@@ -125,7 +125,6 @@ class RowGroupReader:
         self,
         files: Sequence[DataFile],
         columns: Sequence[str],
-        before_read: Callable[[Read], None] | None = None,
         opened: FileOpener | None = None,
         *,
         bags: Mapping[str, float] | None = None,
@@ -141,7 +140,7 @@ class RowGroupReader:
     ):
         """Opens nothing yet, except footers that the table does not list.
 
-        - `before_read` runs before each row group is fetched, to imitate a store. `close` also closes `opened`.
+        - `close` also closes `opened`.
         - `bags` has the average number of ids a row for each column of bags.
         - `given` is what Petastorm's worker makes by a predicate on `filters`. `made` makes the loader's columns.
         - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
@@ -150,7 +149,7 @@ class RowGroupReader:
         - `history` adds the histories of users.
         - `finish` takes rows after the `functions` over rows."""
         self.files = tuple(files)
-        self._before_read, self._sample, self._ids = before_read, sample, tuple(ids)
+        self._sample, self._ids = sample, tuple(ids)
         self._located = tuple(located) or (OWN,) * len(self.files)
         self._made = made
         self._selection = made.selection if made else None
@@ -177,9 +176,7 @@ class RowGroupReader:
             (made, sample, history, given is not None, functions, adds)
         )
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
-        self.fetches = before_read is not None or any(
-            self._opener.local(file.path) is None for file in self.files
-        )
+        self.fetches = any(self._opener.local(file.path) is None for file in self.files)
         """Whether row groups come from a store, or as if they did."""
 
     def _columns_to_read(self, filters: Sequence[str]) -> tuple[str, ...]:
@@ -251,8 +248,6 @@ class RowGroupReader:
     def fetch(self, read: Read, reserve: Callable[[int], None]) -> Fetched:
         """Gets the stored bytes of a row group, if its file lies in a store, for a later `read`. `reserve` is called
         with their number before."""
-        if self._before_read is not None:
-            self._before_read(read)
         try:
             file = self._take(read.file)
             if isinstance(file, StoreFile):

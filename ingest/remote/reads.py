@@ -21,8 +21,9 @@ _MOST = 256
 
 def remote_reads(workers: str, given: LoaderInput) -> Asking:
     """Makes what one loader reads by, from the text in `workers`."""
+    files = given.reading.files
     local_only = {
-        "before_read (--store-latency-ms)": given.config.before_read,
+        "a store that is slow or faulty on purpose": files is not None and files.is_disturbed,
         "what Petastorm's Reader is asked for": given.reading.petastorm.asked_for,
         "a function over rows (gives=…)": given.functions,
     }

@@ -89,7 +89,7 @@ class BenchOptions(BenchRows, OrderOptions, BenchInput):
     title = "measurement"
     step_ms: float = setting(0.0, "how long the trainer takes for a batch", least=0)
     store_latency_ms: float = setting(
-        0.0, "how long a store takes before it answers a row group's read", least=0
+        0.0, "how long a store takes before it answers a request", least=0
     )
     run: str = setting(
         "",

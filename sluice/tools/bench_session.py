@@ -44,7 +44,9 @@ class BenchSession:
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
-        self._conditions = RunConditions(options.table[0], options.conditions, options.quarantine)
+        self._conditions = RunConditions(
+            options.table[0], options.conditions, options.quarantine, options.store_latency_ms
+        )
         self._functions = [(function_of(name)[0], name) for name in options.udf]
         table = table_named(
             (self._conditions.table, *options.table[1:]),
@@ -74,7 +76,6 @@ class BenchSession:
         from sluice.ingest.loader import BatchLoader
 
         options = self._options
-        latency_s = options.store_latency_ms / 1000
         with ExitStack() as stack:
             self._loader = loader = stack.enter_context(
                 BatchLoader(
@@ -85,7 +86,6 @@ class BenchSession:
                     read_ahead_epochs=options.epochs or sys.maxsize,
                     memory_limit=options.memory_limit,
                     transforms=self._functions,
-                    before_read=(lambda _: time.sleep(latency_s)) if latency_s else None,
                     fill=options.fill,
                     order=Order(
                         shuffle=options.shuffle,

@@ -415,7 +415,7 @@ def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
     reading, waiting, interrupted, failed = (threading.Event() for _ in range(4))
     errors = []
 
-    def before(_read):
+    def decoded(*_place, **_how):
         reading.set()
         assert interrupted.wait(60)
         raise SourceError("the store was closed")
@@ -432,7 +432,8 @@ def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
             errors.append(error)
         failed.set()
 
-    loader = BatchLoader(table, batch_size=80, before_read=before)
+    loader = BatchLoader(table, batch_size=80)
+    loader._input.groups.decoded = decoded
     begin, loader._start_epoch = loader._start_epoch, begun
     loader._input.groups.interrupt = lambda: (interrupted.set(), failed.wait(60))
     consumer = threading.Thread(target=consume)

@@ -15,7 +15,6 @@ from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
-from sluice.ingest.row_order import Read
 from tests.storm.scheduler import Scheduler
 from tests.storm.threads import current
 
@@ -89,7 +88,6 @@ class MemoryGroups(RowGroupReader):
         self,
         files: Sequence[DataFile],
         columns: Sequence[str],
-        before_read: Callable[[Read], None] | None = None,
         opened: FileOpener | None = None,
         **options: Any,
     ):
@@ -97,7 +95,7 @@ class MemoryGroups(RowGroupReader):
         self._weather: Weather = run.world.weather
         self._clock = Clock()
         self._retrier = Retrier(RetryPolicy(), self._clock, run.chance.random)
-        super().__init__(files, columns, before_read, opened, **options)
+        super().__init__(files, columns, opened, **options)
 
     def interrupt(self) -> None:
         self._clock.stop()

@@ -20,6 +20,7 @@ from sluice.etl.spec.permission import NOTHING
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
+from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.remote.maker import UnitMaker
@@ -248,7 +249,10 @@ def test_what_no_remote_worker_can_do_is_refused_and_so_is_a_wrong_name_of_worke
         ({"workers": "ray"}, ("'ray'", "local:4", "ray://HOST:PORT")),
         ({"workers": "nowhere?token=/dev/null"}, ("'nowhere'", "HOST:PORT", "local:N")),
         ({"workers": "a:1?token=/nothing/there"}, ("/nothing/there", "No such file")),
-        ({"workers": named(worker), "before_read": lambda _: None}, ("before_read",)),
+        (
+            {"workers": named(worker), "files": FileOpener(disturbed="latency_ms=1")},
+            ("slow or faulty on purpose",),
+        ),
     ):
         with raises(RemoteError, *facts):
             open_loader(table, batch_size=160, **how)
