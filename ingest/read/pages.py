@@ -5,7 +5,7 @@ Most of the time of a row goes into decoding. Arrow decodes a column into memory
 there again. A column that stays stored is decoded in the core's cache, at the moment of the move
 (`sluice.ingest.stages.scatter_kernel`).
 
-A column of a row group stays stored if no value is missing and each value has 4 bytes. Its pages must be plain, or
+A column of a row group stays stored if no value is missing and each value has 4 or 8 bytes. Its pages must be plain, or
 indices into a dictionary. They may be compressed by Snappy, Zstandard or LZ4, and are unpacked here. Arrow decodes
 all other columns, and those whose pages this module does not understand.
 
@@ -57,9 +57,10 @@ _TYPES = {
     ("INT32", pa.int32()): np.int32,
     ("INT32", pa.int8()): np.int32,
     ("FLOAT", pa.float32()): np.float32,
+    ("INT64", pa.int64()): np.int64,
+    ("DOUBLE", pa.float64()): np.float64,
 }
-"""The types of columns that may stay stored: Parquet's and Arrow's, and the type of a stored value. Those of 8
-bytes are converted before they are moved, so they gain nothing."""
+"""The types of columns that may stay stored: Parquet's and Arrow's, and the type of a stored value."""
 _SNAPPY, _ZSTD, _LZ4_RAW = 1, 6, 7  # codecs in parquet.thrift; 0 is none
 _ENCODINGS = 0b1_0001_1101  # by bit: plain, indices (2 and 8), levels (3 and 4)
 _MOST_NUMBERS = 128  # numbers in the head of a page; a head with more is not understood

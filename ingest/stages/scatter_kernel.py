@@ -23,10 +23,11 @@ from numba.extending import intrinsic
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import warn
 
-CONVERTED, WORDS, IDS, WORDS_TO_FLOATS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 5)
+CONVERTED, WORDS, IDS, WORDS_TO_FLOATS = range(-1, 3)
+DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(3, 8)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
 unchanged. IDS: the same, but none may be below 0. WORDS_TO_FLOATS: signed bytes that are stored in 4 bytes become
-floats. The others: signed bytes become numbers of 4 bytes."""
+floats. The others: numbers of 8 bytes, or signed bytes, become numbers of 4 bytes that must hold their values."""
 VALUES, INDICES, DICTIONARY = range(3)
 """What a page holds: values, indices into the column's dictionary, or the dictionary, which is the first page."""
 PAGE = np.dtype(
@@ -72,9 +73,17 @@ def _pointer_to(kind: Any) -> Any:
     return intrinsic(pointer)
 
 
-_int32_at, _int8_at, _float32_at, bytes_at, _int64_at, _uint64_at = (
+_int32_at, _int8_at, _float32_at, bytes_at, _int64_at, _uint64_at, _float64_at = (
     _pointer_to(kind)
-    for kind in (types.int32, types.int8, types.float32, types.uint8, types.int64, types.uint64)
+    for kind in (
+        types.int32,
+        types.int8,
+        types.float32,
+        types.uint8,
+        types.int64,
+        types.uint64,
+        types.float64,
+    )
 )
 """They return memory at an address. An array of it would take numba much longer to compile."""
 
@@ -267,9 +276,9 @@ def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> i
     values. targets[k, c]: address of column c in the first batch of chunk k. strides[c]: bytes from one batch to the
     next.
 
-    Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged. Returns -1 - c if column c has an id
-    below 0."""
-    values = np.empty(ends[-1], np.int32)
+    Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged. Returns -1 - c if a value of column c
+    does not fit."""
+    values = np.empty(3 * ends[-1], np.int32)  # those of 8 bytes, then those to move
     return int(_scatter_columns(np.uint64(values.ctypes.data), pages, starts, ends, *how))
 
 
@@ -285,11 +294,12 @@ def _scatter_columns(  # noqa: PLR0917
     targets: Any,
     strides: Any,
 ) -> Any:
+    result = address + np.uint64(8 * ends[-1])
     for c in range(pages.shape[1]):
         start = 0
         for p in range(len(ends)):
             kind, count = kinds[p, c], ends[p] - start
-            into = address + np.uint64(4 * start)
+            into = result + np.uint64(4 * start)
             words, floats = _int32_at(into), _float32_at(into)
             if kind >= BYTES_TO_FLOATS:
                 source = _int8_at(pages[p, c, 0].address + np.uint64(starts[p]))
@@ -300,9 +310,14 @@ def _scatter_columns(  # noqa: PLR0917
                     for n in range(count):
                         words[n] = np.int32(source[n])
             else:
-                if not _unpack_rows(pages[p, c], starts[p], starts[p] + count, 4, into):
+                is_wide = kind >= DOUBLES_TO_FLOATS
+                width, unpacked = (8, address) if is_wide else (4, into)
+                if not _unpack_rows(pages[p, c], starts[p], starts[p] + count, width, unpacked):
                     return 1 + p * pages.shape[1] + c
-                if kind == WORDS_TO_FLOATS:
+                if is_wide:
+                    if not _narrow(kind, address, count, into):
+                        return -1 - c
+                elif kind == WORDS_TO_FLOATS:
                     for n in range(count):
                         floats[n] = np.float32(np.int8(words[n]))
                 elif kind == IDS:
@@ -312,8 +327,28 @@ def _scatter_columns(  # noqa: PLR0917
                     if least < 0:
                         return -1 - c
             start = ends[p]
-        _scatter(_int32_at(address), c, order, places, targets, strides)
+        _scatter(_int32_at(result), c, order, places, targets, strides)
     return 0
+
+
+@compiled
+def _narrow(kind: Any, address: Any, count: Any, into: Any) -> Any:
+    """Converts values of 8 bytes to 4 bytes. False: one does not fit."""
+    lost = 0
+    doubles, longs = _float64_at(address), _int64_at(address)
+    words, floats = _int32_at(into), _float32_at(into)
+    if kind == DOUBLES_TO_FLOATS:
+        for n in range(count):
+            floats[n] = np.float32(doubles[n])
+            lost += np.isinf(floats[n]) != np.isinf(doubles[n])
+    elif kind == LONGS_TO_FLOATS:
+        for n in range(count):
+            floats[n] = np.float32(longs[n])
+    else:
+        for n in range(count):
+            words[n] = np.int32(longs[n])
+            lost += longs[n] != longs[n] & 0x7FFFFFFF
+    return lost == 0
 
 
 @compiled
@@ -474,8 +509,17 @@ def load_compiled(bags: bool = False) -> None:
 
 
 _KINDS = (
-    {pa.float32(): (WORDS, WORDS), pa.int8(): (BYTES_TO_FLOATS, WORDS_TO_FLOATS)},
-    {pa.int32(): (WORDS, IDS), pa.int8(): (BYTES_TO_WORDS, CONVERTED)},
+    {
+        pa.float32(): (WORDS, WORDS),
+        pa.float64(): (DOUBLES_TO_FLOATS, DOUBLES_TO_FLOATS),
+        pa.int64(): (LONGS_TO_FLOATS, LONGS_TO_FLOATS),
+        pa.int8(): (BYTES_TO_FLOATS, WORDS_TO_FLOATS),
+    },
+    {
+        pa.int32(): (WORDS, IDS),
+        pa.int64(): (LONGS_TO_IDS, LONGS_TO_IDS),
+        pa.int8(): (BYTES_TO_WORDS, CONVERTED),
+    },
 )
 """What happens to floats and to ids, by their type: in Arrow's memory, and in stored pages."""
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -497,6 +541,9 @@ class NumberColumns:
         ]
         self.kinds = np.array([kinds[name in stored] for name, kinds in wanted], np.int64)
         """What happens to each column: floats, then ids."""
+        for n, (name, _) in enumerate(wanted):
+            if self.kinds[n] == LONGS_TO_IDS and columns.id_kind(name) is not np.int32:
+                self.kinds[n] = CONVERTED
         at = [n for n, (name, _) in enumerate(wanted) if name in stored]
         self.in_pages = (
             np.array(at, np.int64),
