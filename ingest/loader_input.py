@@ -27,8 +27,8 @@ from sluice.ingest.read.petastorm.options import (
     spec_functions,
     split_transform_spec,
 )
-from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, first_schema
-from sluice.ingest.read.sources import Reading, source_of
+from sluice.ingest.read.reader import RowGroupReader, first_schema
+from sluice.ingest.read.sources import Reading, RowGroupSource, source_of
 from sluice.ingest.read.user_history import UserHistories, histories_of
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators

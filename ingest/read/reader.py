@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ from sluice.ingest.read.user_history import (
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.bags import unit_of
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.quarantine import kinds_of
+from sluice.ingest.stages.quarantine import RowQuarantine, kinds_of
 from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
@@ -77,18 +77,6 @@ _IDLE_BYTES = 32 * 2**20
 """Memory that is kept for the stored bytes of the next row groups."""
 
 
-class Rescue(Protocol):
-    """Replaces rows that cannot be read, or raises."""
-
-    def replace_group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
-        """Returns a table that replaces the whole row group."""
-
-    def replace_rows(
-        self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema
-    ) -> pa.Table:
-        """Returns the row group with the rows replaced on which `attempt` fails."""
-
-
 Fetched = OpenFile | Exception | None
 """An open file of a store that has the bytes of a row group, or why they did not come. None: they were not fetched."""
 Work = Callable[[ReadTask, Charge], Decoded]
@@ -99,27 +87,14 @@ class SourceError(LoadingError):
     """A file cannot be read. The message names the file and the row group."""
 
 
-class RowGroupSource(Protocol):
-    """Decodes the row groups of tasks. A `RowGroupReader` is one."""
-
-    name: str
-    row_groups: tuple[tuple[int, ...], ...]
-    """The number of rows that each row group yields, file by file. A row group with 0 is not read."""
-    chosen_rows: str
-    """A hash of the rows that a predicate keeps. Empty without a predicate."""
-
-    def make_work(self) -> Work:
-        """Returns the work function of one worker."""
-
-    def results(self, pool: Iterator[Any]) -> Iterator[Any]:
-        """Returns the results of the pool whose workers do this work."""
-
-
 class RowGroupReader:
     """Reads row groups of a list of files. Many threads can use it. Page checksums are verified."""
 
-    name, chosen_rows = "arrow", ""
-    rescue: Rescue | None = None
+    name = "arrow"
+    chosen_rows = ""
+    """A hash of the rows that a predicate keeps."""
+    rescue: RowQuarantine | None = None
+    """What replaces rows that cannot be read, if they may be lost."""
 
     def __init__(
         self,
@@ -238,11 +213,13 @@ class RowGroupReader:
         return [name for name in names if name not in self._optional | reads_of(self.functions)]
 
     def make_work(self) -> Work:
+        """Returns the work function of one worker."""
         return lambda task, charge: Decoded(
             task, self.read(task.read, fetched=task.fetched), charge
         )
 
     def results(self, pool: Iterator[Any]) -> Iterator[Any]:
+        """Returns the results of the pool whose workers do this work."""
         return pool
 
     def fetch(self, read: Read, reserve: Callable[[int], None]) -> Fetched:

@@ -12,7 +12,10 @@ from sluice.ingest.errors import warn
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
-from sluice.ingest.read.reader import RowGroupReader, RowGroupSource, SourceError
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+
+RowGroupSource = RowGroupReader | PetastormSource
+"""Makes the work of the workers that decode row groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
