@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.ingest.plain.footer_chunks import StoredChunk, chunks_of_group
 
@@ -21,49 +21,16 @@ _LEVEL = 2  # bytes of one level of a value
 _AT_ONCE = 16 * 2**20  # columns are decoded together only if they take at most this many bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnChunk:
-    """One column in a row group, as a footer describes it."""
+class ColumnSize(NamedTuple):
+    """The bytes that decoding one column of a row group takes."""
 
-    values: int
-    width: int
-    """The bytes of a decoded value. 0: values vary in length."""
-    physical: int
-    """The bytes of a value in Parquet's physical type, which the reader decodes first."""
-    levels: int
-    """The number of levels: one if values may be missing, and one if the column holds lists."""
+    decoded: int
+    """The column in memory, decoded or as it is stored."""
+    extra: int
+    """What the reader needs besides, until all columns of one call are done."""
+    at_work: int
+    """What it needs besides while it decodes this column: the array's unused capacity, and a page."""
     stored: int
-    """The bytes in the file."""
-    plain: int
-    """The bytes in the file without compression, including those of the dictionary."""
-    dictionary: int
-    """The bytes of the dictionary in the file."""
-    expected: int = 0
-    """The expected bytes of values of varying length. The file may store repeated values only once."""
-    begins: int = 0
-    """The bytes of the offsets where each row's list begins."""
-
-    @property
-    def decoded(self) -> int:
-        """The bytes of the column in memory, decoded or as it is stored."""
-        decoded = self.values * self.width or max(self.plain, self.expected)
-        decoded += self.begins + self.values // 8
-        return decoded if self.begins else max(decoded, self.plain * 65 // 64)
-
-    @property
-    def extra_bytes(self) -> int:
-        """The bytes that the reader needs in addition to the result, until all columns of one call are done."""
-        room = 1 << max(0, self.values - 1).bit_length()  # arrays grow to powers of two
-        # The dictionary's page and its decoded values.
-        dictionary = 2 * self.dictionary * self.plain // max(1, self.stored)
-        converted = room * self.physical if self.physical != self.width else 0
-        return self.stored + room * _LEVEL * self.levels + dictionary + converted
-
-    @property
-    def at_work(self) -> int:
-        """The additional bytes while the column is being decoded: the array's unused capacity, and a page."""
-        room = 1 << max(0, self.values - 1).bit_length()
-        return (room - self.values) * self.width + self.plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,83 +66,80 @@ def decoding_of(
 ) -> Decoding:
     """Estimates the memory for decoding. `metadata` is the footer of a Parquet file of `file_bytes` bytes, and `schema`
     that of the columns to read. `bags` has the average number of ids a row. Rows of other files take up to `scale`
-    times the bytes of this file's rows. `text_bytes` returns the bytes of texts that the file may store only once."""
-    chunks = chunks_of(metadata, group, schema, bags, file_bytes=file_bytes, text_bytes=text_bytes)
-    portions: list[list[str]] = []
-    taken = 0
-    for name, parts in chunks.items():
-        size = sum(part.extra_bytes for part in parts)
-        if not portions or taken + size > _AT_ONCE:
-            portions.append([])
-            taken = 0
-        portions[-1].append(name)
-        taken += size
-    extra_bytes = max(
-        (
-            sum(part.extra_bytes for name in some for part in chunks[name])
-            + max((part.at_work for name in some for part in chunks[name]), default=0)
-            for some in portions
-        ),
-        default=0,
-    )
-    decoded = sum(part.decoded for parts in chunks.values() for part in parts)
-    stored = sum(part.stored for parts in chunks.values() for part in parts)
-    rows = max(1, metadata.row_group(group).num_rows)
-    return Decoding(
-        scale * decoded / rows,
-        round(scale * extra_bytes),
-        tuple(map(tuple, portions)),
-        round(scale * stored),
-    )
-
-
-def chunks_of(
-    metadata: Any,
-    group: int,
-    schema: Any,
-    bags: Mapping[str, float],
-    *,
-    file_bytes: int,
-    text_bytes: Callable[[str, StoredChunk], int],
-) -> dict[str, list[ColumnChunk]]:
-    """Returns the chunks of each column of `schema`: one, or several for a nested column. Raises ValueError if the
-    footer contradicts the file's size or its number of rows."""
-    wanted: dict[str, list[ColumnChunk]] = {name: [] for name in schema.names}
+    times the bytes of this file's rows. `text_bytes` returns the bytes of texts that the file may store only once.
+    Raises ValueError if the footer contradicts the file's size or its number of rows."""
+    sizes: dict[str, list[ColumnSize]] = {name: [] for name in schema.names}
     rows = metadata.row_group(group).num_rows
-    for leaf, chunk in enumerate(chunks_of_group(metadata, group)):
-        kind = metadata.schema.column(leaf)
-        name = kind.path if kind.path in wanted else kind.path.split(".")[0]
-        if name not in wanted:
+    for number, chunk in enumerate(chunks_of_group(metadata, group)):
+        leaf = metadata.schema.column(number)
+        name = leaf.path if leaf.path in sizes else leaf.path.split(".")[0]
+        if name not in sizes:
             continue
-        width, physical = _width(schema.field(name).type), _PHYSICAL.get(kind.physical_type, 0)
         if (
             min(chunk.values, chunk.stored, chunk.plain) < 0
             or chunk.stored > file_bytes
-            or (not kind.max_repetition_level and chunk.values != rows)
+            or (not leaf.max_repetition_level and chunk.values != rows)
         ):
             raise ValueError(
                 f"column {name!r} has {chunk.values} values in {chunk.stored} bytes, for {rows} rows in a "
                 f"file of {file_bytes} bytes"
             )
-        wanted[name].append(
-            ColumnChunk(
-                values=max(chunk.values, rows),
-                width=width,
-                physical=physical,
-                levels=(kind.max_definition_level > 0) + (kind.max_repetition_level > 0),
-                stored=chunk.stored,
-                dictionary=chunk.dictionary,
-                plain=min(chunk.plain, 2 * chunk.values * (physical + _LEVEL) + _PAGE)
-                if physical
-                else chunk.plain,
-                expected=text_bytes(kind.path, chunk)
-                if kind.physical_type == "BYTE_ARRAY"
-                and (chunk.dictionary or chunk.has_differences)
-                else round(_ID * bags.get(name, 0.0) * rows),
-                begins=0 if width and not kind.max_repetition_level else _OFFSET * rows,
-            )
-        )
-    return wanted
+        is_stored_once = chunk.dictionary or chunk.has_differences
+        if leaf.physical_type == "BYTE_ARRAY" and is_stored_once:
+            expected = text_bytes(leaf.path, chunk)
+        else:
+            expected = round(_ID * bags.get(name, 0.0) * rows)
+        sizes[name].append(_column_size(chunk, leaf, schema.field(name).type, rows, expected))
+    portions: list[list[str]] = []
+    taken = 0
+    for name, parts in sizes.items():
+        size = sum(part.extra for part in parts)
+        if not portions or taken + size > _AT_ONCE:
+            portions.append([])
+            taken = 0
+        portions[-1].append(name)
+        taken += size
+    together = ([part for name in some for part in sizes[name]] for some in portions)
+    extra_bytes = max(
+        (
+            sum(part.extra for part in some) + max((part.at_work for part in some), default=0)
+            for some in together
+        ),
+        default=0,
+    )
+    every = [part for parts in sizes.values() for part in parts]
+    return Decoding(
+        scale * sum(part.decoded for part in every) / max(1, rows),
+        round(scale * extra_bytes),
+        tuple(map(tuple, portions)),
+        round(scale * sum(part.stored for part in every)),
+    )
+
+
+def _column_size(chunk: StoredChunk, leaf: Any, kind: Any, rows: int, expected: int) -> ColumnSize:
+    """Returns the bytes of one leaf of a column of this kind. `expected` has those of values of varying length, because
+    a file may store repeated ones only once."""
+    values = max(chunk.values, rows)
+    width, physical = _width(kind), _PHYSICAL.get(leaf.physical_type, 0)
+    repeats = leaf.max_repetition_level > 0
+    plain = chunk.plain
+    if physical:
+        plain = min(plain, 2 * chunk.values * (physical + _LEVEL) + _PAGE)
+    offsets = 0 if width and not repeats else _OFFSET * rows
+    decoded = (values * width or max(plain, expected)) + offsets + values // 8
+    if not offsets:
+        decoded = max(decoded, plain * 65 // 64)
+    room = 1 << max(0, values - 1).bit_length()  # arrays grow to powers of two
+    levels = room * _LEVEL * ((leaf.max_definition_level > 0) + repeats)
+    # The dictionary's page and its decoded values.
+    dictionary = 2 * chunk.dictionary * plain // max(1, chunk.stored)
+    converted = room * physical if physical != width else 0  # decoded first in Parquet's type
+    return ColumnSize(
+        decoded,
+        chunk.stored + levels + dictionary + converted,
+        (room - values) * width + plain,
+        chunk.stored,
+    )
 
 
 def _width(kind: Any) -> int:
