@@ -43,10 +43,9 @@ from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
     GroupRange,
     HistoryError,
-    OtherSplit,
+    SplitEvents,
     UserHistories,
     in_order,
-    preceding_groups,
 )
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.bags import unit_of
@@ -187,7 +186,7 @@ class RowGroupReader:
         self._by_users: list[GroupRange] = []
         self._other_readers: list[RowGroupReader] = []
         """The readers of other splits whose events are in histories."""
-        self._others: list[OtherSplit] = []
+        self._others: list[SplitEvents] = []
         if history := self._history:
             self._by_users = self._groups_by_users(history)
             self._other_readers = [
@@ -195,8 +194,8 @@ class RowGroupReader:
                 for files in history.other_files
             ]
             self._others = [reader._as_other(history) for reader in self._other_readers]
-        self._preceding = preceding_groups(self._by_users)
-        """The row group that has the events before those of a row group's first user, if there is one."""
+        self._places = {group.at: place for place, group in enumerate(self._by_users)}
+        """The place of each row group in the order of the users."""
         self._checked_schema: pa.Schema | None = None
         """The schema of a row group that has passed `_check_schema`."""
         self._flat_schema: pa.Schema | None = None
@@ -384,7 +383,8 @@ class RowGroupReader:
             self._check_schema(table.schema, where)
             self._checked_schema = table.schema
         if self._history and columns is None:
-            earlier = self._earlier_groups(number, group)
+            before = self._by_users[: self._places.get((number, group), 0)]
+            earlier = SplitEvents(before, self._read_events, is_own=True)
             table = self._history.added(table, earlier, self._others, where)
         if self._selection:
             try:
@@ -436,20 +436,15 @@ class RowGroupReader:
                     return rows
             return self._table(file, number, group, portions)
 
-    def _earlier_groups(self, number: int, group: int) -> Iterator[tuple[str, pa.Table]]:
-        """Yields the row groups that may have earlier events of a row group's first user, the nearest first: the name
-        and the columns for histories of each."""
+    def _read_events(self, group: GroupRange) -> pa.Table:
         assert self._history is not None
-        at = self._preceding.get((number, group))
-        while at is not None:
-            yield self._where(*at), self._read_stored(*at, self._history.sources)
-            at = self._preceding.get(at)
+        return self._read_stored(*group.at, self._history.sources)
 
-    def _as_other(self, history: UserHistories) -> OtherSplit:
-        def read(group: GroupRange) -> pa.Table:
-            return self._read_stored(*group.at, history.sources)
-
-        return OtherSplit(self._groups_by_users(history), read)
+    def _as_other(self, history: UserHistories) -> SplitEvents:
+        return SplitEvents(
+            self._groups_by_users(history),
+            lambda group: self._read_stored(*group.at, history.sources),
+        )
 
     def _groups_by_users(self, history: UserHistories) -> list[GroupRange]:
         history.check(self.stored, self.files[0].path)

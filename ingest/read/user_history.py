@@ -9,8 +9,8 @@ other splits. So memory holds an event once until batches are made (`sluice.inge
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -85,18 +85,14 @@ def in_order(ranges: Iterable[GroupRange], history: History) -> list[GroupRange]
     return ordered
 
 
-def preceding_groups(ordered: Iterable[GroupRange]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Returns, for each row group whose first user may have rows before it, the row group with these rows. It may be in
-    another file."""
-    return {here.at: before.at for before, here in pairwise(ordered) if before.high == here.low}
-
-
 @dataclass(frozen=True, slots=True)
-class OtherSplit:
-    """The row groups of another split in the order of their users, and how to read the columns of the history."""
+class SplitEvents:
+    """Row groups of a split in the order of their users, and how to read the columns of the history."""
 
     groups: Sequence[GroupRange]
     read: Callable[[GroupRange], pa.Table]
+    is_own: bool = False
+    """Whether a row group that has histories is one of this split, and comes after these."""
 
     def between(self, low: Any, high: Any) -> Sequence[GroupRange]:
         """Returns the row groups that may have these users."""
@@ -159,7 +155,7 @@ class UserHistories:
         share = 1 + 2 * self.history.last / max(1.0, group_rows) + other_events
         return _VIEW + 4 * len(self.fields) * share
 
-    def share_of_others(self, own: Iterable[GroupRange], others: Sequence[OtherSplit]) -> float:
+    def share_of_others(self, own: Iterable[GroupRange], others: Sequence[SplitEvents]) -> float:
         """Returns the most events of other splits that a row group keeps for each of its rows."""
         shares = (
             min(self.history.last, sum(g.rows for g in other.between(one.low, one.high)) / one.rows)
@@ -171,26 +167,31 @@ class UserHistories:
     def added(
         self,
         stored: pa.Table,
-        earlier: Iterator[tuple[str, pa.Table]],
-        others: Sequence[OtherSplit],
+        earlier: SplitEvents,
+        others: Sequence[SplitEvents],
         where: str,
     ) -> pa.Table:
-        """Returns a whole row group with the histories of its rows. `earlier` yields the row groups before it, the
-        nearest first, each with its name. `others` are earlier splits with files of their own."""
+        """Returns a whole row group with the histories of its rows. `earlier` has the row groups before it. `others`
+        are earlier splits with files of their own."""
         rows = stored.num_rows
         if not rows:
             return pa.table(
                 {**_columns(stored), **{f.name: pa.nulls(0, f.type) for f in self.fields}}
             )
         keys = _Keys.of(stored, self.history, where)
-        pieces, before_time = self._earlier_events(keys, earlier, where)
+        of_user = _count(pc.equal(keys.users, keys.users[0]))
+        first_user = replace(keys, users=keys.users[:of_user], times=keys.times[:of_user])
+        pieces = self._events_of(earlier, first_user, where)
+        before_time = sum(_count(pc.less(piece.times, keys.times[0])) for piece in pieces)
         is_visible = self._visible(stored, where)
         numbers = np.flatnonzero(is_visible)
         size = sum(len(piece.users) for piece in pieces)
         pieces.append(self._events(stored, keys, numbers, where))
         order: npt.NDArray[np.int64] | slice = slice(None)
         if others:
-            pieces[:0] = self._events_of(others, keys)
+            pieces[:0] = [
+                piece for other in others for piece in self._events_of(other, keys, where)
+            ]
             users, times = (
                 pa.concat_arrays([getattr(piece, name) for piece in pieces])
                 for name in ("users", "times")
@@ -229,62 +230,39 @@ class UserHistories:
         except ColumnError as error:
             raise HistoryError(f"{where}: {error}") from error
 
-    def _earlier_events(
-        self, keys: _Keys, earlier: Iterator[tuple[str, pa.Table]], where: str
-    ) -> tuple[list[_Events], int]:
-        """Returns the events of the first row's user in earlier row groups that a row may have in its history, oldest
-        first. Also returns how many of them are before the first row's time.
-
-        Later rows can have only the last of the events at that time in their histories."""
-        last = self.history.last
-        user, time = keys.users[0], keys.times[0]
+    def _events_of(self, split: SplitEvents, keys: _Keys, where: str) -> list[_Events]:
+        """Returns the events of a split that rows with these keys may have in their histories, in order. The keys of
+        rows of the own split are those of one user."""
+        first, last = keys.users[0], keys.users[-1]
+        lacking = np.full(len(keys.users), self.history.last)
         pieces: list[_Events] = []
-        before, ties = 0, 0
-        for there, table in earlier:
-            others = _Keys.of(table, self.history, there)
-            first = table.num_rows - _count(pc.equal(others.users, user))
-            if _count(pc.greater(others.times.slice(first), time)):
-                raise HistoryError(
-                    f"{there}: column {self.time!r} of {self.by} {user.as_py()!r} ends with "
-                    f"{others.times[-1].as_py()!r}, and {where} begins with {time.as_py()!r}. "
-                    + _SORT.format(self.history)
-                )
-            numbers = first + np.flatnonzero(self._visible(table.slice(first), there))
-            now = _count(pc.less(others.times.take(numbers), time))
-            old = min(now, last - before)
-            new = min(len(numbers) - now, last - ties)
-            pieces[:0] = [
-                self._events(table, others, some, there).copied()
-                for some in (numbers[now - old : now], numbers[len(numbers) - new :])
-                if len(some)
-            ]
-            before += old
-            ties += new
-            if before == last or first:
-                break
-        return pieces, before
-
-    def _events_of(self, others: Sequence[OtherSplit], keys: _Keys) -> list[_Events]:
-        """Returns the events of other splits that a row may have in its history. Those of one split are in order."""
-        last = self.history.last
-        pieces: list[_Events] = []
-        for other in others:
-            lacking = np.full(len(keys.users), last)
-            before = len(pieces)
-            for group in reversed(other.between(keys.users[0].as_py(), keys.users[-1].as_py())):
-                may_have = pc.and_(
-                    pc.greater_equal(keys.users, group.low), pc.less_equal(keys.users, group.high)
-                ).to_numpy(zero_copy_only=False)
-                if not (lacking[may_have] > 0).any():
-                    continue
-                table = other.read(group)
-                there = _Keys.of(table, self.history, group.where)
-                _, starts, ends = _places(there.users, there.times, keys, last)
-                lacking -= ends - starts
-                begun = np.bincount(starts, minlength=table.num_rows + 1)
-                ended = np.bincount(ends, minlength=table.num_rows + 1)
-                if len(kept := np.flatnonzero(np.cumsum(begun - ended))):
-                    pieces.insert(before, self._events(table, there, kept, group.where).copied())
+        for group in reversed(split.between(first.as_py(), last.as_py())):
+            may_have = pc.and_(
+                pc.greater_equal(keys.users, group.low), pc.less_equal(keys.users, group.high)
+            ).to_numpy(zero_copy_only=False)
+            if not (lacking[may_have] > 0).any():
+                continue
+            table = split.read(group)
+            there = _Keys.of(table, self.history, group.where)
+            begin = _count(pc.less(there.users, first))
+            rows = np.arange(begin, table.num_rows - _count(pc.greater(there.users, last)))
+            if split.is_own and len(rows):
+                if pc.greater(there.times[rows[-1]], keys.times[0]).as_py():
+                    raise HistoryError(
+                        f"{group.where}: column {self.time!r} of {self.by} {first.as_py()!r} ends with "
+                        f"{there.times[rows[-1]].as_py()!r}, and {where} begins with {keys.times[0].as_py()!r}. "
+                        + _SORT.format(self.history)
+                    )
+                rows = rows[self._visible(table.slice(begin, len(rows)), group.where)]
+            at = pa.array(rows)
+            _, starts, ends = _places(
+                there.users.take(at), there.times.take(at), keys, self.history.last
+            )
+            lacking -= ends - starts
+            begun = np.bincount(starts, minlength=len(rows) + 1)
+            ended = np.bincount(ends, minlength=len(rows) + 1)
+            if len(kept := np.flatnonzero(np.cumsum(begun - ended))):
+                pieces.insert(0, self._events(table, there, rows[kept], group.where).copied())
         return pieces
 
     def _events(

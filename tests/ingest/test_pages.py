@@ -131,9 +131,12 @@ def test_drawn_files_give_the_values_that_arrow_decodes(tmp_path, seed):
     arrows.close()
 
 
+NUMBERS = ("label", "d", "few", "long", "double")
+
+
 @pytest.fixture
 def simple(tmp_path):
-    """Five required columns, of which all but the last two stay stored; two row groups of two pages."""
+    """Six required columns, of which all but the last stay stored; two row groups of two pages."""
 
     def write(optional=False, **options):
         chance = np.random.default_rng(3)
@@ -143,6 +146,7 @@ def simple(tmp_path):
                 "d": pa.array(chance.normal(size=4000), pa.float32()),
                 "few": pa.array(chance.integers(0, 40, 4000), pa.int32()),
                 "long": pa.array(chance.integers(0, 400, 4000), pa.int64()),
+                "double": pa.array(chance.normal(size=4000), pa.float64()),
                 "text": pa.array([str(n) for n in range(4000)]),
             }
         )
@@ -158,22 +162,22 @@ def simple(tmp_path):
 @pytest.mark.parametrize(
     ("options", "stored"),
     [
-        ({}, ("label", "d", "few")),
-        ({"compression": "lz4"}, ("label", "d", "few")),
-        ({"compression": {"d": "gzip", "few": "zstd"}}, ("label", "few")),
-        ({"compression": "snappy", "data_page_version": "2.0"}, ("label", "d", "few")),
+        ({}, NUMBERS),
+        ({"compression": "lz4"}, NUMBERS),
+        ({"compression": {"d": "gzip", "few": "zstd"}}, ("label", "few", "long", "double")),
+        ({"compression": "snappy", "data_page_version": "2.0"}, NUMBERS),
         ({"compression": "gzip"}, None),
         (
             {"use_dictionary": False, "column_encoding": {"few": "DELTA_BINARY_PACKED"}},
-            ("label", "d"),
+            ("label", "d", "long", "double"),
         ),
     ],
 )
 def test_numbers_stay_stored_beside_columns_that_arrow_decodes(simple, options, stored):
-    groups = reader(simple(**options), ("label", "d", "few", "long", "text"))
+    groups = reader(simple(**options), (*NUMBERS, "text"))
     rows = groups.decoded(0, 1)
     assert getattr(rows, "stored", ()) == (stored or ())
-    assert rows.schema.names == ["label", "d", "few", "long", "text"]
+    assert rows.schema.names == [*NUMBERS, "text"]
     if stored:
         assert set(rows.others.column_names) == set(rows.schema.names) - set(stored)
     groups.close()
@@ -194,12 +198,12 @@ def test_a_column_stays_stored_only_if_footer_and_levels_say_that_no_value_is_mi
 ):
     numbers = pa.array(range(3000), pa.int32())
     table = pa.table({"all": numbers, "gap": pc.if_else(pc.equal(numbers, 1234), None, numbers)})
-    path, of_footer = tmp_path / "gap.parquet", pages._chunk_numbers
+    path, of_footer = tmp_path / "gap.parquet", pages.chunk_numbers
     pq.write_table(table, path, compression=compression, data_page_version=version)
     for nulls, stored in ((0, ("all",)), (-1, ())):
         found = of_footer(pq.read_metadata(path))
-        found[0] = nulls
-        monkeypatch.setattr(pages, "_chunk_numbers", lambda _, found=found: found)
+        found[pages.NULLS] = nulls
+        monkeypatch.setattr(pages, "chunk_numbers", lambda _, found=found: found)
         groups = reader(path, ("all", "gap"))
         rows = groups.decoded(0, 0)
         assert getattr(rows, "stored", ()) == stored
@@ -273,15 +277,14 @@ def all_bits(groups):
 def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(simple, options):
     """Caught, or in a part of a page's head that holds no values."""
     path, chance, outcomes = simple(**options), random.Random(30), Counter()
-    names = ("label", "d", "few", "long")
-    expected, whole = all_bits(reader(path, names)), path.read_bytes()
+    expected, whole = all_bits(reader(path, NUMBERS)), path.read_bytes()
     group = pq.read_metadata(path).row_group(0)
-    chunks = [group.column(n) for n in range(4)]
+    chunks = [group.column(n) for n in range(len(NUMBERS))]
     for _ in range(120):
         [chunk] = chance.choices(chunks, [one.total_compressed_size for one in chunks])
         begin = chunk.dictionary_page_offset or chunk.data_page_offset
         flipped(path, begin + chance.randrange(chunk.total_compressed_size), chance)
-        groups = reader(path, names)  # an open one would see that the file has changed
+        groups = reader(path, NUMBERS)  # an open one would see that the file has changed
         try:
             assert all_bits(groups) == expected, chunk.path_in_schema
             outcomes["in a page's head"] += 1
@@ -411,7 +414,7 @@ def wrong_index(simple):
     return path
 
 
-ROLES = {"label": "label", "dense": ["d"], "sparse": ["few"]}
+ROLES = {"label": "label", "dense": ["d", "double"], "sparse": ["few", "long"]}
 
 
 def test_an_index_beyond_its_dictionary_is_an_error_with_file_row_group_and_column(wrong_index):
@@ -467,3 +470,22 @@ def test_batches_and_order_are_those_of_arrow(table, simple, seed):
     assert hashes[0] == hashes[1]
     assert sums[0] == sums[1]
     assert len(sums[0]) > 100
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_numbers_of_8_bytes_become_what_numpy_makes_of_them(tmp_path, compression):
+    """Stored until they are moved, and decoded by Arrow."""
+    doubles = np.resize([0.1, -0.0, np.nan, np.inf, -np.inf, 3.4e38, 1e-46, 2**53 + 1.0], 512)
+    longs = np.resize([0, -1, 2**53 + 1, -(2**63), 2**31, 7, 2**24 + 1, 5], 512)
+    ids = np.arange(512) * (2**22 + 1)
+    table = pa.table({"y": np.resize([0, 1], 512), "x": doubles, "n": longs, "i": ids})
+    pq.write_table(table, tmp_path / "a.parquet", compression=compression)
+    roles = {"label": "y", "dense": ["x", "n"], "sparse": "i"}
+    how = {"batch_size": 512, "shuffle": False, "streams": 1, "errors": Errors(finite=False)}
+    with open_loader(str(tmp_path), roles=roles, **how) as loader:
+        [batch] = loader
+    expected = np.stack([doubles, longs], 1).astype(np.float32)
+    expected[:, 1] = longs.astype(np.float32)
+    assert batch.dense.numpy().tobytes() == expected.tobytes()
+    assert batch.values.tolist() == ids.tolist()
+    assert batch.label.tolist() == np.resize([0, 1], 512).tolist()
