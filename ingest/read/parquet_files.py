@@ -503,7 +503,10 @@ def _data_files(
 def _read_footers(located: Mapping[str, FileColumns], spec: Spec | None) -> list[Footer]:
     """Reads the footers, with the names of the table's columns. Raises a PartitionError if a column, of a spec's if
     there is one, is in a file and in the name of its folder."""
-    found = footers_of(list(located))
+    try:
+        found = footers_of(list(located))
+    except ParquetError as error:
+        raise error.with_traceback(None) from error.__cause__  # without the frames of threads
     for (path, one), footer in zip(located.items(), found, strict=True):
         wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
         refuse_twice(path, wanted, one)
