@@ -41,7 +41,7 @@ def choose(
             "--engine local: spark-submit has started Spark already; run: sluice etl "
             f"{shlex.join(arguments)}"
         )
-    why = _only_spark(spec)
+    why = only_spark(spec)
     if asked == "local" and why is not None:
         place = os.path.relpath(Path(__file__).resolve().parent.parent)
         others = re.sub("(^|\0)--engine(=|\0)local", "", "\0".join(arguments)).strip("\0")
@@ -52,8 +52,6 @@ def choose(
         )
     if asked is None and not submitted:
         why = why or _cluster(environment)
-    if asked != "local" and (asked or submitted or why):
-        _refuse_dots(spec)
     if asked is not None or submitted:
         return asked or "spark"
     if why is None:
@@ -66,25 +64,20 @@ def choose(
     return "spark"
 
 
-def _refuse_dots(spec: Spec) -> None:
-    """Refuses files with columns of which Spark would take a name for a part of a struct."""
-    dotted = next((name for name in spec.input.columns if "." in name), None)
-    if dotted and spec.input.has_columns:
-        raise EngineError(
-            f"{spec.name}: input column {dotted!r}: Spark does not read names with dots, such as parts of structs, "
-            f"from {spec.input.format}; write the part as a column of its own, or read JSON. The local engine reads "
-            "it if the spec has no [dedup], [[join]], [[history]] or [[lag]]"
-        )
-
-
-def _only_spark(spec: Spec) -> str | None:
+def only_spark(spec: Spec) -> str | None:
     """Returns why only Spark can do a job of this spec, or None if the local engine can do it."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         return "this installation has no local engine"
-    from sluice.etl.local.input import only_spark
-
-    why: str | None = only_spark(spec)
-    return why
+    found = [
+        *(["[dedup]"] if spec.rows.dedup else []),
+        *(["[[join]]"] if spec.rows.joins else []),
+        *dict.fromkeys("[[lag]]" if h.lag else "[[history]]" for h in spec.rows.histories),
+    ]
+    if found:
+        return f"{' and '.join(found)} of {spec.name}: rows meet other rows there, which only Spark brings together"
+    if spec.input.multiline:
+        return f"input.multiline of {spec.name}: records over several lines are read by Spark alone"
+    return None
 
 
 def _cluster(environment: Mapping[str, str]) -> str | None:

@@ -1,8 +1,7 @@
 """What a cell of a declared type is, in each form in which it comes.
 
-`TextCells` reads texts as the input writes them, `json_cell` reads a value of JSON, and `stored_cells` the columns of
-Parquet and tables. Jobs and the server use these three. `cast_column` of `sluice.etl.spark.columns` is the rule for
-stored columns in Spark's SQL."""
+`TextCells` reads texts as the input writes them, `json_cell` reads a value of JSON, and `stored_column` a column of
+Parquet, of a table or of a side table. Jobs and the server use these three."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import re
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -177,13 +177,31 @@ def json_cell(value: Any, kind: str, texts: TextCells | None = None) -> Any:
     raise ValueError(f"{value!r} is no {kind}")
 
 
+def stored_column(
+    values: pa.Array, kind: str, texts: TextCells
+) -> tuple[pa.Array, npt.NDArray[np.bool_] | None]:
+    """Returns the values of a stored column in a type of the spec, and which do not fit it, or None if all do. Raises
+    ArrowInvalid for types that are not read. A number may be stored as a text, and a text as bytes."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    is_bytes = pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+    if (is_text and kind in NUMBERS) or (is_bytes and kind == "text"):
+        found, bad = texts.convert(values, kind)
+        lost = np.zeros(len(values), bool)
+        lost[bad] = True
+        return found, lost
+    return converted(values, kind)
+
+
 def stored_cells(rows: pa.RecordBatch, source: Input) -> pa.RecordBatch:
     """Returns the spec's columns of stored rows, and `_bad`, the name of the first column whose value does not fit its
     type. A column that the rows lack is null."""
     columns, bad = [], np.full(rows.num_rows, "", object)
+    texts = TextCells(source)
     for name, kind in source.read_as.items():
         known = rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
-        values, lost = converted(known, kind)
+        values, lost = stored_column(known, kind, texts)
         columns.append(values)
         if lost is not None:
             bad[lost & (bad == "")] = name

@@ -26,8 +26,8 @@ Batches = Iterator[pa.RecordBatch]
 LONG_TEXT = f"a text of more than {MOST_TEXT_BYTES:,} bytes"
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
-ADDED_COLUMNS = ("_bad", "_file", "_from", "_at", *TIES)
-"""Columns that Spark's reader adds to those of the input: what is wrong with a row, and where it comes from."""
+ADDED_COLUMNS = ("_bad", "_file", "_from", *TIES)
+"""Columns that readers add to those of the input: what is wrong with a row, and where it comes from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,11 @@ def draw_bar(name: str, *, share: float, rows: int, size: float, seconds: float)
 
 
 class Pass:
-    """The progress of one pass. `size` is the whole work in any unit, and `bytes_` its number of bytes."""
+    """The progress of one pass over `size` bytes."""
 
-    def __init__(
-        self, name: str, size: int, bytes_: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, name: str, size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
-        self._size = max(1, size)
-        self._bytes = bytes_
+        self._size = size
         self._clock = clock
         self._start = clock()
         self._rows = self._done = 0
@@ -42,12 +39,12 @@ class Pass:
 
     @property
     def text(self) -> str:
-        share = min(1.0, self._done / self._size)
+        share = min(1.0, self._done / max(1, self._size))
         return draw_bar(
             self._name,
             share=share,
             rows=self._rows,
-            size=share * self._bytes,
+            size=share * self._size,
             seconds=self._clock() - self._start,
         )
 

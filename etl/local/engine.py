@@ -37,14 +37,14 @@ from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
-from sluice.etl.local.columns import RowGroups
-from sluice.etl.local.input import LocalInput
 from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.input_paths import store_of
 from sluice.etl.read.pieces import Piece
+from sluice.etl.read.row_groups import RowGroups
 from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
@@ -78,7 +78,7 @@ class LocalEngine(Engine):
         self._headers = tuple(
             header.encode(job.spec.input.encoding) for header in headers_of(job.spec.input)
         )
-        self._input = LocalInput(job.spec.input, job.inputs, self._threads)
+        self._input = InputFiles(job.spec.input, job.inputs, self._threads.map)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._parsed, self._finished = RowStore(self._budget, free // 2), RowStore(self._budget)
         self._complete = set[tuple[str, int]]()
@@ -86,7 +86,7 @@ class LocalEngine(Engine):
         self._bad: set[tuple[str, int]] = set()
         self._before: tuple[dict[tuple[str, int], int], int] | None = None
         self._examples: dict[str, Reject] = {}
-        self._pass = Pass("", 1, 0)
+        self._pass = Pass("", 0)
         progress.follow(lambda: self._pass.text)
 
     def check(self) -> None:
@@ -178,7 +178,7 @@ class LocalEngine(Engine):
 
     def _over(self, function: Callable[[Any], int], name: str) -> None:
         """Calls a function on each piece of the input, and shows the progress by the rows that it returns."""
-        self._pass = Pass(name, self._input.size, self._input.bytes)
+        self._pass = Pass(name, self._input.bytes)
 
         def counted(piece: Piece | RowGroups) -> None:
             try:
@@ -275,14 +275,14 @@ class LocalEngine(Engine):
         writer = FileWriter(placement, job.store, job.name, self._threads.check_wanted)
         # About how many bytes each file takes.
         sizes = {file: count * widest[0] for file, count in sorted(self._finished.rows.items())}
-        self._pass = Pass("pass 2 of 2, ", counted.rows, sum(sizes.values()))
+        self._pass = Pass("pass 2 of 2, ", sum(sizes.values()))
 
         def finish(file: int) -> NewFile:
             with contextlib.closing(SortedRows(self._budget)) as rows:
                 for batch in self._finished.get(file):
                     rows.add(batch)
                 made = writer.write(file, rows)
-            self._pass.add(made.record.rows, made.record.rows)
+            self._pass.add(made.record.rows, sizes[file])
             return made
 
         # A sort has three copies of a file's rows in memory: unsorted, sorted, and as they are written.

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from sluice.etl.apply.lines import are_headers
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
 
+T = TypeVar("T")
 PIECE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _MARK = b"\xef\xbb\xbf"
@@ -153,20 +154,27 @@ def pieces_of_ranges(ranges: Iterable[FileRange]) -> Iterator[Piece]:
 def split_into_tasks(files: Sequence[InputFile], task_bytes: int) -> list[tuple[FileRange, ...]]:
     """Returns the ranges of each task, in the order of the input. A task has about `task_bytes`, or one compressed
     file. Each file counts `OPEN_BYTES` more."""
-    tasks: list[list[FileRange]] = []
     pieces = -(-task_bytes // PIECE_BYTES)
     piece_bytes = -(-task_bytes // pieces)
-    size = task_bytes
+    ranges = []
     for file in files:
         step = max(1, file.size) if is_compressed(file) else pieces * piece_bytes
         for start in range(0, file.size, step):
-            part = FileRange(file, start, min(step, file.size - start), piece_bytes)
-            cost = part.size + OPEN_BYTES
-            if size + cost > task_bytes:
-                tasks.append([])
-                size = 0
-            tasks[-1].append(part)
-            size += cost
+            size = min(step, file.size - start)
+            ranges.append((FileRange(file, start, size, piece_bytes), size + OPEN_BYTES))
+    return pack(ranges, task_bytes)
+
+
+def pack(parts: Iterable[tuple[T, int]], task_bytes: int) -> list[tuple[T, ...]]:
+    """Returns the parts of each task, given parts with their sizes. A task has about `task_bytes`, or one part."""
+    tasks: list[list[T]] = []
+    size = task_bytes
+    for part, cost in parts:
+        if size + cost > task_bytes:
+            tasks.append([])
+            size = 0
+        tasks[-1].append(part)
+        size += cost
     return [tuple(task) for task in tasks]
 
 

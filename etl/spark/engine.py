@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -12,20 +11,18 @@ import pyarrow as pa
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.rejected import Reject
-from sluice.etl.jobs.engine import MAPPED, Engine, JobFailure, Learnt, Sums, Written
+from sluice.etl.jobs.engine import MAPPED, Engine, Learnt, Sums, Written
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, draw_bar
 from sluice.etl.ops import Fitted
 from sluice.etl.spark.columns import quoted
-from sluice.etl.spark.errors import find_cause
 from sluice.etl.spark.fit import sum_counts
 from sluice.etl.spark.history_state import write_tails
-from sluice.etl.spark.joins import check_side_table, select_side_columns, unit_of_time
+from sluice.etl.spark.joins import unit_of_time
 from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
-from sluice.etl.spark.session import fit_partitions, frame_bytes
-from sluice.etl.spark.workers.part_of_input import split_part
+from sluice.etl.spark.session import fit_partitions
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState
@@ -60,21 +57,19 @@ class SparkEngine(Engine):
     def check(self) -> None:
         if self.job.rejects is not None:
             check_rejects(self._spark, self.job.rejects)
-        self._raw.check_headers()
-        for join in self.spec.rows.joins:
-            check_side_table(self._spark, join, self.spec, self.job.accept_nulls)
-        joined = [
-            select_side_columns(self._spark, join, self.spec) for join in self.spec.rows.joins
-        ]
-        fit_partitions(self._spark, self._raw.bytes + sum(map(frame_bytes, joined)))
+        self._raw.check()
+        for side in self._raw.sides:
+            side.check_values(self.job.accept_nulls)
+        size = self._raw.bytes + sum(side.bytes for side in self._raw.sides)
+        fit_partitions(self._spark, size)
 
     def _warn_of_units(self) -> None:
         """Names each side table whose times seem to have another unit than those of the rows."""
-        for join in self.spec.rows.joins:
+        for side in self._raw.sides:
+            join = side.join
             if join.time is not None:
-                side = select_side_columns(self._spark, join, self.spec)
                 [[ours]] = self._raw.related.selectExpr(f"max({quoted(join.time)})").collect()
-                [[theirs]] = side.selectExpr("max(_since)").collect()
+                [[theirs]] = side.rows.selectExpr("max(_since)").collect()
                 units = [unit_of_time(ours), unit_of_time(theirs)]
                 if None not in units and units[0] != units[1]:
                     self.progress.say(
@@ -86,8 +81,7 @@ class SparkEngine(Engine):
         return self.job.store.spark_url(relative)
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
-        with self._naming_files():
-            found = sum_counts(self._raw, level, state, operators, self._large)
+        found = sum_counts(self._raw, level, state, operators, self._large)
         if not level:
             self._warn_of_units()
         return found
@@ -104,34 +98,19 @@ class SparkEngine(Engine):
         return find_reject_of(self._spark, folder, reason)
 
     def ways(self, state: FittedState) -> dict[str, str]:
-        return dict.fromkeys(state.stored, MAPPED) | self._raw.joins
+        return dict.fromkeys(state.stored, MAPPED) | {
+            side.join.path: side.way for side in self._raw.sides
+        }
 
     def write(self, state: FittedState, counted: RowCounts) -> Written:
         job = self.job
         placement = FileAssignment.of(
             self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)
         )
-        with self._naming_files():
-            written = write(self._raw, state, placement, job, rows=counted.rows)
+        written = write(self._raw, state, placement, job, rows=counted.rows)
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)
         return written
-
-    @contextlib.contextmanager
-    def _naming_files(self) -> Iterator[None]:
-        """Adds the task's input files to the error of an operator. After joins and histories, a task has no files."""
-        from pyspark.errors import PySparkException
-
-        try:
-            yield
-        except PySparkException as error:
-            message, part = split_part(find_cause(str(error)))
-            if part is None:
-                raise
-            files = [] if self.spec.rows.relational else self._raw.files_of(part)
-            raise JobFailure(
-                f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}{': ' if files else ''}{message}"
-            ) from error
 
     def close(self) -> None:
         self._raw.release()

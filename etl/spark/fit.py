@@ -29,8 +29,7 @@ from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import ParsedRows, with_dots
-from sluice.etl.spark.workers.part_of_input import name_part
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, with_dots
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Packed
 
@@ -98,7 +97,7 @@ def _count_rows(raw: RawInput, level: int | None, state: FittedState) -> DataFra
     return raw.rows.mapInArrow(count, _PARTS)
 
 
-@name_part
+@name_files
 def _count_in_worker(
     parsed: ParsedRows, level: int | None, packed: Callable[[], Packed], batches: Batches
 ) -> Batches:

@@ -14,8 +14,6 @@ from sluice.etl.spark.joins import (
     last_elements,
     make_entry,
     newest_first_order,
-    newest_side_rows,
-    select_side_columns,
 )
 from sluice.etl.spark.large import COMMIT_OPTIONS
 from sluice.etl.spec.row_rules import HistorySpec
@@ -31,10 +29,8 @@ if TYPE_CHECKING:
 def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
     """Writes Parquet files of (key, value), or (key, the side table's columns), to a folder for each history and side
     table."""
-    spec, frames = raw.spec, {}
-    for number, join in enumerate(spec.rows.joins):
-        side = select_side_columns(raw.spark, join, spec)
-        frames[tail_of_join(number)] = newest_side_rows(side, join)
+    spec = raw.spec
+    frames = {tail_of_join(number): side.newest_rows() for number, side in enumerate(raw.sides)}
     for history in spec.rows.histories:
         frames[history.name] = _tail(raw.related, history, spec, raw.earlier)
     for name, frame in frames.items():

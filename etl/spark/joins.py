@@ -6,43 +6,30 @@ the same time do not see each other. No order goes by the label: see `ties` in `
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from sluice.common.errors import InputError
-from sluice.etl.spark.columns import (
-    NANOSECONDS,
-    SPARK_TYPES,
-    cast_column,
-    may_lose,
-    quoted,
-    read_types,
-)
-from sluice.etl.spark.located_files import FILE, ROW, read_tables
-from sluice.etl.spark.table_folders import refuse_tables
-from sluice.etl.spec.input_section import TABLES
-from sluice.etl.spec.row_rules import Dedup, HistorySpec, Join
+from sluice.etl.spark.columns import SPARK_TYPES, quoted
+from sluice.etl.spark.side_tables import SideTable
+from sluice.etl.spec.row_rules import Dedup, HistorySpec
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.job_record import MORE
-from sluice.etl.table.table_files import TableFiles
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
-_BROADCAST_BYTES = 32 * 2**20
 _SALTS = 4096
-_WHOLE = ("tinyint", "smallint", "int", "bigint")
 
 
-def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
+def relate(
+    rows: DataFrame, spec: Spec, sides: Iterable[SideTable], earlier: Mapping[str, str]
+) -> DataFrame:
     """Returns the rows after dedup, joins and histories, in this order. `earlier` has the files from which histories
     continue, by the history's name."""
     if spec.rows.dedup:
         rows = _drop_duplicates(rows, spec.rows.dedup)
-    for join in spec.rows.joins:
-        rows = _add_side_columns(rows, join, spec)
+    for side in sides:
+        rows = _add_side_columns(rows, side)
     for history in spec.rows.histories:
         rows = _add_history(rows, history, spec, earlier.get(history.name))
     return rows
@@ -67,125 +54,6 @@ def _drop_duplicates(rows: DataFrame, how: Dedup) -> DataFrame:
     return rows.withColumn("_turn", sql.row_number().over(window)).where("_turn = 1").drop("_turn")
 
 
-def select_side_columns(spark: SparkSession, join: Join, spec: Spec) -> DataFrame:
-    """Returns the columns of a side table that a join uses. Its keys `_on0`, `_on1`, and so on have the types of the
-    columns that they are compared with."""
-    side, stored = read_side(spark, join)
-    typed = _cast_side(side, stored, join, spec)
-    return side.select(*[column.alias(name) for name, column in typed.items()]).where(
-        " and ".join(f"_on{i} is not null" for i in range(len(join.on)))
-    )
-
-
-def _cast_side(
-    side: DataFrame, stored: Mapping[str, str], join: Join, spec: Spec
-) -> dict[str, Column]:
-    """Returns the columns of a side table in the types of the spec, by their new names. `_since` is its time."""
-    from pyspark.errors import AnalysisException
-
-    keys = zip(join.their_on or join.on, join.on, strict=True)
-    wanted = {f"_on{i}": (name, spec.types[ours]) for i, (name, ours) in enumerate(keys)}
-    wanted |= {name: (name, kind) for name, kind in join.columns.items()}
-    if join.time and join.their_time:
-        # Whole seconds would make a side row valid before its time.
-        is_whole = spec.types[join.time] == "int" and stored[join.their_time] in _WHOLE
-        wanted["_since"] = (join.their_time, "int" if is_whole else "float")
-    typed = {}
-    for new, (name, kind) in wanted.items():
-        typed[new] = cast_column(_named(join), name, stored[name], kind, join.decimal)
-        try:
-            side.select(typed[new])
-        except AnalysisException:
-            raise SpecError(
-                f"{_named(join)}: column {name!r} holds {stored[name]}, which is not read as {kind}; write "
-                "the column in another type"
-            ) from None
-    return typed
-
-
-def check_side_table(spark: SparkSession, join: Join, spec: Spec, accepted: Container[str]) -> None:
-    """Raises an InputError if a time of a side table cannot be read, or if too many values of a column do not fit its
-    type. These values would be null in all joined rows. `accepted` are columns that are not checked."""
-    from pyspark.sql import functions as sql
-
-    side, stored = read_side(spark, join)
-    names = {name: name for name in join.columns} | (
-        {"_since": join.their_time or ""} if join.time else {}
-    )
-    typed = _cast_side(side, stored, join, spec)
-    kinds = {**join.columns, "_since": "float"}
-    lost = {
-        name: side[quoted(name)].isNotNull() & typed[new].isNull()
-        for new, name in names.items()
-        if name not in accepted and may_lose(stored[name], kinds[new])
-    }
-    if not lost:
-        return
-    counts = [sql.count_if(flag).alias(f"{name}/lost") for name, flag in lost.items()]
-    examples = [
-        sql.min(sql.when(flag, side[quoted(name)].cast("string"))).alias(name)
-        for name, flag in lost.items()
-    ]
-    row = side.agg(sql.count("*").alias("_rows"), *counts, *examples).collect()[0]
-    for name in lost:
-        share = row[f"{name}/lost"] / max(1, row["_rows"])
-        if row[f"{name}/lost"] and (share >= MORE or name == join.their_time):
-            kind = SPARK_TYPES[join.columns.get(name, "float")]
-            raise InputError(
-                f"{_named(join)}: column {name!r}: {share:.1%} of its values are not of its "
-                f"type, {kind}, for instance {row[name][:100]!r}; nothing was published; "
-                f"correct them, or accept that they are null with --accept-nulls {name}"
-            )
-
-
-def _named(join: Join) -> str:
-    return f"join.path = {join.path!r}"
-
-
-def read_side(spark: SparkSession, join: Join) -> tuple[DataFrame, dict[str, str]]:
-    """Returns a side table as it is stored, and the types of its columns. Raises a SpecError if a column of the join is
-    missing."""
-    from pyspark.errors import AnalysisException, IllegalArgumentException
-
-    wanted = {*(join.their_on or join.on), *join.columns, join.their_time} - {None}
-    nanoseconds: set[str] = set()
-    try:
-        if join.format in TABLES:
-            table = TableFiles.open(join.path)
-            side = read_tables(spark, [table], table.schema.names).drop(FILE, ROW)
-        elif join.format == "csv":
-            options = {
-                "header": str(not join.fields).lower(),
-                "sep": join.delimiter,
-                "encoding": join.encoding,
-            }
-            side = spark.read.options(**options).csv(join.path)
-        else:
-            spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
-            side = spark.read.format(join.format).load(join.path)
-            files = side.inputFiles()
-            refuse_tables(spark, files)
-            if join.format == "parquet":
-                [types] = read_types(spark, files[:1], {str(name) for name in wanted}).values()
-                nanoseconds = {name for name, kind in types.items() if kind == NANOSECONDS}
-    except (AnalysisException, IllegalArgumentException, OSError) as error:
-        raise SpecError(f"{_named(join)}: cannot be read ({str(error).splitlines()[0]})") from None
-    if join.fields:
-        if len(side.columns) != len(join.fields):
-            raise SpecError(
-                f"{_named(join)}: has {len(side.columns)} columns, and join.fields names "
-                f"{len(join.fields)}; name all of them, in order"
-            )
-        side = side.toDF(*join.fields)
-    missing = sorted(str(name) for name in wanted if name not in side.columns)
-    if missing:
-        raise SpecError(
-            f"{_named(join)}: there is no column {missing[0]!r} (there are: "
-            f"{', '.join(side.columns)})"
-        )
-    return side, {**dict(side.dtypes), **dict.fromkeys(nanoseconds, NANOSECONDS)}
-
-
 def unit_of_time(value: float | None) -> str | None:
     """Returns the unit of a time since 1970, for times from 1973 to 2286. None: it may be no such time."""
     units = {"seconds": 1e8, "milliseconds": 1e11, "microseconds": 1e14, "nanoseconds": 1e17}
@@ -205,12 +73,12 @@ def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
     )
 
 
-def _add_side_columns(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
+def _add_side_columns(rows: DataFrame, table: SideTable) -> DataFrame:
     """Returns the rows with the columns of a side table. They are null if it has no row for a key."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    side = select_side_columns(rows.sparkSession, join, spec)
+    join, side = table.join, table.rows
     keys = [f"_on{i}" for i in range(len(join.on))]
     added = list(join.columns)
     whole = sql.struct(*map(quoted, added))
@@ -229,7 +97,8 @@ def _add_side_columns(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
             sql.lit(0).alias("_salt"),
             *[sql.col("_side").getField(name).alias(name) for name in added],
         )
-        one = sql.broadcast(one) if choose_join(join, side) == "broadcast" else one
+        # Spark does not know the size of what workers read.
+        one = sql.broadcast(one) if table.way == "broadcast" else one.hint("merge")
         return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
     # Both sides are put into one frame, ordered by time. Each row then takes the last side row before it. A join by
     # ranges of time would compare all pairs of a key.
@@ -262,32 +131,6 @@ def _add_side_columns(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
         *map(quoted, rows.columns),
         *[sql.when(known, sql.col("_side").getField(name)).alias(name) for name in added],
     )
-
-
-def newest_side_rows(side: DataFrame, join: Join) -> DataFrame:
-    """Returns the side row of each key that later rows get, with the columns `key` and those of the side table."""
-    from pyspark.sql import functions as sql
-
-    values = sql.struct(*map(quoted, join.columns))
-    if join.time is not None:
-        side = side.where("_since is not null")
-        values = sql.struct("_since", values.alias("_values"))
-    parts = [sql.col(f"_on{i}") for i in range(len(join.on))]
-    key = parts[0] if len(parts) == 1 else sql.struct(*parts)
-    one = side.groupBy(key.alias("key")).agg(sql.max(values).alias("_side"))
-    path = "_side._values" if join.time is not None else "_side"
-    return one.select(
-        "key", *[sql.col(f"{path}.{quoted(name)}").alias(name) for name in join.columns]
-    )
-
-
-def choose_join(join: Join, side: DataFrame) -> str:
-    """Returns how a side table is joined: `window` if by time, `broadcast` if it is small, otherwise `shuffle`. The
-    size is Spark's estimate."""
-    if join.time is not None:
-        return "window"
-    plan: Any = side._jdf.queryExecution().optimizedPlan()
-    return "broadcast" if int(str(plan.stats().sizeInBytes())) <= _BROADCAST_BYTES else "shuffle"
 
 
 def newest_first_order(history: HistorySpec, spec: Spec) -> list[Column]:

@@ -1,4 +1,5 @@
-"""`RawInput`: reads a job's input with Spark, as a frame of lines or, from formats with columns, of columns."""
+"""`RawInput`: a job's input on Spark. Workers read it with Arrow. Spark reads text in other stores, and records over
+several lines."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -20,45 +20,25 @@ from sluice.common.errors import InputError
 from sluice.etl.apply.input_checks import (
     HEAD,
     TAIL,
-    common_type,
     fault,
     headers_of,
-    refuse_differences,
     refuse_faults,
     refuse_header,
-    refuse_missing,
     rows_before,
     zstd_fault,
 )
 from sluice.etl.apply.parse import Batches
-from sluice.etl.read.input_paths import InputFile, files_of
-from sluice.etl.read.pieces import OPEN_BYTES, SPARK_ONLY, FileRange, split_into_tasks
-from sluice.etl.read.text_checks import check_text
-from sluice.etl.spark.columns import (
-    NANOSECONDS,
-    SPARK_TYPES,
-    cast_column,
-    may_lose,
-    quoted,
-    read_types,
-)
-from sluice.etl.spark.joins import choose_join, relate, select_side_columns
-from sluice.etl.spark.located_files import (
-    FILE,
-    ROW,
-    metadata,
-    read_tables,
-    with_constants,
-)
+from sluice.etl.read.input_files import InputFiles, Part
+from sluice.etl.read.pieces import OPEN_BYTES, SPARK_ONLY
+from sluice.etl.spark.columns import SPARK_TYPES, quoted
+from sluice.etl.spark.joins import relate
 from sluice.etl.spark.session import PARTITIONS, frame_bytes
-from sluice.etl.spark.table_folders import refuse_tables
+from sluice.etl.spark.side_tables import SideTable
 from sluice.etl.spark.workers.parsed_rows import DOT, Before, ParsedRows, rows_with_ties
-from sluice.etl.spark.workers.task_lines import TaskLines, work_on_lines
-from sluice.etl.spec.input_values import spark_name
+from sluice.etl.spark.workers.task_rows import TaskRows, work_on_rows
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table_columns import FileColumns, partitions_of, refuse_twice
-from sluice.etl.table.table_files import TableFiles, versioned
+from sluice.etl.table.table_files import versioned
 
 if TYPE_CHECKING:
     from pyspark.core.broadcast import Broadcast
@@ -69,8 +49,8 @@ _SORTABLE = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
 """Texts that sort as times do, with each digit written as 0: digits alone, or a date and a time as in ISO 8601."""
 _FORMS = 3
 """The most forms of texts that a message shows."""
-_ARROW_STORES = ("file://", "s3://")
-"""Workers read text in these stores. Spark reads all others, with Hadoop's clients and their settings."""
+_ARROW_STORES = ("file:", "s3://")
+"""Workers read text in these stores. Spark reads text in all others, with Hadoop's clients and their settings."""
 _ROWS_OF_PARTS = "file string, start bigint, rows bigint"
 
 
@@ -107,30 +87,35 @@ class RawInput:
         return headers_of(self.spec.input)
 
     @cached_property
-    def files(self) -> list[InputFile] | None:
-        """The text files that workers read with Arrow, as the local engine does. None: Spark reads the input."""
+    def files(self) -> InputFiles | None:
+        """The files that workers read with Arrow, as the local engine does. None: Spark reads the input."""
         source = self.spec.input
-        if source.has_columns or source.multiline or not all(map(self._is_for_arrow, self.paths)):
+        paths = self.paths if source.is_table else [*map(self._with_store, self.paths)]
+        is_for_arrow = ("://" not in path or path.startswith(_ARROW_STORES) for path in paths)
+        if source.multiline or not (source.has_columns or all(is_for_arrow)):
             return None
-        files = files_of(self.paths)
-        return None if any(file.path.endswith(SPARK_ONLY) for file in files) else files
+        files = InputFiles(source, paths)
+        is_packed = any(file.path.endswith(SPARK_ONLY) for file in files.files)
+        return None if is_packed and not source.has_columns else files
 
-    def _is_for_arrow(self, path: str) -> bool:
-        if "://" in path:
-            return path.startswith(_ARROW_STORES)
+    def _with_store(self, path: str) -> str:
+        """Returns a path with the store of Hadoop's `fs.defaultFS`, if the path names no store."""
         jvm: Any = self.spark._jvm
         conf = self.spark.sparkContext._jsc.hadoopConfiguration()
-        store = jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(conf).getScheme()
-        return path.startswith("file:") or store == "file"
+        hadoop = jvm.org.apache.hadoop.fs
+        is_local = hadoop.FileSystem.getDefaultUri(conf).getScheme() == "file"
+        if is_local or "://" in path or path.startswith("file:"):
+            return path
+        return str(hadoop.FileSystem.get(conf).makeQualified(hadoop.Path(path)).toString())
 
     @cached_property
-    def _tasks(self) -> list[tuple[FileRange, ...]]:
-        """The ranges of `files` that each task reads."""
+    def _tasks(self) -> Sequence[tuple[Part, ...]]:
+        """The parts of `files` that each task reads."""
         assert self.files is not None
         conf: Any = self.spark._jsparkSession.sessionState().conf()
-        total = sum(file.size + OPEN_BYTES for file in self.files)
+        total = self.files.bytes + OPEN_BYTES * len(self.files.files)
         of_core = max(OPEN_BYTES, -(-total // self.spark.sparkContext.defaultParallelism))
-        return split_into_tasks(self.files, min(int(conf.filesMaxPartitionBytes()), of_core))
+        return self.files.tasks(min(int(conf.filesMaxPartitionBytes()), of_core))
 
     @cached_property
     def _numbers(self) -> DataFrame:
@@ -138,22 +123,22 @@ class RawInput:
         return self.spark.range(0, len(self._tasks), 1, max(1, len(self._tasks)))
 
     @cached_property
-    def _sent(self) -> Broadcast[list[tuple[FileRange, ...]]]:
+    def _sent(self) -> Broadcast[Sequence[tuple[Part, ...]]]:
         return self.spark.sparkContext.broadcast(self._tasks)
 
-    def _lines(self, *, located: bool, with_headers: bool = False) -> TaskLines | None:
+    def _task_rows(self, *, located: bool, with_headers: bool = False) -> TaskRows | None:
         if self.files is None:
             return None
         sent = self._sent
         heads = [] if with_headers else self.headers
         encoded = tuple(header.encode(self.spec.input.encoding) for header in heads)
-        return TaskLines(lambda: sent.value, encoded, located)
+        return TaskRows(lambda: sent.value, encoded, located)
 
     @property
     def bytes(self) -> int:
         """The size of the input, or Spark's estimate."""
         if self.files is not None:
-            return sum(file.size for file in self.files)
+            return self.files.bytes
         return frame_bytes(self.read())
 
     def map(
@@ -165,42 +150,24 @@ class RawInput:
         placed: bool = False,
     ) -> DataFrame:
         """Calls a function in the workers on the rows before parsing. See `read` for their columns."""
-        lines = self._lines(located=with_file or placed, with_headers=with_file)
-        if lines is None:
+        rows = self._task_rows(located=with_file or placed, with_headers=with_file)
+        if rows is None:
             return self.read(with_file, placed).mapInArrow(partial(work), schema)
-        return self._numbers.mapInArrow(partial(work_on_lines, lines, work), schema)
+        return self._numbers.mapInArrow(partial(work_on_rows, rows, work), schema)
 
     def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
         """Returns the input's rows before parsing, as Spark reads them.
 
         - Text: a column `line`, the bytes of each line with its end.
         - CSV over several lines: the bytes of each cell, and `_broken`, the text of a record with too few or too many.
-        - Parquet and Delta: the input's columns, and `_bad`, the first column whose value does not fit its type.
 
         `with_file` adds each row's file, and the offset of its part of the file. Headers are then rows, too. `placed`
-        adds the same, and for Parquet the row's number in the file, but no headers."""
+        adds the same, but no headers."""
         from pyspark.sql import functions as sql
 
         with self._explain_path_errors():
-            if self.spec.input.has_columns:
-                frame = self._read_columns()
-                extra = [sql.col(FILE)] if with_file or placed else []
-                if placed:
-                    extra += [sql.lit(0).cast("bigint").alias("_from"), sql.col(ROW)]
-                stored = dict(frame.dtypes)
-                if self.spec.input.format == "parquet":
-                    types = self._stored_types.items()
-                    stored |= {name: kind for name, kind in types if kind == NANOSECONDS}
-                typed = {
-                    name: cast_column(self.named, name, stored[name], kind)
-                    for name, kind in self.spec.input.read_as.items()
-                }
-                return frame.select(
-                    *(column.alias(name) for name, column in typed.items()),
-                    self._find_misfits(frame, typed).alias("_bad"),
-                    *extra,
-                )
-            extra = [sql.col("_metadata.file_path").alias(FILE)] if with_file or placed else []
+            located = with_file or placed
+            extra = [sql.col("_metadata.file_path").alias("_file")] if located else []
             if self.spec.input.multiline:
                 return self._read_multiline_csv(*extra)
             # The parser removes the carriage return that may precede a line feed.
@@ -209,7 +176,7 @@ class RawInput:
                 .option("lineSep", "\n")
                 .text(list(self.paths))
             )
-            if with_file or placed:
+            if located:
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
             # Headers stay if lines are numbered.
             if not with_file and self.headers:
@@ -268,129 +235,28 @@ class RawInput:
             *extra,
         )
 
-    def _read_columns(self) -> DataFrame:
-        """Reads Parquet, or the files of tables, with `FILE` and `ROW`."""
-        from pyspark.sql import functions as sql
-
-        source = self.spec.input
-        if source.is_table:
-            tables = [TableFiles.open(path) for path in self.paths]
-            frame = read_tables(self.spark, tables, source.columns)
-        else:
-            constants = self._partitions
-            schema = ", ".join(
-                f"{quoted(name)} {kind}"
-                for name, kind in self._stored_types.items()
-                if not any(name in one.constants for one in constants.values())
-            )
-            schema = schema.replace(NANOSECONDS, "bigint")
-            frame = (
-                self.spark.read.schema(schema)
-                .option("recursiveFileLookup", "true")
-                .parquet(*self.paths)
-            )
-            frame = frame.withColumns(
-                {
-                    name: sql.lit(None).cast(SPARK_TYPES[source.read_as[name]])
-                    for name in source.optional
-                    if name not in self._stored_types
-                }
-            )
-            frame = with_constants(frame.select("*", *metadata()), constants)
-        refuse_missing(self.named, frame.columns, source.columns)
-        return frame
-
-    @cached_property
-    def _parquet_files(self) -> list[str]:
-        with self._explain_path_errors():
-            files = (
-                self.spark.read.option("recursiveFileLookup", "true")
-                .text(list(self.paths))
-                .inputFiles()
-            )
-            # The files are listed as text, so that Spark reads no footer before this check.
-            refuse_tables(self.spark, files)
-        return sorted(str(file) for file in files)
-
-    @cached_property
-    def _partitions(self) -> dict[str, FileColumns]:
-        """For each Parquet file, the columns that the names of its folders have and the spec names."""
-        kinds = self.spec.input.read_as
-        files = [unquote(file) for file in self._parquet_files]
-        texts = [name for name, kind in kinds.items() if kind == "text"]
-        found = partitions_of(files, texts)
-        return {file: one.of(kinds) for file, one in zip(files, found, strict=True)}
-
-    @cached_property
-    def _stored_types(self) -> dict[str, str]:
-        """The columns of Parquet files that the spec names, with a type to which those of all files convert."""
-        source = self.spec.input
-        files = read_types(self.spark, self._parquet_files, source.columns)
-        for (file, types), one in zip(files.items(), self._partitions.values(), strict=True):
-            refuse_twice(file, types, one)
-            constants = {name: spark_name(value.type) for name, value in one.constants.items()}
-            files[file] = {**types, **constants}
-        refuse_differences(files, source.read_as, source.optional)
-        found = {}
-        for name, kind in source.read_as.items():
-            types = {one[name]: file for file, one in files.items() if name in one}
-            if types and (common := common_type(types, kind)):
-                found[name] = common
-            if {"bigint", "double"} <= {*types, found.get(name, "")}:
-                raise InputError(
-                    f"{types['bigint']}: column {name!r} holds bigint, and double in others, which Spark "
-                    "does not read together; run the job with `sluice etl --engine local`, or write the "
-                    "files with one type"
-                )
-        refuse_missing(
-            self.named,
-            dict.fromkeys(name for one in files.values() for name in one),
-            [name for name in source.columns if name not in source.optional],
-        )
-        return found
-
-    def _find_misfits(self, frame: DataFrame, typed: Mapping[str, Column]) -> Column:
-        """Returns the name of the first column whose value does not fit its type."""
-        from pyspark.sql import functions as sql
-
-        kinds = dict(frame.dtypes)
-        bad = sql.lit(None).cast("string")
-        for name, kind in reversed(list(self.spec.input.read_as.items())):
-            if may_lose(kinds[name], kind):
-                lost = frame[quoted(name)].isNotNull() & typed[name].isNull()
-                bad = sql.when(lost, sql.lit(name)).otherwise(bad)
-        return bad
-
-    def check_headers(self) -> None:
+    def check(self) -> None:
         """Raises an InputError if a file's header or columns differ from the spec's, or if a compressed file is
         damaged."""
-        source = self.spec.input
-        if source.format == "parquet":
-            _ = self._stored_types
         if self.files is not None:
-            with ThreadPool(_READERS) as pool:
-                check_text(self.files, source, pool.imap)
+            self.files.check()
             return
-        if not source.has_columns:
-            files = self.read(with_file=True).inputFiles()
-            check_compressed(self.spark, files)
-        if source.header:
-            for path, line in _first_lines(self.spark, files, source.encoding):
-                refuse_header(path, line, source)
+        files = self.read(with_file=True).inputFiles()
+        check_compressed(self.spark, files)
+        if self.spec.input.header:
+            for path, line in _first_lines(self.spark, files, self.spec.input.encoding):
+                refuse_header(path, line, self.spec.input)
 
     @cached_property
-    def joins(self) -> dict[str, str]:
-        """For each side table, by its path, how it is joined."""
-        return {
-            join.path: choose_join(join, select_side_columns(self.spark, join, self.spec))
-            for join in self.spec.rows.joins
-        }
+    def sides(self) -> list[SideTable]:
+        """The side tables of the spec's joins."""
+        return [SideTable(self.spark, join, self.spec) for join in self.spec.rows.joins]
 
     @cached_property
     def parsed_rows(self) -> ParsedRows:
         before = self.rows_before if self.spec.input.place else None
-        lines = self._lines(located=before is not None)
-        return ParsedRows(self.spec, self.level, self.count_parts, before, lines)
+        rows = self._task_rows(located=before is not None)
+        return ParsedRows(self.spec, self.level, self.count_parts, before, rows)
 
     @cached_property
     def parsed(self) -> DataFrame:
@@ -435,20 +301,7 @@ class RawInput:
             partial(rows_with_ties, self.parsed_rows), ", ".join(kinds)
         )
         check_time_orders(typed, self.spec)
-        return relate(typed, self.spec, self.earlier).persist()
-
-    def files_of(self, part: int) -> list[str]:
-        """Returns the files that the task with this number reads in the first pass."""
-        from py4j.protocol import Py4JError
-
-        if self.files is not None:
-            return list(dict.fromkeys(one.file.name_in_rejects for one in self._tasks[part]))
-
-        partition = self.read()._jdf.queryExecution().toRdd().partitions()[part]
-        try:
-            return [str(file.toPath()) for file in partition.files()]
-        except Py4JError:  # the part of a table whose columns have several names
-            return []
+        return relate(typed, self.spec, self.sides, self.earlier).persist()
 
     def release(self) -> None:
         """Removes the rows that Spark has stored for this input. Waits for the executors, because a session that ends

@@ -26,8 +26,7 @@ from sluice.etl.jobs.engine import Written
 from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.workers.cells import CELL_BYTES, read_stream, slices, write_stream
 from sluice.etl.spark.workers.last_features import load_features
-from sluice.etl.spark.workers.parsed_rows import ParsedRows, selected_rows
-from sluice.etl.spark.workers.part_of_input import name_part
+from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, selected_rows
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, Packed
 from sluice.etl.table.job_record import FileRecord
@@ -64,10 +63,10 @@ def write(
     shipped = context.broadcast(state.packed())
     worker = partial(
         _apply,
+        raw.parsed_rows,
         placement=placement,
         look=look,
         packed=lambda: shipped.value,
-        parsed_rows=raw.parsed_rows,
         gathered=gathered,
     )
     cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total, "file")
@@ -88,14 +87,14 @@ def _remove_others(store: TableStore, job: str, files: list[NewFile]) -> None:
             store.remove(path)
 
 
-@name_part
+@name_files
 def _apply(
+    parsed_rows: ParsedRows,
     batches: Batches,
     *,
     placement: FileAssignment,
     look: SketchInputs,
     packed: Callable[[], Packed],
-    parsed_rows: ParsedRows,
     gathered: Accumulator[Gathered],
 ) -> Batches:
     """Yields cells with the finished columns and the sort keys of each file's rows. Runs in a worker."""

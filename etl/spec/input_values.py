@@ -1,7 +1,6 @@
 """`converted` converts a Parquet column to the type of a spec, in the ETL and in the loader alike.
 
-The result is that of Spark's `try_cast`, except that a fraction does not fit `int`. Types without a conversion here are
-refused.
+A fraction does not fit `int`. Types without a conversion here are refused.
 """
 
 from __future__ import annotations
@@ -90,6 +89,8 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
     if kind in ("int", "float") and (pa.types.is_timestamp(have) or name == "date"):
         seconds = _seconds(values)
         return (pc.floor(seconds).cast(want) if kind == "int" else seconds), None
+    if pa.types.is_decimal(have) and kind == "text" and have.scale == 0:
+        return values.cast(want), None
     if have == want or pa.types.is_null(have) or name in _READ[kind]:
         # A float rounds large whole numbers.
         return values.cast(want, safe=not kind.startswith("float")), None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import random
-import shutil
 
 import fsspec
 import pyarrow as pa
@@ -16,7 +15,6 @@ from benchmarks.small_table import small_table
 from sluice.common.errors import InputError
 from sluice.etl.read import input_paths
 from sluice.etl.read.input_paths import files_of
-from sluice.etl.spark.table_folders import refuse_tables
 from sluice.etl.table.foreign_tables import ForeignTableError
 from sluice.ingest.__main__ import main as ingest_program
 from sluice.ingest.loader import BatchLoader
@@ -232,21 +230,3 @@ def test_a_store_far_away_is_asked_no_more_for_many_folders_than_for_few(monkeyp
     assert [more[20, pattern] for pattern in ("", "/*", "/*/*.parquet")] == [
         more[2, pattern] for pattern in ("", "/*", "/*/*.parquet")
     ], more
-
-
-@pytest.mark.spark
-def test_spark_looks_through_its_own_file_systems(spark, tmp_path):
-    """Hadoop's viewfs stands for a store far away."""
-    (tmp_path / "t" / "day=a b").mkdir(parents=True)
-    write_rows(tmp_path / "t" / "day=a b" / "0.parquet", ROWS)
-    conf = spark.sparkContext._jsc.hadoopConfiguration()
-    conf.set("fs.viewfs.mounttable.tables.link./data", f"file://{tmp_path}")
-    files = ["viewfs://tables/data/t/day=a%20b/0.parquet"]
-    refuse_tables(spark, files)
-    for kind, mark in MARKS.items():
-        path = tmp_path / "t" / mark
-        path.parent.mkdir()
-        path.write_text("{}")
-        with raises(ForeignTableError, "viewfs://tables/data/t:", kind):
-            refuse_tables(spark, files)
-        shutil.rmtree(path.parent)

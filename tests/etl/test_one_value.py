@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.lookups import Serving
-from sluice.etl.engines import EngineError, choose
 from sluice.etl.schema import Fingerprint
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.data_files import arrow_schema
@@ -224,16 +223,6 @@ def test_tables_of_the_rule_before_are_refused_by_column_and_others_keep_their_f
         else:
             check_values(old, spec)
     check_values(SimpleNamespace(uri="tables/t", fields=fields), spec)
-
-
-def test_names_with_dots_that_spark_cannot_read_are_refused_before_it_starts():
-    lag = section("lag", name="l", of="at", by="u.id", order="at")
-    for asked, rest in ((None, lag), ("spark", "")):
-        text = write_spec("click:int u.id:int at:int", rest, column("at", "dense", "fill"))
-        said = list[str]()
-        with raises(EngineError, "u.id", "parquet"):
-            choose(asked, Spec.own(text), [], said.append, {})
-    assert choose(None, Spec.own(text), [], said.append, {}) == "local"
 
 
 @pytest.mark.spark

@@ -28,9 +28,9 @@ class Terminal(Said):
 
 def test_a_pass_says_its_rows_its_speed_and_the_time_left():
     clock = iter((0.0, 2.0, 6.0))
-    shown = Pass("pass 1 of 2, ", 400, 2_400_000_000, lambda: next(clock))
+    shown = Pass("pass 1 of 2, ", 800_000_000, lambda: next(clock))
     assert shown.text == "pass 1 of 2, [....................] 0%"
-    shown.add(1200, 100)
+    shown.add(1200, 200_000_000)
     assert shown.text == "pass 1 of 2, [#####...............] 25%, 1,200 rows, 100 MB/s, 18 s left"
 
 

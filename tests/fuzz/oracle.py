@@ -218,12 +218,12 @@ def _write_side_tables(join: Join, ends: Sequence[float | None], number: str, pa
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as sql
 
-    from sluice.etl.spark.joins import read_side
-
     spark = SparkSession.active()
     ended = spark.createDataFrame(list(enumerate(ends)), f"{number} bigint, _end double")
-    side, _ = read_side(spark, join)
-    side = side.crossJoin(ended)
+    options = {"header": str(not join.fields).lower(), "sep": join.delimiter}
+    side = spark.read.options(**(options if join.format == "csv" else {})).format(join.format)
+    side = side.load(join.path)
+    side = (side.toDF(*join.fields) if join.fields else side).crossJoin(ended)
     if join.their_time:
         side = side.where(
             ~sql.coalesce(side[join.their_time].try_cast("double") > side["_end"], sql.lit(False))

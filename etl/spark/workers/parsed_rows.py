@@ -10,12 +10,13 @@ Most functions here run in the workers, on batches of cells."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +32,15 @@ from sluice.etl.apply.counts import (
     split_keys,
     with_key_column,
 )
+from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
+from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
 from sluice.etl.spark.workers.cells import READ, one_value, read_stream, slices, write_stream
 from sluice.etl.spark.workers.count_cells import count_cells
-from sluice.etl.spark.workers.part_of_input import name_part
 from sluice.etl.spark.workers.row_file import RowFile
-from sluice.etl.spark.workers.task_lines import TaskLines
+from sluice.etl.spark.workers.task_rows import TaskRows
 from sluice.etl.spec.row_split import TIES, Keys, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
@@ -68,7 +70,7 @@ class ParsedRows:
     count_parts: int
     before: Before | None
     """The number of rows before each part of the input, and of all rows, if the spec has `input.place`."""
-    lines: TaskLines | None
+    raw: TaskRows | None
     """None: Spark reads the input."""
 
     def parse(self, frame: DataFrame) -> DataFrame:
@@ -90,9 +92,9 @@ class ParsedRows:
                     stored = pa.memory_map(file)
                 except FileNotFoundError:
                     # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
-                    assert self.lines is not None
+                    assert self.raw is not None
                     with RowFile(number.as_py()) as again:
-                        for _, rows in self.parsed(self.lines.of(number.as_py())):
+                        for _, rows in self.parsed(self.raw.of(number.as_py())):
                             again.write(rows)
                     file = again.path
                     stored = pa.memory_map(file)
@@ -115,6 +117,27 @@ class ParsedRows:
                 yield parsed, pa.record_batch(stored)
                 continue
             yield parsed, with_key_column(*selected(self.spec, parsed))
+
+
+def name_files(work: Callable[..., Batches]) -> Callable[..., Batches]:
+    """Decorates a function of a worker whose first argument is `ParsedRows`. If an operator fails, the error names the
+    files of the task. After joins and histories, a task has no files."""
+
+    @functools.wraps(work)
+    def with_files(parsed: ParsedRows, *arguments: Any, **named: Any) -> Batches:
+        try:
+            yield from work(parsed, *arguments, **named)
+        except FeatureError as failure:
+            from pyspark import TaskContext
+
+            task, files = TaskContext.get(), list[str]()
+            if task is not None and parsed.raw is not None and not parsed.spec.rows.relational:
+                parts = parsed.raw.parts()[task.partitionId()]
+                files = list(dict.fromkeys(part.file.name_in_rejects for part in parts))
+            place = f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}: " if files else ""
+            raise JobFailure(f"{place}{failure}; nothing was published") from failure
+
+    return with_files
 
 
 def rows_with_ties(parsed: ParsedRows, batches: Batches) -> Batches:
@@ -143,19 +166,19 @@ def selected_rows(
         yield from map(split_keys, join_batches(parsed.read(batches, last=last), ROWS))
 
 
-@name_part
+@name_files
 def _parse(parsed_rows: ParsedRows, batches: Batches) -> Batches:
     """Stores the parsed rows of a task, and yields where they are, and cells with their counts."""
-    lines = parsed_rows.lines
-    if lines is None:
+    raw = parsed_rows.raw
+    if raw is None:
         yield from _parse_lines(parsed_rows, None, batches)
         return
     for task in (number for batch in batches for number in batch["id"].to_pylist()):
         if parsed_rows.spec.rows.relational:
-            yield from _parse_lines(parsed_rows, None, lines.of(task))
+            yield from _parse_lines(parsed_rows, None, raw.of(task))
             continue
         with RowFile(task) as file:
-            yield from _parse_lines(parsed_rows, file, lines.of(task))
+            yield from _parse_lines(parsed_rows, file, raw.of(task))
         if not file.is_empty:
             yield _result(file=file.path, part=task)
 
@@ -216,12 +239,7 @@ def compute_places(
     far."""
     firsts, total = before
     found = []
-    for number, part in enumerate(
-        zip(batch["_file"].to_pylist(), batch["_from"].to_pylist(), strict=True)
-    ):
-        found.append(
-            firsts[part]
-            + (seen[part] if "line" in batch.schema.names else batch["_at"][number].as_py())
-        )
+    for part in zip(batch["_file"].to_pylist(), batch["_from"].to_pylist(), strict=True):
+        found.append(firsts[part] + seen[part])
         seen[part] += 1
     return np.array(found, float) / total

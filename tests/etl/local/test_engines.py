@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sluice.common.errors import InputError
-from sluice.etl.local.input import only_spark
+from sluice.etl.engines import only_spark
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
@@ -211,20 +211,20 @@ def test_a_fraction_is_no_int_to_both(spark, tmp_path):
     assert both[0].record.rows == 37
 
 
-def test_names_with_dots_are_the_same_to_both_in_json(spark, tmp_path):
-    """Of Parquet, a program says which engine can: etl.engines."""
-    lines = [
-        json.dumps({"click": n % 2 == 1, "device": None if n % 3 else {"os": f"s{n % 4}"}})
-        for n in range(40)
-    ]
-    (tmp_path / "rows.json").write_text("\n".join(lines))
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_names_with_dots_are_the_same_to_both(spark, tmp_path, form):
+    rows = [{"click": n % 2, "device": None if n % 3 else {"os": f"s{n % 4}"}} for n in range(40)]
+    if form == "json":
+        (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    else:
+        write_rows(tmp_path / "rows.parquet", pa.Table.from_pylist(rows))
     text = write_spec(
         "click:int device.os:text",
         column("device.os", "sparse", "categorify"),
-        form="json",
+        form=form,
         table="split = {train = 1}",
     )
-    both = made_by_both(spark, text, [tmp_path / "rows.json"], tmp_path / "json")
+    both = made_by_both(spark, text, [tmp_path / f"rows.{form}"], tmp_path)
     alike(*both)
     assert {one.name: one.cardinality for one in both[1].fields}["device.os"] == 2 + 1 + 4
 

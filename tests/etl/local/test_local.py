@@ -70,7 +70,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     made, raw, tmp_path, monkeypatch
 ):
     from sluice.etl.local import engine, sums
-    from sluice.etl.local import input as local_input
+    from sluice.etl.read import input_files
 
     made_files: list[dict] = []
     real = tempfile.TemporaryFile
@@ -79,7 +79,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         "TemporaryFile",
         lambda **words: made_files.append(words) or real(**words),
     )
-    monkeypatch.setattr(local_input, "PIECE_BYTES", 5000)
+    monkeypatch.setattr(input_files, "PIECE_BYTES", 5000)
     monkeypatch.setattr(sums, "_ROWS_BEFORE_SUM", 50)
     for threads, memory, free in ((1, 1 << 34, 1 << 40), (3, 4 << 10, 1 << 40), (2, 4 << 10, 4000)):
         disk = SimpleNamespace(free=free)
@@ -263,11 +263,21 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
         )
     rows = sorted(rows_of(tmp_path / "t"), key=lambda row: row["at"])
     assert [(row["at"], row["item"]) for row in rows] == [(-1.0, ""), (0.0, "a"), (1.0, "b")]
-    write_rows(
-        tmp_path / "rows.parquet", table.set_column(3, "item", pa.array([b"a", b"b", b"c", b"d"]))
+    # Texts of numbers, and bytes of texts.
+    stored = table.set_column(2, "price", pa.array([" 1", "2.5", "1,5", None]))
+    stored = stored.set_column(3, "item", pa.array([b"a", b"\xff", b"c", b"d"]))
+    write_rows(tmp_path / "rows.parquet", stored.slice(0, 3))
+    result = build.run(
+        *(None, tmp_path / "t2", tmp_path / "rows.parquet"),
+        text=COLUMNS % "parquet",
+        max_rejects=0.7,
     )
-    with raises(InputError, "rows.parquet:", "'item'", "binary", "text", "--engine spark"):
-        build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
+    assert result.rejected == {"item: not UTF-8 text": 1, "price: not a number of 64 bits": 1}
+    assert [(row["price"], row["item"]) for row in rows_of(tmp_path / "t2")] == [(1.0, "a")]
+    times = pa.array([0, 1, 2, 3], pa.timestamp("s"))
+    write_rows(tmp_path / "rows.parquet", table.set_column(4, "day", times))
+    with raises(InputError, "rows.parquet:", "'day'", "timestamp_ntz", "text", "seconds since 1970"):
+        build.run(None, tmp_path / "t3", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
 
 
 def test_what_is_not_asked_for_is_chosen_and_said(repo):

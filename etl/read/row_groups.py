@@ -1,19 +1,19 @@
-"""`RowGroups`: a piece of Parquet, or of a table, for a thread. `check_columns` checks the columns of all files."""
+"""`RowGroups`: a piece of Parquet, or of a table. `check_columns` checks the columns of all files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.cells import stored_cells
+from sluice.etl.apply.cells import TextCells, stored_cells, stored_column
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
 from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.input_values import converted, spark_name
+from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 
@@ -29,23 +29,29 @@ class RowGroups:
     """The number of the first row group."""
     groups: tuple[int, ...]
     size: int
-    """The number of rows."""
+    """About how many bytes of the file they take."""
     source: Input
     located: FileColumns
     """Where the file has the columns."""
 
     def batches(self, _headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
         """Yields the spec's columns, and `_bad`, the name of the first column that does not fit its type."""
+        for batch in self.stored(self.source.columns):
+            yield stored_cells(batch, self.source)
+
+    def stored(self, wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
+        """Yields those wanted columns that the file has, in the types that it has."""
         with self.file.open() as stream, TableParquet(stream, self.located) as reader:
             names = {part.name for part in parts(reader.schema_arrow)}
-            there = [name for name in self.source.columns if name in names]
-            width = sum(reader.metadata.row_group(g).total_byte_size for g in self.groups) // max(
-                1, self.size
+            there = [name for name in wanted if name in names]
+            groups = [reader.metadata.row_group(number) for number in self.groups]
+            width = sum(group.total_byte_size for group in groups) // max(
+                1, sum(group.num_rows for group in groups)
             )
             rows = max(1024, min(_PIECE_ROWS, _BATCH_BYTES // max(1, width)))
             try:
                 for batch in reader.iter_batches(rows, self.groups, there):
-                    yield stored_cells(flattened(batch), self.source)
+                    yield flattened(batch)
             except (pa.ArrowException, OSError) as error:
                 if getattr(error, "errno", None):  # a fault of the machine
                     raise
@@ -56,22 +62,15 @@ class RowGroups:
                 ) from error
 
 
-def row_groups_of(files: Mapping[InputFile, FileColumns], source: Input) -> Iterator[RowGroups]:
-    for file, located in files.items():
-        with file.open() as stream, TableParquet(stream) as reader:
-            footer = reader.metadata
-        rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
-        step = max(1, _PIECE_ROWS // max([1, *rows]))
-        for first in range(0, len(rows), step):
-            groups = range(first, min(first + step, len(rows)))
-            yield RowGroups(
-                file,
-                first,
-                tuple(groups),
-                sum(rows[g] for g in groups),
-                source,
-                located,
-            )
+def row_groups_of(
+    file: InputFile, located: FileColumns, rows: Sequence[int], source: Input
+) -> Iterator[RowGroups]:
+    """Yields the pieces of a file whose row groups have so many `rows`."""
+    step = max(1, _PIECE_ROWS // max([1, *rows]))
+    for first in range(0, len(rows), step):
+        size = file.size * sum(rows[first : first + step]) // max(1, sum(rows))
+        groups = tuple(range(first, min(first + step, len(rows))))
+        yield RowGroups(file, first, groups, size, source, located)
 
 
 def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -> None:
@@ -89,20 +88,21 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -
     refuse_missing(
         named, everywhere, [name for name in source.columns if name not in source.optional]
     )
+    texts = TextCells(source)
     for file in schemas:
         for name in source.columns.keys() & types[file].keys():
-            kind = source.read_as[name]
+            kind, have = source.read_as[name], stored[file][name]
             try:
-                converted(pa.array([], stored[file][name]), kind)
+                stored_column(pa.array([], have), kind, texts)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                have = stored[file][name]
-                unread = pa.types.is_time(have) or pa.types.is_duration(have)
-                better = (
-                    "write the column in another type, or leave it out of input.columns"
-                    if unread
-                    else "run it with --engine spark"
-                )
+                better = "write the column in another type, or leave it out of input.columns"
+                if pa.types.is_floating(have):
+                    better = (
+                        "such numbers have no exact text (17 becomes 17.0): declare it, and the column that a join "
+                        "compares it with, as int or float, or write it as text"
+                    )
+                elif pa.types.is_timestamp(have):
+                    better = "read times as float, seconds since 1970"
                 raise InputError(
-                    f"{file}: column {name!r} holds {types[file][name]}, which the local engine does not "
-                    f"read as {kind}; {better}"
+                    f"{file}: column {name!r} holds {types[file][name]}, which is not read as {kind}; {better}"
                 ) from None

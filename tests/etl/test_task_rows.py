@@ -12,7 +12,7 @@ import pytest
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.workers.task_lines import TaskLines
+from sluice.etl.spark.workers.task_rows import TaskRows
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
@@ -47,7 +47,7 @@ def write_lines(folder: Path, files: int = 3, lines: int = 50) -> list[str]:
 def test_each_line_belongs_to_one_task_in_the_order_of_the_input(tmp_path, task_bytes):
     every = write_lines(tmp_path / "in")
     tasks = split_into_tasks(files_of([str(tmp_path / "in")]), task_bytes)
-    lines = TaskLines(lambda: tasks, (), located=True)
+    lines = TaskRows(lambda: tasks, (), located=True)
     found = [
         (row["_file"], row["_from"], row["line"].decode())
         for number in range(len(tasks))

@@ -1,0 +1,138 @@
+"""`InputFiles`: the files of a job's input, or of a side table, that Arrow reads; their checks, and their pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from multiprocessing.pool import ThreadPool
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.common.errors import InputError
+from sluice.etl.read.input_paths import InputFile, files_of, files_of_tables
+from sluice.etl.read.pieces import (
+    OPEN_BYTES,
+    PIECE_BYTES,
+    FileRange,
+    Piece,
+    pack,
+    pieces_of,
+    pieces_of_ranges,
+    split_into_tasks,
+)
+from sluice.etl.read.row_groups import RowGroups, check_columns, row_groups_of
+from sluice.etl.read.text_checks import check_text
+from sluice.etl.spec.input_section import Input
+from sluice.etl.table.table_columns import OWN, FileColumns, partitions_of, refuse_twice
+from sluice.etl.table.table_files import TableFiles
+
+Part: TypeAlias = FileRange | RowGroups
+Map: TypeAlias = Callable[[Callable[[InputFile], Any], Sequence[InputFile]], Iterable[Any]]
+_READERS = 8
+
+
+def map_in_threads(function: Callable[[InputFile], Any], files: Sequence[InputFile]) -> list[Any]:
+    with ThreadPool(_READERS) as pool:
+        return pool.map(function, files)
+
+
+class InputFiles:
+    """The files that paths name, or those of tables."""
+
+    def __init__(
+        self, source: Input, paths: Sequence[str], map_files: Map = map_in_threads
+    ) -> None:
+        """`map_files` calls a function on many files, and returns the results in order."""
+        self._source = source
+        self._map = map_files
+        self._named = ", ".join(paths)
+        if source.is_table:
+            self._located = files_of_tables([TableFiles.open(path) for path in paths])
+            if not self._located:
+                raise InputError(f"{self._named}: holds no rows")
+        else:
+            self._located = dict.fromkeys(files_of(paths), OWN)
+        self.files = list(self._located)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def pieces(self) -> Iterator[Piece | RowGroups]:
+        """Yields all of the input in pieces for threads."""
+        return (
+            iter(self.row_groups)
+            if self._source.has_columns
+            else pieces_of(self.files, PIECE_BYTES)
+        )
+
+    def tasks(self, task_bytes: int) -> Sequence[tuple[Part, ...]]:
+        """Returns all of the input in order, in parts of about `task_bytes`."""
+        if self._source.has_columns:
+            return self.tasks_of_groups(task_bytes)
+        return split_into_tasks(self.files, task_bytes)
+
+    def tasks_of_groups(self, task_bytes: int) -> list[tuple[RowGroups, ...]]:
+        return pack(((group, group.size + OPEN_BYTES) for group in self.row_groups), task_bytes)
+
+    def check(self) -> None:
+        """Raises an InputError if a file has another header or other columns than the spec, or is compressed and
+        damaged."""
+        if self._source.has_columns:
+            check_columns(self._named, self.schemas, self._source)
+        else:
+            check_text(self.files, self._source, self._map)
+
+    @cached_property
+    def schemas(self) -> Mapping[str, pa.Schema]:
+        """The columns of each file, by its name."""
+        return {
+            file.name: columns.schema(schema)
+            for (file, columns), (schema, _) in zip(
+                self._columns.items(), self._footers, strict=True
+            )
+        }
+
+    @cached_property
+    def row_groups(self) -> list[RowGroups]:
+        return [
+            group
+            for (file, columns), (_, rows) in zip(self._columns.items(), self._footers, strict=True)
+            for group in row_groups_of(file, columns, rows, self._source)
+        ]
+
+    @cached_property
+    def _footers(self) -> list[tuple[pa.Schema, list[int]]]:
+        return list(self._map(_read_footer, self.files))
+
+    @cached_property
+    def _columns(self) -> Mapping[InputFile, FileColumns]:
+        """Where each file has its columns. The names of folders have further columns."""
+        if self._source.is_table:
+            return self._located
+        kinds = self._source.read_as
+        texts = [name for name, kind in kinds.items() if kind == "text"]
+        named = partitions_of([file.path for file in self.files], texts)
+        for file, (schema, _), one in zip(self.files, self._footers, named, strict=True):
+            refuse_twice(file.name, [name for name in schema.names if name in kinds], one)
+        return {file: one.of(kinds) for file, one in zip(self.files, named, strict=True)}
+
+
+def pieces_of_parts(parts: Sequence[Part]) -> Iterator[Piece | RowGroups]:
+    """Yields the pieces of a task's parts, which are all of one kind."""
+    yield from pieces_of_ranges(part for part in parts if isinstance(part, FileRange))
+    yield from (part for part in parts if isinstance(part, RowGroups))
+
+
+def _read_footer(file: InputFile) -> tuple[pa.Schema, list[int]]:
+    """Returns the columns of a Parquet file, and the number of rows of each row group."""
+    try:
+        with file.open() as stream, pq.ParquetFile(stream) as opened:
+            footer = opened.metadata
+            rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+            return opened.schema_arrow, rows
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file.name}: cannot be read ({error})") from None
