@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.dlrm.evaluation.diagnosis import FEW_STEPS
 from sluice.dlrm.options import Config
-from sluice.etl.spec.empty_splits import empty_splits
+from sluice.etl.spec.table_section import empty_splits
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
 

@@ -117,7 +117,7 @@ class TextCells:
 
 
 def find_false(flags: pa.Array) -> list[int]:
-    return np.flatnonzero(~flags.to_numpy(zero_copy_only=False)).tolist()
+    return np.flatnonzero(~np.asarray(flags)).tolist()
 
 
 def _cast(cells: pa.Array, kind: str) -> pa.Array:

@@ -12,11 +12,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.lines import is_utf8
-from sluice.etl.ops.hashing import A, G
+from sluice.etl.ops.hashing import A, Flags, G
 from sluice.etl.spec.input_section import Input
 
 LEAST_BYTES = 64 << 20
@@ -44,7 +43,7 @@ class CompiledLines:
             and importlib.util.find_spec("numba") is not None
         )
 
-    def read(self, lines: pa.Array) -> tuple[dict[str, pa.Array], npt.NDArray[np.bool_]]:
+    def read(self, lines: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
         """Returns the columns of the regular lines, and which lines are irregular. A column is of whole numbers, or of
         texts with a dictionary."""
         _, offsets, content = lines.buffers()

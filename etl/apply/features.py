@@ -7,22 +7,19 @@ Both are arithmetic on Arrow arrays. Spark's workers, the tests' slow reference 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.column_groups import GroupLookup, column_groups
 from sluice.etl.apply.failure import FeatureError, step_of
 from sluice.etl.apply.number_limits import (
     NUMBERS,
-    Flags,
     as_stored,
     is_late,
     reason,
@@ -30,8 +27,9 @@ from sluice.etl.apply.number_limits import (
     unfit_after,
 )
 from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import as_number, as_one_column, as_text, on_distinct, plain
-from sluice.etl.ops.hashing import hash_rows
+from sluice.etl.ops.base import Arrays, as_number, as_one_column, as_text, on_distinct, plain
+from sluice.etl.ops.hashing import Flags, Floats, Hashes, Lookup, Narrow, hash_rows
+from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.lists import packed
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
@@ -45,11 +43,11 @@ MODEL_ROLES = ("dense", "sparse", "id_list")
 
 
 def in_training(
-    columns: Mapping[str, pa.Array],
+    columns: Arrays,
     keys: Keys,
     spec: Spec,
-    split: npt.NDArray[np.int32] | None = None,
-) -> npt.NDArray[np.bool_]:
+    split: Narrow | None = None,
+) -> Flags:
     """Returns whether each row is in the split from which everything is learned. `split` has the rows' splits, if they
     are known."""
     if len(spec.table.split) == 1 and not spec.table.split_column:
@@ -83,9 +81,7 @@ class Features:
         self._model_columns = [c for c in spec.columns if c.role in MODEL_ROLES]
         self._groups = column_groups(self._model_columns)
 
-    def apply(
-        self, columns: Mapping[str, pa.Array], extras: Mapping[str, pa.Array]
-    ) -> list[pa.Array]:
+    def apply(self, columns: Arrays, extras: Arrays) -> list[pa.Array]:
         """Returns the table's columns, in the spec's order, as Spark stores them. Rows that `rejected_after_learning`
         names must not be stored. `extras` comes from the method of this name. In serving, labels may be missing."""
         return [
@@ -96,9 +92,9 @@ class Features:
 
     def rejected_after_learning(
         self,
-        columns: Mapping[str, pa.Array],
-        extras: Mapping[str, pa.Array],
-        made: Mapping[str, pa.Array] | None = None,
+        columns: Arrays,
+        extras: Arrays,
+        made: Arrays | None = None,
     ) -> dict[str, Flags]:
         """Returns the rows with a number that must not be published, by reason, as far as it is known only after
         operators have learned. `made` are columns that `apply` made. Columns that are left to the loader are
@@ -107,7 +103,7 @@ class Features:
         for column in self.spec.columns:
             if column.role in NUMBERS and is_late(column):
                 if made is not None and column.online is None:
-                    bad = unfit(made[column.name].to_numpy(zero_copy_only=False), column)
+                    bad = unfit(np.asarray(made[column.name]), column)
                 else:
                     bad = unfit_after(
                         column, partial(self.run, column, columns=columns, extras=extras)
@@ -116,7 +112,7 @@ class Features:
                     found[reason(column)] = bad
         return found
 
-    def inputs(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    def inputs(self, columns: Arrays) -> dict[str, pa.Array]:
         """Returns a model's inputs for rows without labels, as a loader reads them back: a number or an id for each
         row, or a list of ids for an `id_list`. Operators that are left to the loader come after this. A number that
         float32 cannot hold stays as it is."""
@@ -131,8 +127,8 @@ class Features:
     def _run_group(
         self,
         group: Sequence[ColumnSpec],
-        columns: Mapping[str, pa.Array],
-        extras: Mapping[str, pa.Array],
+        columns: Arrays,
+        extras: Arrays,
     ) -> dict[str, pa.Array]:
         """Returns the model's inputs of columns with the same operators."""
         first = group[0]
@@ -162,9 +158,9 @@ class Features:
 
     def extras(
         self,
-        columns: Mapping[str, pa.Array],
+        columns: Arrays,
         keys: Keys | None,
-        split: npt.NDArray[np.int32] | None = None,
+        split: Narrow | None = None,
         folds: Keys | None = None,
     ) -> dict[str, pa.Array]:
         """Returns what operators may need about each row in addition to their column: label, key and time. `split` and
@@ -187,9 +183,7 @@ class Features:
                 folds = fold_keys(columns, keys, self.spec) if folds is None else folds
                 found["key"] = pa.array(folds.view(np.int64), mask=others)
             if "time" in self._needs:
-                at = as_number(columns[self.spec.table.split_time or ""]).to_numpy(
-                    zero_copy_only=False
-                )
+                at = np.asarray(as_number(columns[self.spec.table.split_time or ""]))
                 found["time"] = pa.array(at, mask=others)
         return found
 
@@ -197,8 +191,8 @@ class Features:
         self,
         column: ColumnSpec,
         ops: Sequence[Operator],
-        columns: Mapping[str, pa.Array],
-        extras: Mapping[str, pa.Array],
+        columns: Arrays,
+        extras: Arrays,
     ) -> pa.Array:
         """Returns the column after `ops`, the first of its operators. Texts with a dictionary stay so if there are
         none. Otherwise operators get each distinct value once, unless they need the row."""
@@ -213,7 +207,7 @@ class Features:
         self,
         column: ColumnSpec,
         ops: Sequence[Operator],
-        extras: Mapping[str, pa.Array],
+        extras: Arrays,
         values: pa.Array,
     ) -> pa.Array:
         for number, op in enumerate(ops):
@@ -230,6 +224,42 @@ class Features:
         if key not in self._prepared:
             self._prepared[key] = op.prepare(self._state[key])
         return self._prepared[key]
+
+
+def column_groups(columns: Iterable[ColumnSpec]) -> list[list[ColumnSpec]]:
+    """Returns the columns in groups, in order. All columns of a group have the same operators and stored type. A column
+    with an operator that needs more than the column's own values is alone."""
+    groups: list[tuple[Any, list[ColumnSpec]]] = []
+    for column in columns:
+        key = (column.role, column.type, column.raw, column.online, column.ops)
+        is_joinable = len(column.sources) == 1 and not any(
+            op.needs
+            or isinstance(op, Python)
+            or (isinstance(op, Fitted) and not isinstance(op, Categorify))
+            for op in column.ops
+        )
+        fitting = (group for other, group in groups if other == key and is_joinable)
+        group = next(fitting, None)
+        if group is None:
+            groups.append((key, [column]))
+        else:
+            group.append(column)
+    return [group for _, group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLookup:
+    """The vocabularies of a group's columns. It takes the values of all columns, one column after the other."""
+
+    lookups: tuple[Lookup, ...]
+
+    def places(self, hashes: Hashes) -> Narrow:
+        """Returns the place of each value in its column's vocabulary, given its hash, or -1."""
+        columns = len(self.lookups)
+        of_columns = hashes.reshape(columns, len(hashes) // columns)
+        return np.concatenate(
+            [lookup.places(part) for lookup, part in zip(self.lookups, of_columns, strict=True)]
+        )
 
 
 def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
@@ -330,7 +360,7 @@ class FileAssignment:
             for _ in range(count)
         ]
 
-    def paired(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array]) -> pa.Array:
+    def paired(self, split: Narrow, columns: Arrays) -> pa.Array:
         """Returns the split's number and the value for each row, as one text. A missing or empty value has Hive's name
         for it."""
         values = as_text(columns[self.spec.table.partition or ""])
@@ -360,9 +390,9 @@ class FileAssignment:
     def file(
         self,
         keys: Keys,
-        split: npt.NDArray[np.int32],
-        shares: npt.NDArray[np.float64] | None = None,
-    ) -> npt.NDArray[np.int32]:
+        split: Narrow,
+        shares: Floats | None = None,
+    ) -> Narrow:
         """Returns the number of each row's file, over all splits, or over all pairs if `split` has the numbers of
         pairs. If `shares` is given, the share of rows before a row decides."""
         counts = np.array(self.files, np.uint64)[split]
@@ -375,18 +405,18 @@ class FileAssignment:
     def place(
         self,
         features: Features,
-        columns: Mapping[str, pa.Array],
+        columns: Arrays,
         keys: Keys,
-        split: npt.NDArray[np.int32],
-    ) -> tuple[npt.NDArray[np.int32], list[pa.Array]]:
+        split: Narrow,
+    ) -> tuple[Narrow, list[pa.Array]]:
         """Returns the file of each row, and its sort keys there before its key: see `sorted_by`."""
         table = self.spec.table
         if self.pairs:
             known = pc.index_in(self.paired(split, columns), pa.array(self.pairs))
-            split = pc.fill_null(known, 0).to_numpy(zero_copy_only=False).astype(np.int32)
+            split = np.asarray(pc.fill_null(known, 0)).astype(np.int32)
         if table.order:
             hidden = next(c for c in self.spec.hidden if c.name == "rows/order")
-            shares = features.run(hidden, hidden.ops, columns, {}).to_numpy(zero_copy_only=False)
+            shares = np.asarray(features.run(hidden, hidden.ops, columns, {}))
             by = [name for name in (table.order, table.then) if name]
             values = [pc.fill_null(as_number(columns[name]), -np.inf) for name in by]
             return self.file(keys, split, shares), values

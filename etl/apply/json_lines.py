@@ -11,12 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, is_whole_number, json_cell
-from sluice.etl.apply.lines import Flags, find_irregular, join_lines, strip_end
+from sluice.etl.apply.lines import find_irregular, join_lines, strip_end
+from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import NUMBERS, Input
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 
@@ -67,15 +69,13 @@ class JsonObjects:
 
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be read alone."""
-        plain = pc.match_substring_regex(lines, _PLAIN).to_numpy(zero_copy_only=False)
+        plain = np.asarray(pc.match_substring_regex(lines, _PLAIN))
         found: Flags = find_irregular(lines) | ~plain
         for name in self._parts:
-            found |= pc.match_substring(lines, json.dumps(name, ensure_ascii=False)).to_numpy(
-                zero_copy_only=False
-            )
+            found |= np.asarray(pc.match_substring(lines, json.dumps(name, ensure_ascii=False)))
         if self._texts and self._texts.quoted_missing:
             missing = pc.match_substring_regex(lines, self._texts.quoted_missing)
-            found |= missing.to_numpy(zero_copy_only=False)
+            found |= np.asarray(missing)
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:

@@ -7,7 +7,6 @@ which are then read one by one.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -19,9 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import Input
 
-Flags = npt.NDArray[np.bool_]
+Reasons = dict[int, str]
+"""The number of each rejected row of a batch, and why it is rejected."""
+Part = tuple[Sequence[int] | npt.NDArray[np.intp], pa.Table]
+"""Some rows of a batch: their numbers in the batch, and their values."""
 OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
 _RETURNS, _INNER_RETURN = re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
@@ -57,10 +60,10 @@ def find_irregular(lines: pa.Array) -> Flags:
     found: Flags = np.zeros(len(lines), bool)
     content = join_lines(lines)
     if _has_return(content):
-        found |= pc.match_substring_regex(lines, _INNER_RETURN).to_numpy(zero_copy_only=False)
+        found |= np.asarray(pc.match_substring_regex(lines, _INNER_RETURN))
     # Arrow removes a byte order mark only from the first line.
     if content[:3].to_pybytes() == _MARK:
-        found |= pc.starts_with(lines, _MARK).to_numpy(zero_copy_only=False)
+        found |= np.asarray(pc.starts_with(lines, _MARK))
     if not is_utf8(content):
         found |= np.array([has_other_bytes(line) for line in lines.to_pylist()], bool)
     return found
@@ -95,32 +98,25 @@ def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
     candidates = set[int]()
     if b"" in headers:
         short = pc.or_(pc.less_equal(pc.binary_length(lines), _SHORT), pc.starts_with(lines, b"\r"))
-        candidates.update(np.flatnonzero(short.to_numpy(zero_copy_only=False)).tolist())
+        candidates.update(np.flatnonzero(np.asarray(short)).tolist())
     named = [header for header in headers if header]
     for header in named:
         # A header that begins with another one needs no search: that search finds its lines, too.
         if not any(header != other and header.startswith(other) for other in named):
-            candidates.update(
-                np.flatnonzero(
-                    pc.starts_with(lines, header).to_numpy(zero_copy_only=False)
-                ).tolist()
-            )
+            candidates.update(np.flatnonzero(np.asarray(pc.starts_with(lines, header))).tolist())
     found[[number for number in candidates if strip_end(lines[number].as_py()) in headers]] = True
     return found
 
 
-def merge_rows(
-    first: pa.Table,
-    places: Sequence[int] | npt.NDArray[np.intp],
-    second: pa.Table,
-    others: Sequence[int],
-) -> pa.Table:
-    """Returns the rows of two tables as one, ordered by the given places of the rows."""
-    if not len(others):
-        return first
-    return pa.concat_tables([first, second]).take(
-        np.argsort(np.concatenate([places, others]), kind="stable")
-    )
+def place_rows(parts: Sequence[Part], count: int) -> pa.Table:
+    """Returns a table of `count` rows with the rows of the parts at their places, and with nulls elsewhere."""
+    if len(parts[0][0]) == count:
+        return parts[0][1]
+    numbers = np.concatenate([np.asarray(numbers, np.int64) for numbers, _ in parts])
+    places = np.full(count, -1)
+    places[numbers] = np.arange(len(numbers))
+    table = pa.concat_tables([table for _, table in parts], promote_options="default")
+    return table.take(pa.array(places, mask=places < 0))
 
 
 class Delimited:
@@ -152,54 +148,48 @@ class Delimited:
         found = find_irregular(lines)
         if self._quoted and pc.any(quotes := pc.match_substring(lines, '"')).as_py():
             odd = pc.and_not(quotes, pc.match_substring_regex(lines, self._closed))
-            found |= odd.to_numpy(zero_copy_only=False)
+            found |= np.asarray(odd)
         return found
 
-    def read(self, lines: pa.Array) -> tuple[pa.Table, list[tuple[int, str]]]:
+    def read(self, lines: pa.Array) -> tuple[pa.Table, Reasons]:
         """Reads lines that are not irregular, as columns of their types. Raises ArrowInvalid if a cell is not of its
-        column's type."""
-        return self._read(lines, {f.name: f.type for f in self._schema})
+        column's type. A rejected line has nulls."""
+        types = dict(zip(self._schema.names, self._schema.types, strict=True))
+        parts, reasons = self._read(lines, types, np.arange(len(lines)))
+        return place_rows(parts, len(lines)), reasons
 
-    def cut(self, lines: pa.Array, irregular: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Reads any lines as columns of bytes, without the rejected lines. An empty field is null."""
-        table, rejected = self._read(
-            lines.filter(pa.array(~irregular)), dict.fromkeys(self._schema.names, pa.binary())
-        )
-        numbers = np.flatnonzero(~irregular)
-        rejected = [(int(numbers[number]), reason) for number, reason in rejected]
-        rows, there = [], []
-        for number in np.flatnonzero(irregular):
-            cells = self._cells(strip_end(lines[int(number)].as_py()))
-            if cells is None or not self._least <= len(cells) <= len(self._schema):
-                rejected.append((int(number), OPEN_QUOTE if cells is None else FIELDS))
+    def cut(self, lines: pa.Array, irregular: Flags) -> tuple[pa.Table, Reasons]:
+        """Reads any lines as columns of bytes. An empty field is null, and a rejected line has nulls."""
+        types = dict.fromkeys(self._schema.names, pa.binary())
+        regular = lines.filter(pa.array(~irregular))
+        parts, reasons = self._read(regular, types, np.flatnonzero(~irregular))
+        rows = dict[int, dict[str, bytes | None]]()
+        for number in np.flatnonzero(irregular).tolist():
+            cells = self._cells(strip_end(lines[number].as_py()))
+            if cells is None or not self._least <= len(cells) <= len(types):
+                reasons[number] = OPEN_QUOTE if cells is None else FIELDS
             else:
-                rows.append([*cells, *[None] * (len(self._schema) - len(cells))])
-                there.append(int(number))
-        more = pa.Table.from_pylist(
-            [dict(zip(table.column_names, cells, strict=True)) for cells in rows], table.schema
-        )
-        read = np.setdiff1d(np.arange(len(lines)), [*there, *(number for number, _ in rejected)])
-        return merge_rows(table, read, more, there), rejected
+                rows[number] = dict(zip(types, cells, strict=False))
+        parts.append((list(rows), pa.Table.from_pylist(list(rows.values()), pa.schema(types))))
+        return place_rows(parts, len(lines)), reasons
 
     def _read(
-        self, lines: pa.Array, types: Mapping[str, pa.DataType]
-    ) -> tuple[pa.Table, list[tuple[int, str]]]:
-        table, wrong = self._of_width(lines, types)
+        self, lines: pa.Array, types: Mapping[str, pa.DataType], numbers: npt.NDArray[np.intp]
+    ) -> tuple[list[Part], Reasons]:
+        """Reads the lines with these numbers in their batch. A line may lack optional columns."""
+        table, others = self._of_width(lines, types)
         short: dict[int, list[int]] = defaultdict(list)
-        for number, width in wrong:
+        reasons: Reasons = {}
+        for row, width in others:
             if self._least <= width < len(types):
-                short[width].append(number)
-        places = np.setdiff1d(np.arange(len(lines)), [number for number, _ in wrong])
-        for width, numbers in short.items():
-            some, _ = self._of_width(
-                lines.take(pa.array(numbers)), dict(list(types.items())[:width])
-            )
-            for name, kind in list(types.items())[width:]:
-                some = some.append_column(name, pa.nulls(len(numbers), kind))
-            table = merge_rows(table, places, some, numbers)
-            places = np.sort(np.concatenate([places, numbers]))
-        kept = set(itertools.chain(*short.values()))
-        return table, [(number, FIELDS) for number, _ in wrong if number not in kept]
+                short[width].append(row)
+            else:
+                reasons[int(numbers[row])] = FIELDS
+        parts: list[Part] = [(np.delete(numbers, [row for row, _ in others]), table)]
+        for width, rows in short.items():
+            known = dict(list(types.items())[:width])
+            parts.append((numbers[rows], self._of_width(lines.take(pa.array(rows)), known)[0]))
+        return parts, reasons
 
     def _of_width(
         self, lines: pa.Array, types: Mapping[str, pa.DataType]

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.etl.ops.base import key_texts
-from sluice.etl.ops.hash_table import Lookup
-from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.ops.base import Arrays, key_texts
+from sluice.etl.ops.hashing import Lookup, hash_texts
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.spec.spec import Spec
@@ -50,7 +49,7 @@ class _Tail:
         """Returns a column's values for the keys in these columns; null if the table lacks a key."""
         keys = key_texts(columns)
         places = self.lookup.places(hash_texts(keys)).astype(np.int64)
-        missing = (places < 0) | pc.is_null(keys).to_numpy(zero_copy_only=False)
+        missing = (places < 0) | np.asarray(pc.is_null(keys))
         found = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
         return join_chunks(found)
 
@@ -78,7 +77,7 @@ class Serving:
             },
         )
 
-    def complete(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    def complete(self, columns: Arrays) -> dict[str, pa.Array]:
         """Adds the columns that joins and histories make to the rows' input columns, as
         `sluice.etl.apply.features.Features` takes them."""
         completed = dict(columns)
@@ -99,11 +98,9 @@ class Serving:
         return completed
 
 
-def _lagged(lists: pa.Array, history: HistorySpec, columns: Mapping[str, pa.Array]) -> pa.Array:
+def _lagged(lists: pa.Array, history: HistorySpec, columns: Arrays) -> pa.Array:
     """Returns the value `lag` rows before the next row."""
-    lengths = (
-        pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    )
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
     missing = lengths < history.lag
     places = np.where(missing, 0, np.cumsum(lengths) - history.lag)
     before = pc.list_flatten(lists).take(pa.array(places, mask=missing))

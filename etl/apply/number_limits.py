@@ -9,7 +9,7 @@ parsed. Otherwise it is known only after all operators have learned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import as_number, as_one_column, plain
+from sluice.etl.ops.base import Arrays, as_number, as_one_column, plain
 from sluice.etl.ops.chain import step
+from sluice.etl.ops.hashing import Flags
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ROLE_KINDS, ColumnSpec
 
-Flags = npt.NDArray[np.bool_]
 NUMBERS = ("dense", "weight", "time")
 """The roles of columns that are published as numbers."""
 _SAFE = 1e38
@@ -46,9 +46,9 @@ def as_stored(values: pa.Array, kind: str) -> npt.NDArray[np.floating]:
     """Returns numbers as they are stored. As `float`, a number that is too large becomes infinite. As `double`, a
     missing number becomes 0."""
     if kind == "double":
-        return np.asarray(pc.fill_null(as_number(values), 0.0).to_numpy(zero_copy_only=False))
+        return np.asarray(pc.fill_null(as_number(values), 0.0))
     with np.errstate(over="ignore"):
-        return np.asarray(as_number(values).to_numpy(zero_copy_only=False), np.float32)
+        return np.asarray(as_number(values), np.float32)
 
 
 def forms(column: ColumnSpec) -> list[tuple[Sequence[Operator], str]]:
@@ -70,7 +70,7 @@ def unfit(numbers: npt.NDArray[np.floating], column: ColumnSpec) -> Flags:
     return bad if bad.any() else _NO_ROWS
 
 
-def early_unfit(column: ColumnSpec, columns: Mapping[str, pa.Array]) -> Flags:
+def early_unfit(column: ColumnSpec, columns: Arrays) -> Flags:
     """Returns which rows of a column that is not `is_late` have a number that must not be published. No flags: none."""
     values = plain(as_one_column([columns[name] for name in column.sources], column.sources))
     if len(column.sources) == 1 and has_safe_ends(values, column):
@@ -100,7 +100,7 @@ def has_safe_ends(values: pa.Array, column: ColumnSpec) -> bool:
     kinds = {len(ops): kind for ops, kind in forms(column)}
     for number_of_ops, op in enumerate((None, *column.ops)):
         probes = probes if op is None else step(op, probes, None, {})
-        if not np.isfinite(probes[2:].to_numpy(zero_copy_only=False)).all():
+        if not np.isfinite(np.asarray(probes[2:])).all():
             return False
         if number_of_ops in kinds:
             numbers = as_stored(probes, kinds[number_of_ops])

@@ -13,7 +13,6 @@ from sluice.common.suggest import nearest
 from sluice.etl.apply.learned_rows import why_labels_leak, why_not
 from sluice.etl.spec.row_identity import Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.table_section import LAYOUTS
 from sluice.etl.table.commit import Base, new_job, stored_schema
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import JobRecord
@@ -85,7 +84,7 @@ class Job:
             )
         spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
         if spec.table.layout is None:
-            layout = parent.layout if parent is not None and self.mode == "append" else LAYOUTS[0]
+            layout: Any = parent.layout if parent is not None and self.mode == "append" else "speed"
             spec = replace(spec, table=replace(spec.table, layout=layout))
         if before is not None and parent is not None:
             self._check_state(spec, parent, before)

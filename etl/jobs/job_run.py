@@ -19,8 +19,8 @@ from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import fit
 from sluice.etl.jobs.job import Job
 from sluice.etl.schema import DataFile, Field, Fingerprint
-from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
+from sluice.etl.spec.table_section import empty_splits
 from sluice.etl.table.commit import CommitConflict, publish
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
@@ -406,16 +406,16 @@ class _JobRun:
 
     def _check_drift(self, record: JobRecord) -> None:
         """Warns of drift, or refuses it, as the spec says."""
-        for kind, (warn, refuse) in self.spec.drift.items():
+        for kind, limits in self.spec.drift.items():
             for name, moved in record.drift.items():
                 size = abs(moved[kind])
                 what = f"drift: {kind} of column {name!r} is {moved[kind]:g} against the version before"
-                if refuse is not None and size >= refuse:
+                if limits.refuse is not None and size >= limits.refuse:
                     raise DriftError(
-                        f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published"
+                        f"{what}, and drift.{kind}.refuse = {limits.refuse:g}; nothing was published"
                     )
-                if warn is not None and size >= warn:
-                    self.progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
+                if limits.warn is not None and size >= limits.warn:
+                    self.progress.say(f"warning: {what} (drift.{kind}.warn = {limits.warn:g})")
 
     def _warn_of_shifts(self, record: JobRecord) -> None:
         """Warns of dense columns whose numbers have moved away. A spec that limits `drift.psi` decides by itself."""

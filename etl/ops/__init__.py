@@ -6,31 +6,22 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.common.errors import OperatorError
+from sluice.etl.ops import (
+    ids,
+    lists,
+    numeric,
+    scaling,
+    statistics,
+    text,
+    timestamps,
+    user_function,
+)
 from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, id_kind, on_distinct
 from sluice.etl.ops.chain import step
-from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
-from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Recent, Vectors
-from sluice.etl.ops.numeric import (
-    BoxCox,
-    Bucketize,
-    Clip,
-    Compare,
-    Fill,
-    Log,
-    Logit,
-    Missing,
-    OneHot,
-    Scale,
-)
-from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
-from sluice.etl.ops.statistics import Count, Group, Target
-from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
-from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
-from sluice.etl.ops.user_function import Python
+from sluice.etl.ops.hashing import AnyArray
 
 if TYPE_CHECKING:
     from sluice.etl.schema import Field
@@ -38,50 +29,12 @@ if TYPE_CHECKING:
 
 OPERATORS: dict[str, type[Operator]] = {
     kind.name: kind
-    for kind in (
-        Fill,
-        FillMean,
-        FillMedian,
-        Missing,
-        Clip,
-        Scale,
-        Log,
-        BoxCox,
-        Logit,
-        Compare,
-        Standardise,
-        MinMax,
-        Bucketize,
-        Quantiles,
-        OneHot,
-        Categorify,
-        Vocabulary,
-        Hash,
-        Cross,
-        Modulus,
-        Map,
-        Lower,
-        Replace,
-        Concat,
-        Split,
-        Ngram,
-        FirstX,
-        Bag,
-        Flags,
-        Overlap,
-        Recent,
-        Count,
-        Target,
-        Group,
-        ParseTime,
-        Hour,
-        Weekday,
-        Vectors,
-        Python,
-    )
+    for family in (numeric, scaling, ids, text, lists, statistics, timestamps, user_function)
+    for kind in vars(family).values()
+    if isinstance(kind, type) and issubclass(kind, Operator) and "name" in vars(kind)
 }
 
-Online = Callable[[npt.NDArray[Any] | pa.Array], npt.NDArray[Any] | pa.Array]
+Online = Callable[[AnyArray | pa.Array], AnyArray | pa.Array]
 
 __all__ = [
     "FIRST",
@@ -115,7 +68,7 @@ def online(field: Field, state: FittedState | None) -> Online:
     for described in field.online:
         kind = OPERATORS.get(str(described.get("op")))
         # A table is data, so it cannot name a function to call.
-        if kind is None or kind is Python:
+        if kind is None or kind is user_function.Python:
             raise OperatorError(
                 f"column {field.name!r}: {described.get('op')!r} is no operator for the loader"
             )
@@ -137,14 +90,14 @@ def online(field: Field, state: FittedState | None) -> Online:
             column = op.apply(column, learned) if whole else step(op, column, learned, {})
         return column
 
-    def run(values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
+    def run(values: AnyArray | pa.Array) -> AnyArray | pa.Array:
         if not isinstance(values, pa.Array):
             values = pa.array(values if stored_as is None else values.astype(stored_as, copy=False))
         column = on_distinct(applied, values)
         kind = id_kind(field.cardinality)
         if field.role == "id_list":
             return column.cast(pa.list_(pa.from_numpy_dtype(kind)))
-        found = column.to_numpy(zero_copy_only=False)
+        found = np.asarray(column)
         return np.asarray(found, kind if field.role == "sparse" else np.float64)
 
     return run

@@ -12,18 +12,20 @@ operator learns from the sums. So the result does not depend on the distribution
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.hashing import codes_of
+from sluice.common.suggest import nearest
+from sluice.etl.ops.hashing import AnyArray, Flags, Floats, Hashes, codes_of
 
 SCALARS = ("text", "number", "id")
 LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
@@ -40,8 +42,49 @@ NO_NUMBER = -(2**63)
 MAX_VALUES = 20_000_000
 """The number of values that all fitted states of a job may hold together. A driver of a few GiB can collect them."""
 
+Arrays = Mapping[str, pa.Array]
+"""The columns of some rows, by name."""
 BETWEEN = "\x1f"
 """The character between the parts of a key. No keyboard types it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit of a parameter, in the hint of its field: `Annotated[int, between(1, 8)]`."""
+
+    holds: Callable[[Any], Any]
+    text: str
+
+
+def between(low: float, high: float) -> Limit:
+    return Limit(lambda value: low <= value <= high, f"must be from {low} to {high}")
+
+
+FINITE = Limit(math.isfinite, "must be a finite number")
+POSITIVE = Limit(lambda value: 0 < value < math.inf, "must be above 0")
+DIFFERENT = Limit(
+    lambda values: 0 < len(set(values)) == len(values), "must be one or more different texts"
+)
+
+
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    """Returns the hints of a dataclass's fields, with their limits."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def problem(value: Any, hint: Any) -> str:
+    """Returns what is wrong with a value, by the limits and the choices in its hint. Empty: nothing."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return "" if value in parts else f"unknown value{nearest(value, filter(None, parts))}"
+    if kind is Annotated:
+        limits = (limit for limit in hint.__metadata__ if isinstance(limit, Limit))
+        wrong = next((limit.text for limit in limits if not limit.holds(value)), "")
+        return wrong or problem(value, parts[0])
+    if kind is tuple and isinstance(value, tuple):
+        return next(filter(None, (problem(item, parts[0]) for item in value)), "")
+    return "" if value is None else next((problem(value, part) for part in parts), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +111,12 @@ class Operator(ABC):
     loader from this one on is then stored as such numbers."""
     left_as: ClassVar[str] = "double"
     """The type of such a stored column: `double`, with NaN for a missing value, or `int64`, from `whole_numbers`."""
+
+    def __post_init__(self) -> None:
+        """Raises OperatorError if a parameter is beyond the limits of its hint."""
+        for f in dataclasses.fields(self):
+            if wrong := problem(value := getattr(self, f.name), hints_of(type(self))[f.name]):
+                raise OperatorError(f"{f.name} = {value!r}: {wrong}")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -184,12 +233,6 @@ def as_one_column(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array
     return pa.StructArray.from_arrays([plain(column) for column in columns], list(names))
 
 
-def check_different(values: Sequence[str]) -> None:
-    """Raises OperatorError unless there are values, and no two are equal."""
-    if not values or len(set(values)) < len(values):
-        raise OperatorError(f"values = {list(values)}: must be one or more different texts")
-
-
 def value_counts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Returns the distinct values of a column, and how often each occurs."""
     if not pa.types.is_dictionary(column.type):
@@ -200,17 +243,17 @@ def value_counts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     return column.dictionary.take(pa.array(there)), pa.array(counts[there])
 
 
-def values_of(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_] | None]:
+def values_of(column: pa.Array) -> tuple[Floats, Flags | None]:
     """Returns the column's numbers as numpy, with 0 for nulls, and a mask of the nulls."""
     if not column.null_count:
-        return column.to_numpy(zero_copy_only=False), None
+        return np.asarray(column), None
     return (
-        pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False),
-        pc.is_null(column).to_numpy(zero_copy_only=False),
+        np.asarray(pc.fill_null(column, 0.0)),
+        np.asarray(pc.is_null(column)),
     )
 
 
-def finite_of(column: pa.Array) -> npt.NDArray[np.float64]:
+def finite_of(column: pa.Array) -> Floats:
     """Returns the finite numbers of a column."""
     values, nulls = values_of(column)
     return values[np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls]
@@ -226,26 +269,15 @@ def id_kind(cardinality: int | None) -> type[np.int32 | np.uint32]:
     return np.uint32 if is_wide(cardinality) else np.int32
 
 
-def spread(keys: npt.NDArray[np.uint64], size: int) -> npt.NDArray[Any]:
+def spread(keys: Hashes, size: int) -> AnyArray:
     """Returns ids from FIRST on, below FIRST + `size`, from the remainders of hashes."""
-    ids: npt.NDArray[Any] = (keys % np.uint64(size)).astype(
-        np.int64 if is_wide(FIRST + size) else np.int32
-    )
+    ids: AnyArray = (keys % np.uint64(size)).astype(np.int64 if is_wide(FIRST + size) else np.int32)
     ids += FIRST
     return ids
 
 
-def ids_of(ids: npt.NDArray[Any], column: pa.Array) -> pa.Array:
+def ids_of(ids: AnyArray, column: pa.Array) -> pa.Array:
     """Returns ids as they are stored, with NULL where the column has nulls."""
     if column.null_count:
-        ids[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
+        ids[np.asarray(pc.is_null(column))] = NULL
     return pa.array(ids)
-
-
-def within(op: Operator, **bounds: tuple[float, float]) -> None:
-    """Refuses a parameter outside its bounds."""
-    for key, (low, high) in bounds.items():
-        if not low <= getattr(op, key) <= high:
-            raise OperatorError(
-                f"{key} = {getattr(op, key)}: must be from {low:,} to {high:,}".replace(",", "")
-            )

@@ -3,14 +3,14 @@ that may meet unreadable values (`reading`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import LISTS, Fitted, Operator, as_number, as_text, plain
+from sluice.etl.ops.base import LISTS, Arrays, Fitted, Operator, as_number, as_text, plain
 from sluice.etl.ops.lists import flat, relisted
 
 ELEMENTS = {plural: single for single, plural in LISTS.items()}
@@ -26,7 +26,7 @@ def follow(op: Operator, kind: str) -> str | None:
     return op.kind("text") if "text" in op.takes and kind in ("number", "id") else None
 
 
-def prepare_column(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
+def prepare_column(op: Operator, values: pa.Array, extras: Arrays) -> pa.Array:
     """Returns the column as the operator needs it: text or number, together with `op.needs`."""
     if (
         not (pa.types.is_struct(values.type) or pa.types.is_list(values.type))
@@ -45,7 +45,7 @@ def lifted(op: Operator, values: pa.Array) -> bool:
     return pa.types.is_list(values.type) and not set(op.takes) & ELEMENTS.keys()
 
 
-def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Array]) -> pa.Array:
+def step(op: Operator, values: pa.Array, state: Any, extras: Arrays) -> pa.Array:
     if lifted(op, values):
         elements, lengths = flat(values)
         return relisted(step(op, elements, state, extras), lengths)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-Floats = npt.NDArray[np.float64]
+from sluice.etl.ops.hashing import Floats, Whole
+
 _STEP = 28
 """The bits of a part: so 2^35 of them add up within 64 bits."""
 _PARTS = 3  # of the 53 bits of a number
@@ -53,9 +54,40 @@ def _cut(fraction: Floats, exponent: npt.NDArray[np.integer], found: dict[int, F
             found[place] = found[place] + here if place in found else here
 
 
-def total(sums: Iterable[tuple[int, int]]) -> Fraction:
-    """Returns the sum of all values that were cut into parts, from the sum at each scale."""
-    return sum((Fraction(count) * Fraction(2) ** scale for scale, count in sums), Fraction(0))
+def count_moments(
+    values: Floats, place: Whole, keys: pa.Array, powers: Iterable[int] = (1, 2)
+) -> tuple[pa.Array, pa.Array]:
+    """Returns names and counts, to be added up over batches and read by `read_moments`. `place` is the place of each
+    value's key."""
+    names = [pc.binary_join_element_wise("n:", keys, "")]
+    counts = [np.bincount(place, minlength=len(keys))]
+    for power in powers:
+        for scale, whole in parts(values, power).items():
+            sums = np.zeros(len(keys), np.int64)
+            np.add.at(sums, place, whole.astype(np.int64))
+            names.append(pc.binary_join_element_wise(f"{power},{scale}:", keys, ""))
+            counts.append(sums)
+    return pa.concat_arrays(names), pa.array(np.concatenate(counts).astype(np.int64))
+
+
+def read_moments(counted: pa.Table) -> tuple[int, dict[str, list[int]]]:
+    """Returns the number of each key's values and the exact sums of their powers, in units of 2^-n, with n before
+    them."""
+    found = []
+    for name, count in zip(counted["value"].to_pylist(), counted["count"].to_pylist(), strict=True):
+        head, _, key = name.partition(":")
+        power, _, scale = head.partition(",")
+        found.append((key, "n12".index(power), int(scale or 0), count))
+    digits = max(0, -min((scale for _, _, scale, _ in found), default=0))
+    sums: dict[str, list[int]] = {}
+    for key, power, scale, count in found:
+        sums.setdefault(key, [0, 0, 0])[power] += count << (scale + digits if power else 0)
+    return digits, sums
+
+
+def deviation(digits: int, rows: int, first: int, second: int) -> float:
+    """Returns the standard deviation of values, by their number and the sums of `read_moments`."""
+    return root((second * rows << digits) - first * first, rows * rows << 2 * digits)
 
 
 def quotient(numerator: int, denominator: int) -> float:

@@ -6,12 +6,15 @@ For text it runs over the UTF-8 bytes, read as little-endian 64-bit words, the l
     for each word w:  h = (h ^ w) * A;  h = h ^ (h >> 32)
     return mix(h)                   mix as in splitmix64: two rounds of shift, xor and multiply, then a shift and xor
 
+`Lookup` is a hash table of a vocabulary.
+
 A whole number is hashed as the mix of its 64 bits with the salt; nulls get a constant of their own. Ids, splits and
 the places of rows are taken from it: to change anything here is to change every table's content.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,7 +23,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-U64 = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
+Whole = npt.NDArray[np.int64]
+Narrow = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+AnyArray = npt.NDArray[Any]
 
 G = np.uint64(0x9E3779B97F4A7C15)
 A = np.uint64(0xD6E8FEB86659FD93)
@@ -45,7 +53,7 @@ _TEXTS = (
 )
 
 
-def mix(x: U64) -> U64:
+def mix(x: Hashes) -> Hashes:
     """Mixes 64 bits by a bijection after which every bit depends on every bit: the finaliser of splitmix64."""
     x = x ^ (x >> np.uint64(30))
     x *= _M1
@@ -55,12 +63,12 @@ def mix(x: U64) -> U64:
     return x
 
 
-def codes_of(column: pa.DictionaryArray) -> npt.NDArray[np.int32]:
+def codes_of(column: pa.DictionaryArray) -> Narrow:
     """Returns the place of each value in the column's dictionary. A null has the place after the last one."""
     return np.asarray(column.indices.fill_null(len(column.dictionary)))
 
 
-def hash_texts(column: pa.Array, salt: int = 0) -> U64:
+def hash_texts(column: pa.Array, salt: int = 0) -> Hashes:
     """Hashes each value of a string or binary array; many of them in turns, whose steps stay in a core's cache. With a
     dictionary, each distinct value is hashed once."""
     if pa.types.is_dictionary(column.type):
@@ -72,7 +80,7 @@ def hash_texts(column: pa.Array, salt: int = 0) -> U64:
     )
 
 
-def _hash_texts(column: pa.Array, salt: int) -> U64:
+def _hash_texts(column: pa.Array, salt: int) -> Hashes:
     width = _offset_width(column)
     count = len(column)
     if not count:
@@ -87,7 +95,7 @@ def _hash_texts(column: pa.Array, salt: int) -> U64:
     words = np.zeros((last - first + 7) // 8 + 2, np.uint64)
     if last > first:
         words.view(np.uint8)[: last - first] = np.frombuffer(data, np.uint8)[first:last]
-    h: U64 = (length.astype(np.uint64) ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G
+    h: Hashes = (length.astype(np.uint64) ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G
     start = start - first
     for done in range(0, int(length.max()), 8):
         rest = length - done
@@ -104,11 +112,11 @@ def _hash_texts(column: pa.Array, salt: int) -> U64:
         h[some] = _absorb(h[some], words, start[some] + done, rest[some])
     h = mix(h)
     if column.null_count:
-        h[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
+        h[np.asarray(pc.is_null(column))] = NULL
     return h
 
 
-def _absorb(h: U64, words: U64, at: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> U64:
+def _absorb(h: Hashes, words: Hashes, at: Whole, rest: Whole) -> Hashes:
     """Adds one more word to each value's hash: the up to eight bytes at `at`, of which `rest` belong to the value."""
     place = at >> 3
     shift = ((at & 7) << 3).astype(np.uint64)
@@ -152,7 +160,7 @@ def _compiled() -> Any:
     return njit(nogil=True)(_absorb_words)
 
 
-def rows_of_long_texts(column: pa.Array) -> npt.NDArray[np.int64]:
+def rows_of_long_texts(column: pa.Array) -> Whole:
     """Returns the rows that have a text of more than `MOST_TEXT_BYTES`, also in a list or as a dictionary's value."""
     rows = None
     if column.nbytes <= MOST_TEXT_BYTES:
@@ -166,27 +174,29 @@ def rows_of_long_texts(column: pa.Array) -> npt.NDArray[np.int64]:
         return np.empty(0, np.int64)
     lengths = pc.binary_length(texts)
     lengths = lengths.take(column.indices) if is_dictionary else lengths
-    long = np.flatnonzero(lengths.fill_null(0).to_numpy(zero_copy_only=False) > MOST_TEXT_BYTES)
+    long = np.flatnonzero(np.asarray(lengths.fill_null(0)) > MOST_TEXT_BYTES)
     return long if rows is None else np.unique(rows[long])
 
 
-def hash_numbers(column: pa.Array, salt: int = 0) -> U64:
+def hash_numbers(column: pa.Array, salt: int = 0) -> Hashes:
     """Hashes each value of an integer or floating array; equal numbers of one type have equal hashes."""
     if pa.types.is_floating(column.type):
         # Adding 0.0 makes 0.0 of -0.0.
-        values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+        values = np.asarray(column.cast(pa.float64()).fill_null(0.0)) + 0.0
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.uint64)
     else:
-        bits = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+        bits = np.asarray(column.cast(pa.int64()).fill_null(0)).view(np.uint64)
     h = mix((bits ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G + A)
     if column.null_count:
-        h[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
+        h[np.asarray(pc.is_null(column))] = NULL
     return h
 
 
-def hash_rows(columns: list[pa.Array], seed: int) -> U64:
+def hash_rows(columns: list[pa.Array], seed: int) -> Hashes:
     """Hashes all columns of each row, in order, into one key: the row's place in the table follows from it."""
-    key: U64 = np.full(len(columns[0]) if columns else 0, np.uint64(seed & 0xFFFFFFFFFFFFFFFF)) * G
+    key: Hashes = (
+        np.full(len(columns[0]) if columns else 0, np.uint64(seed & 0xFFFFFFFFFFFFFFFF)) * G
+    )
     for column in columns:
         number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         key ^= hash_numbers(column) if number else hash_texts(column)
@@ -202,3 +212,53 @@ def _offset_width(column: pa.Array) -> type[np.int32 | np.int64]:
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
         return np.int32
     raise TypeError(f"a {column.type} array holds no text")
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Finds the places of values in a vocabulary: an open hash table in numpy, for whole columns. It is at most half
+    full, so nearly every value is found at the first or second try.
+
+    Only the 64-bit hashes of values are compared. If two values of one vocabulary have the same hash, the table is
+    refused when it is built. An unseen value has the hash of a known value with a chance of vocabulary size / 2^64."""
+
+    hashes: Hashes
+    owners: Narrow
+    """The place in the vocabulary of the value in each slot, or -1 if the slot is empty."""
+
+    @classmethod
+    def of(cls, values: pa.Array) -> Lookup:
+        """Returns the table of a vocabulary."""
+        hashes = hash_texts(values)
+        if len(np.unique(hashes)) < len(hashes):
+            raise ValueError(
+                "two values of one vocabulary have the same 64-bit hash; leave one out"
+            )
+        slots = 1 << max(4, (2 * len(hashes)).bit_length())
+        owners = np.full(slots, -1, np.int32)
+        waiting = np.arange(len(hashes), dtype=np.int32)
+        slot = (hashes & np.uint64(slots - 1)).astype(np.int64)
+        while len(waiting):
+            free = owners[slot] < 0
+            owners[slot[free]] = waiting[free]  # if several want one slot, one gets it
+            lost = owners[slot] != waiting
+            waiting, slot = waiting[lost], (slot[lost] + 1) & (slots - 1)
+        table = np.zeros(slots, np.uint64)
+        taken = owners >= 0
+        table[taken] = hashes[owners[taken]]
+        return cls(table, owners)
+
+    def places(self, hashes: Hashes) -> Narrow:
+        """Returns the place of each value, given its hash, or -1 for values outside the vocabulary."""
+        last = len(self.owners) - 1
+        slot = (hashes & np.uint64(last)).astype(np.int64)
+        places = self.owners[slot]
+        pending = np.flatnonzero((places >= 0) & (self.hashes[slot] != hashes))
+        slot = slot[pending]
+        while len(pending):
+            slot = (slot + 1) & last
+            owner = self.owners[slot]
+            places[pending] = owner
+            on = (owner >= 0) & (self.hashes[slot] != hashes[pending])
+            pending, slot = pending[on], slot[on]
+        return places

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.ops.base import (
+    DIFFERENT,
     FIRST,
     MAX_ID,
     MAX_VALUES,
@@ -22,17 +22,16 @@ from sluice.etl.ops.base import (
     NULL,
     Fitted,
     Operator,
-    check_different,
+    between,
     ids_of,
     spread,
     value_counts,
-    within,
 )
-from sluice.etl.ops.hash_table import Lookup
-from sluice.etl.ops.hashing import hash_rows, hash_texts
+from sluice.etl.ops.hashing import Lookup, Narrow, hash_rows, hash_texts
 
 _BUCKET_SALT = 0x0F0F
 _MOST = 2**63 - 1
+_Buckets = Annotated[int, between(1, 2**24)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +39,7 @@ class _Sized(Operator):
     """An operator that gives `size` ids."""
 
     gives = "id"
-    size: int
-
-    def __post_init__(self) -> None:
-        within(self, size=(1, MAX_ID - FIRST))
+    size: Annotated[int, between(1, MAX_ID - FIRST)]
 
     def cardinality(self, _state: pa.Table | None) -> int:
         return FIRST + self.size
@@ -103,11 +99,11 @@ class Modulus(_Sized):
             )
         except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
             return pa.array(map(self._stored_number, column.to_pylist()), pa.int64())
-        low = signed.fill_null(0).to_numpy(zero_copy_only=False)
-        high = unsigned.fill_null(0).to_numpy(zero_copy_only=False)
+        low = np.asarray(signed.fill_null(0))
+        high = np.asarray(unsigned.fill_null(0))
         numbers = np.where(high > _MOST, high % np.uint64(self.size), high).astype(np.int64) + low
         numbers[low == NO_NUMBER] = NO_NUMBER % self.size
-        numbers[~whole.fill_null(False).to_numpy(zero_copy_only=False)] = NO_NUMBER
+        numbers[~np.asarray(whole.fill_null(False))] = NO_NUMBER
         return pa.array(numbers)
 
     def _stored_number(self, text: str | None) -> int:
@@ -126,12 +122,11 @@ class Vocabulary(Operator):
     name = "vocabulary"
     takes = ("text",)
     gives = "id"
-    values: tuple[str, ...]
-    oov: int = 1
+    values: Annotated[tuple[str, ...], DIFFERENT]
+    oov: _Buckets = 1
 
     def __post_init__(self) -> None:
-        check_different(self.values)
-        within(self, oov=(1, 2**24))
+        super().__post_init__()
         object.__setattr__(self, "_lookup", Lookup.of(pa.array(self.values, pa.string())))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
@@ -150,13 +145,10 @@ class Categorify(Fitted):
     takes = ("text",)
     gives = "id"
     may_be_stored = True
-    min_count: int = 1
-    max_size: int = MAX_VALUES
-    oov: int = 1
+    min_count: Annotated[int, between(1, 2**62)] = 1
+    max_size: Annotated[int, between(1, MAX_VALUES)] = MAX_VALUES
+    oov: _Buckets = 1
     joint: str = ""
-
-    def __post_init__(self) -> None:
-        within(self, min_count=(1, 2**62), max_size=(1, MAX_VALUES), oov=(1, 2**24))
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return value_counts(column.drop_null())
@@ -190,7 +182,7 @@ class Categorify(Fitted):
 def looked_up(column: pa.Array, lookup: Lookup, oov: int) -> pa.Array:
     """Returns the id of each value: from its place in the vocabulary, or of a bucket."""
     hashes = hash_texts(column)
-    ids: npt.NDArray[np.int32] = lookup.places(hashes)
+    ids: Narrow = lookup.places(hashes)
     unknown = np.flatnonzero(ids < 0)
     ids = ids + np.int32(FIRST + oov)
     if len(unknown):

@@ -5,32 +5,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import Operator, as_number, as_text, within
-from sluice.etl.ops.hashing import hash_texts
-
-Lengths = npt.NDArray[np.int64]
-STATISTICS = ("size", "sum", "mean", "min", "max")
+from sluice.etl.ops.base import POSITIVE, Operator, as_number, as_text, between
+from sluice.etl.ops.hashing import AnyArray, Whole, hash_texts
 
 
-def flat(column: pa.Array) -> tuple[pa.Array, Lengths]:
+def flat(column: pa.Array) -> tuple[pa.Array, Whole]:
     """Returns the elements of all lists in one array, and the length of each list. A null list counts as empty."""
-    lengths = (
-        pc.fill_null(pc.list_value_length(column), 0)
-        .to_numpy(zero_copy_only=False)
-        .astype(np.int64)
-    )
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
     return pc.list_flatten(column), lengths
 
 
-def relisted(values: pa.Array, lengths: Lengths) -> pa.Array:
+def relisted(values: pa.Array, lengths: Whole) -> pa.Array:
     """Returns lists of these lengths. It is the reverse of `flat`."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
@@ -40,7 +32,7 @@ def packed(column: pa.Array) -> pa.Array:
     """Packs lists of ids as little-endian words of 32 bits in a binary column: its offsets are the lengths, times
     four."""
     values, lengths = flat(column)
-    content = values.cast(pa.uint32()).to_numpy(zero_copy_only=False).astype("<u4", copy=False)
+    content = np.asarray(values.cast(pa.uint32())).astype("<u4", copy=False)
     offsets = np.concatenate([[0], np.cumsum(lengths * 4)]).astype(np.int32)
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -54,11 +46,8 @@ class FirstX(Operator):
     name = "first_x"
     takes = ("texts", "numbers", "ids")
     gives = "texts"
-    size: int
+    size: Annotated[int, between(1, 1_000_000)]
     last: bool = False
-
-    def __post_init__(self) -> None:
-        within(self, size=(1, 1_000_000))
 
     def kind(self, taken: str) -> str:
         return taken
@@ -78,21 +67,15 @@ class Bag(Operator):
 
     name = "bag"
     takes = ("numbers", "texts", "ids")
-    of: str = "size"
-
-    def __post_init__(self) -> None:
-        if self.of not in STATISTICS:
-            raise OperatorError(f"of = {self.of!r}: must be {', '.join(STATISTICS)}")
+    of: Literal["size", "sum", "mean", "min", "max"] = "size"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, lengths = flat(column)
         if self.of == "size":
             return pa.array(lengths.astype(np.float64))
         row = np.repeat(np.arange(len(lengths)), lengths)
-        there = pc.is_valid(values).to_numpy(zero_copy_only=False)
-        number = pc.cast(values.drop_null(), pa.float64(), safe=False).to_numpy(
-            zero_copy_only=False
-        )
+        there = np.asarray(pc.is_valid(values))
+        number = np.asarray(pc.cast(values.drop_null(), pa.float64(), safe=False))
         row = row[there]
         counts = np.bincount(row, minlength=len(lengths))
         if self.of in ("sum", "mean"):
@@ -141,27 +124,21 @@ class Recent(Operator):
     name = "recent"
     takes = ("row",)
     columns = ("number", "numbers")
-    within: float | None = None
-    gap: float | None = None
-    of: str = "count"
+    within: Annotated[float, POSITIVE] | None = None
+    gap: Annotated[float, POSITIVE] | None = None
+    of: Literal["count", "span"] = "count"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.within is None and self.gap is None:
             raise OperatorError("within: give how far back to look, or the gap that parts sessions")
-        for key in ("within", "gap"):
-            if (given := getattr(self, key)) is not None and not 0 < given < np.inf:
-                raise OperatorError(f"{key} = {given:g}: must be above 0")
-        if self.of not in ("count", "span"):
-            raise OperatorError(f"of = {self.of!r}: must be count or span")
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         now, lists = column.flatten()
         values, lengths = flat(lists)
         whole = pa.types.is_integer(now.type) and pa.types.is_integer(values.type)
         at, times = (
-            pc.fill_null(one if whole else as_number(one), 0 if whole else np.nan).to_numpy(
-                zero_copy_only=False
-            )
+            np.asarray(pc.fill_null(one if whole else as_number(one), 0 if whole else np.nan))
             for one in (now, values)
         )
         # Floats would merge nanoseconds. A whole time less an earlier one fits 64 bits without a sign.
@@ -171,7 +148,7 @@ class Recent(Operator):
             for limit in (self.within, self.gap)
         )
         row = np.repeat(np.arange(len(at)), lengths)
-        earlier = values.is_valid().to_numpy(zero_copy_only=False) & (times < at[row])
+        earlier = np.asarray(values.is_valid()) & (times < at[row])
         if within is not None and whole:
             earlier &= (at[row] - times).view(kind) <= within
         elif within is not None:
@@ -189,7 +166,7 @@ class Recent(Operator):
             begins[first] = True
             first = np.maximum.accumulate(np.where(begins, np.arange(len(ordered)), 0))[ends]
         found = ends - first if self.of == "count" else (ordered[ends] - ordered[first]).view(kind)
-        missing = now.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+        missing = np.asarray(now.is_null(nan_is_null=True))
         return pa.array(found.astype(np.float64), mask=missing)
 
 
@@ -211,10 +188,7 @@ class Flags(Operator):
                 f"flags takes columns of numbers, and {wrong!r} is {column.type.field(wrong).type}"
             )
         raised = np.stack(
-            [
-                pc.fill_null(pc.not_equal(field, 0), False).to_numpy(zero_copy_only=False)
-                for field in column.flatten()
-            ],
+            [np.asarray(pc.fill_null(pc.not_equal(field, 0), False)) for field in column.flatten()],
             axis=1,
         )
         names = pa.array([field.name for field in column.type], pa.string())
@@ -229,13 +203,10 @@ class Vectors(Operator):
     takes = ("id",)
     gives = "numbers"
     file: str
-    width: int
-
-    def __post_init__(self) -> None:
-        within(self, width=(1, 65_536))
+    width: Annotated[int, between(1, 65_536)]
 
     @cached_property
-    def matrix(self) -> npt.NDArray[Any]:
+    def matrix(self) -> AnyArray:
         """The matrix, mapped into memory at first use: a spec can be read where the file is not."""
         try:
             found = np.load(self.file, mmap_mode="r", allow_pickle=False)
@@ -268,7 +239,7 @@ class Vectors(Operator):
             )
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        ids = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        ids = np.asarray(column.cast(pa.int64()))
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.matrix)):
             wrong = ids[(ids < 0) | (ids >= len(self.matrix))][0]
             raise OperatorError(

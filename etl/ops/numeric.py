@@ -8,17 +8,26 @@ import math
 import re
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import FIRST, NULL, Operator, check_different, values_of, within
+from sluice.etl.ops.base import (
+    DIFFERENT,
+    FINITE,
+    FIRST,
+    NULL,
+    POSITIVE,
+    Limit,
+    Operator,
+    between,
+    values_of,
+)
+from sluice.etl.ops.hashing import Floats
 
-Numbers = npt.NDArray[np.float64]
 COMPARISONS = {
     "==": pc.equal,
     "!=": pc.not_equal,
@@ -27,6 +36,10 @@ COMPARISONS = {
     ">=": pc.greater_equal,
     ">": pc.greater,
 }
+_RISING = Limit(
+    lambda numbers: numbers and all(a < b for a, b in itertools.pairwise(numbers)),
+    "must be numbers that rise",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +49,15 @@ class Fill(Operator):
     name = "fill"
     replaces_missing = True
     keeps_order = True
-    value: float = 0.0
+    value: Annotated[float, FINITE] = 0.0
     indicator: bool = False
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise OperatorError(f"value = {self.value}: must be a finite number")
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return filled(column, self.value)
 
 
 def filled(column: pa.Array, value: float) -> pa.Array:
-    values = pc.fill_null(column, math.nan).to_numpy(zero_copy_only=False)
+    values = np.asarray(pc.fill_null(column, math.nan))
     return pa.array(np.where(np.isfinite(values), values, value))
 
 
@@ -60,7 +69,7 @@ class Missing(Operator):
     replaces_missing = True
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        values = pc.fill_null(column, math.nan).to_numpy(zero_copy_only=False)
+        values = np.asarray(pc.fill_null(column, math.nan))
         return pa.array((~np.isfinite(values)).astype(np.float64))
 
 
@@ -73,7 +82,7 @@ class NumberMap(Operator):
             return pa.array(self.map(values), mask=nulls)
 
     @abstractmethod
-    def map(self, values: Numbers) -> Numbers: ...
+    def map(self, values: Floats) -> Floats: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +96,13 @@ class Clip(NumberMap):
     high: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.low is None and self.high is None:
             raise OperatorError("low or high: at least one must be given")
         if self.low is not None and self.high is not None and not self.low <= self.high:
             raise OperatorError(f"low = {self.low}: must not be above high = {self.high}")
 
-    def map(self, values: Numbers) -> Numbers:
+    def map(self, values: Floats) -> Floats:
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         return np.clip(values, low, high)
@@ -104,16 +114,10 @@ class Scale(NumberMap):
 
     name = "scale"
     keeps_order = True
-    by: float
-    minus: float = 0.0
+    by: Annotated[float, FINITE, Limit(bool, "must not be 0")]
+    minus: Annotated[float, FINITE] = 0.0
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.by) and self.by):
-            raise OperatorError(f"by = {self.by}: must be a finite number other than 0")
-        if not math.isfinite(self.minus):
-            raise OperatorError(f"minus = {self.minus}: must be a finite number")
-
-    def map(self, values: Numbers) -> Numbers:
+    def map(self, values: Floats) -> Floats:
         return (values - self.minus) / self.by
 
 
@@ -123,14 +127,8 @@ class _Logarithm(NumberMap):
 
     keeps_order = True
     online_too = True
-    shift: float
-    floor: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.shift):
-            raise OperatorError(f"shift = {self.shift}: must be a finite number")
-        if not 0 < self.floor < math.inf:
-            raise OperatorError(f"floor = {self.floor}: must be above 0")
+    shift: Annotated[float, FINITE]
+    floor: Annotated[float, POSITIVE] = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +136,9 @@ class Log(_Logarithm):
     """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
 
     name = "log"
-    shift: float = 1.0
+    shift: Annotated[float, FINITE] = 1.0
 
-    def map(self, values: Numbers) -> Numbers:
+    def map(self, values: Floats) -> Floats:
         return np.log(np.maximum(values + self.shift, self.floor))
 
 
@@ -150,14 +148,10 @@ class BoxCox(_Logarithm):
     0. Nulls stay."""
 
     name = "boxcox"
-    shift: float = 0.0
-    power: float
+    shift: Annotated[float, FINITE] = 0.0
+    power: Annotated[float, between(-5, 5)]
 
-    def __post_init__(self) -> None:
-        within(self, power=(-5, 5))
-        super().__post_init__()
-
-    def map(self, values: Numbers) -> Numbers:
+    def map(self, values: Floats) -> Floats:
         logs = np.log(np.maximum(values + self.shift, self.floor))
         return logs if self.power == 0 else np.expm1(self.power * logs) / self.power
 
@@ -169,13 +163,9 @@ class Logit(NumberMap):
     name = "logit"
     keeps_order = True
     online_too = True
-    margin: float = 1e-6
+    margin: Annotated[float, Limit(lambda x: 0 < x < 0.5, "must be above 0 and below 0.5")] = 1e-6
 
-    def __post_init__(self) -> None:
-        if not 0 < self.margin < 0.5:
-            raise OperatorError(f"margin = {self.margin}: must be above 0 and below 0.5")
-
-    def map(self, values: Numbers) -> Numbers:
+    def map(self, values: Floats) -> Floats:
         kept = np.clip(values, self.margin, 1 - self.margin)
         return np.log(kept) - np.log1p(-kept)
 
@@ -188,6 +178,7 @@ class Compare(Operator):
     to: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._parts()
 
     def _parts(self) -> tuple[str, float]:
@@ -214,11 +205,7 @@ class Bucketize(Operator):
     name = "bucketize"
     gives = "id"
     online_too = True
-    boundaries: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.boundaries or any(a >= b for a, b in itertools.pairwise(self.boundaries)):
-            raise OperatorError(f"boundaries = {list(self.boundaries)}: must be numbers that rise")
+    boundaries: Annotated[tuple[float, ...], _RISING]
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         return bucketed(column, np.array(self.boundaries))
@@ -240,23 +227,8 @@ class OneHot(Operator):
 
     name = "one_hot"
     takes = ("text",)
-    values: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_different(self.values)
+    values: Annotated[tuple[str, ...], DIFFERENT]
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         """Gives 1 where the text is any of the values: the spec gives each of its columns an operator of one value."""
         return pc.is_in(column, pa.array(self.values)).cast(pa.float64())
-
-
-@dataclass(frozen=True, kw_only=True)
-class InverseShare(Operator):
-    """The weight of a row of a sample that keeps a `share` of label 0: 1 for label 1, 1 / share for label 0."""
-
-    name = "inverse_share"
-    share: float
-
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        values, _ = values_of(column)
-        return pa.array(np.where(values > 0, 1.0, 1.0 / self.share))

@@ -10,26 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.common.errors import OperatorError
 from sluice.etl.ops.base import values_of
-from sluice.etl.ops.hash_table import Lookup
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
+from sluice.etl.ops.hashing import Flags, Floats, Hashes, Lookup, Whole
 
 
-def check_step(past: bool, step: float) -> None:
-    if not (step >= 0 and np.isfinite(step)):
-        raise OperatorError(f"past_step = {step}: must be 0 (exact times) or above")
-    if step and not past:
-        raise OperatorError(f"past_step = {step:g}: is for past = true alone")
-
-
-def moments_of(time: pa.Array, step: float) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
+def moments_of(time: pa.Array, step: float) -> tuple[Floats, Flags | None]:
     """Returns the moment of each row's time, and a mask of the rows without a time."""
     at, nulls = values_of(time)
     return (np.floor(at / step) * step if step else at) + 0.0, nulls
@@ -67,7 +55,7 @@ def index_values(state: pa.Table) -> tuple[pa.Array, Whole]:
     """Returns the distinct values of a table that is sorted by value, and each row's place among them."""
     found = state["value"].combine_chunks().dictionary_encode()
     found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-    return found.dictionary, found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found.dictionary, np.asarray(found.indices).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +72,29 @@ class Timeline:
 
     @classmethod
     def of(cls, state: pa.Table) -> Timeline:
+        """Returns the timeline of a state. A state without times has one moment, before every row."""
+        if "at" not in state.column_names:
+            rows = np.arange(state.num_rows)
+            return cls(
+                Lookup.of(state["value"].combine_chunks()), np.zeros(1), rows, np.zeros_like(rows)
+            )
         values, places = index_values(state)
         moments, ranks = np.unique(state["at"].to_numpy(), return_inverse=True)
         return cls(Lookup.of(values), moments, places, ranks.astype(np.int64))
 
-    def rank(self, at: Floats, nulls: npt.NDArray[np.bool_] | None) -> Whole:
+    def rank(self, at: Floats, nulls: Flags | None) -> Whole:
         """Returns the number of moments strictly before each time. For a row without a time, all moments count."""
         rank = np.searchsorted(self.moments, at, side="left").astype(np.int64)
         if nulls is not None:
             rank[nulls] = len(self.moments)
         return rank
 
-    def before(self, hashes: npt.NDArray[np.uint64], rank: Whole) -> Whole:
+    def before(self, hashes: Hashes, rank: Whole | int) -> Whole:
         """Returns the number of the state's last row with the given value before the given rank, or -1 if there is
         none."""
         place, steps = self.lookup.places(hashes).astype(np.int64), len(self.moments) + 1
+        if len(self.moments) == 1:
+            return np.where(np.greater(rank, 0), place, -1)
         found = (
             np.searchsorted(self.places * steps + self.ranks, place * steps + rank, side="left") - 1
         )

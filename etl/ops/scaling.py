@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.ops.base import FIRST, Fitted, finite_of, values_of, within
-from sluice.etl.ops.exact_sums import distribution, parts, quantiles, root, total
+from sluice.etl.ops.base import FIRST, Fitted, between, finite_of, values_of
+from sluice.etl.ops.exact_sums import (
+    count_moments,
+    deviation,
+    distribution,
+    quantiles,
+    quotient,
+    read_moments,
+)
 from sluice.etl.ops.numeric import bucketed, filled
 
 
@@ -18,33 +25,16 @@ def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
     return pa.array(names, pa.string()), pa.array(counts, pa.int64())
 
 
-def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Array]:
-    """Returns the number of finite values, and the sums of their powers in parts."""
+def _count(column: pa.Array, *powers: int) -> tuple[pa.Array, pa.Array]:
+    """Counts the finite values, and sums their powers."""
     values = finite_of(column)
-    if not len(values):
-        return _named([], [])
-    names, counts = ["n"], [len(values)]
-    for power in powers:
-        for scale, whole in parts(values, power).items():
-            names.append(f"{power}:{scale}")
-            counts.append(int(whole.astype(np.int64).sum()))
-    return _named(names, counts)
+    one_key = pa.array([""] if len(values) else [], pa.string())
+    return count_moments(values, np.zeros(len(values), np.int64), one_key, powers)
 
 
-def _sums(kept: pa.Table, *powers: int) -> list[Any]:
-    """Returns the number of values, or 1 if there are none, and the sum of each power."""
-    found = dict(zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True))
-    return [
-        max(1, found.get("n", 0)),
-        *(
-            total(
-                (int(name.split(":")[1]), count)
-                for name, count in found.items()
-                if name.startswith(f"{power}:")
-            )
-            for power in powers
-        ),
-    ]
+def _sums(counted: pa.Table) -> tuple[int, list[int]]:
+    digits, sums = read_moments(counted)
+    return digits, sums.get("", [1, 0, 0])
 
 
 class _Distribution(Fitted):
@@ -74,11 +64,11 @@ class FillMean(_Fill):
     name = "fill_mean"
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        return _moments(column, (1,))
+        return _count(column, 1)
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        rows, first = _sums(counted, 1)
-        return pa.table({"mean": [float(first / rows)]})
+        digits, (rows, first, _) = _sums(counted)
+        return pa.table({"mean": [quotient(first, rows << digits)]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +97,12 @@ class Standardise(_Scaled):
     name = "standardise"
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        return _moments(column, (1, 2))
+        return _count(column, 1, 2)
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        rows, first, second = _sums(counted, 1, 2)
-        mean = first / rows
-        variance = second / rows - mean**2
-        return pa.table(
-            {"mean": [float(mean)], "spread": [root(variance.numerator, variance.denominator)]}
-        )
+        digits, (rows, first, second) = _sums(counted)
+        spread = deviation(digits, rows, first, second)
+        return pa.table({"mean": [quotient(first, rows << digits)], "spread": [spread]})
 
     def apply(self, column: pa.Array, state: Sequence[float]) -> pa.Array:
         values, nulls = values_of(column)
@@ -154,10 +141,7 @@ class Quantiles(_Distribution):
     name = "quantiles"
     gives = "id"
     online_too = True
-    buckets: int
-
-    def __post_init__(self) -> None:
-        within(self, buckets=(2, 100_000))
+    buckets: Annotated[int, between(2, 100_000)]
 
     def learn(self, counted: pa.Table) -> pa.Table:
         ends = quantiles(counted, [i / self.buckets for i in range(1, self.buckets)])

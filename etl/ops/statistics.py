@@ -6,29 +6,37 @@ With `past = true` a row of the training split only gets what was known before i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import Fitted, as_number, as_text, value_counts, values_of, within
-from sluice.etl.ops.exact_sums import parts, quotient, root
-from sluice.etl.ops.hash_table import Lookup
-from sluice.etl.ops.hashing import hash_texts, mix
+from sluice.etl.ops.base import (
+    FINITE,
+    POSITIVE,
+    Fitted,
+    Limit,
+    as_number,
+    as_text,
+    between,
+    value_counts,
+    values_of,
+)
+from sluice.etl.ops.exact_sums import count_moments, deviation, quotient, read_moments
+from sluice.etl.ops.hashing import Lookup, Whole, hash_texts, mix
 from sluice.etl.ops.past_values import (
     Timeline,
     add_moments,
     add_running_sums,
-    check_step,
-    index_values,
     moments_of,
     split_moments,
 )
 
+T = TypeVar("T")
 _FOLD = np.uint64(0xF01DF01D00000001)
 _NULL_TEXT = "n"
 _VALUE = "v"
@@ -45,11 +53,15 @@ class _Encoded(Fitted):
 
     past: bool = False
     """Whether a training row gets only what was known before it."""
-    past_step: float = 0.0
+    past_step: Annotated[
+        float, FINITE, Limit(lambda x: x >= 0, "must be 0 (exact times) or above")
+    ] = 0.0
     """The length of a moment. With longer moments the state holds fewer of them."""
 
     def __post_init__(self) -> None:
-        check_step(self.past, self.past_step)
+        super().__post_init__()
+        if self.past_step and not self.past:
+            raise OperatorError(f"past_step = {self.past_step:g}: is for past = true alone")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -66,6 +78,24 @@ class _Encoded(Fitted):
             else {name: given for name, given in whole.items() if name not in ("past", "past_step")}
         )
 
+    def _stamped(self, keys: pa.Array, column: pa.Array) -> pa.Array:
+        """Returns the keys, with `past` together with the moments of the rows."""
+        return add_moments(column.flatten()[-1], self.past_step, keys) if self.past else keys
+
+    def _cut(self, stamped: pa.Array) -> dict[str, pa.Array]:
+        """Returns the keys and moments of a state. It is the reverse of `_stamped`."""
+        return (
+            dict(zip(("value", "at"), split_moments(stamped), strict=True))
+            if self.past
+            else {"value": stamped}
+        )
+
+    def _rank(self, known: Timeline, column: pa.Array) -> Whole | int:
+        """Returns the number of moments before each row. Without `past`, all are before it."""
+        if not self.past:
+            return len(known.moments)
+        return known.rank(*moments_of(column.flatten()[-1], self.past_step))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Count(_Encoded):
@@ -77,42 +107,29 @@ class Count(_Encoded):
     share: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        if self.past:
-            value, time = column.flatten()
-            column = add_moments(time, self.past_step, value)
-        return value_counts(column.drop_null())
+        return value_counts(self._stamped(self._values(column), column).drop_null())
 
     def learn(self, counted: pa.Table) -> pa.Table:
+        table = pa.table({**self._cut(_one(counted["value"])), "count": _one(counted["count"])})
         if self.past:
-            values, at = split_moments(_one(counted["value"]))
-            return add_running_sums(
-                pa.table({"value": values, "at": at, "count": _one(counted["count"])}), ("count",)
-            )
-        return counted.select(["value", "count"]).sort_by("value").combine_chunks()
+            return add_running_sums(table, ("count",))
+        return table.sort_by("value").combine_chunks()
 
     def prepare(self, state: pa.Table) -> Any:
-        if self.past:
-            timeline, counts = Timeline.of(state), state["count"].to_numpy()
-            return timeline, np.append(counts, 0), timeline.totals(counts)
-        counts = state["count"].to_numpy().astype(np.float64)
-        if self.share:
-            counts = counts / max(1.0, float(counts.sum()))
-        # The last count is for place -1.
-        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)
+        known, counts = Timeline.of(state), state["count"].to_numpy()
+        return known, np.append(counts, 0), known.totals(counts)  # the last count is for place -1
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
-        if self.past:
-            timeline, counts, totals = state
-            value, time = column.flatten()
-            rank = timeline.rank(*moments_of(time, self.past_step))
-            found = counts[timeline.before(hash_texts(value), rank)].astype(np.float64)
-            return pa.array(
-                found / np.maximum(totals[rank], 1) if self.share else found,
-                mask=pc.is_null(value).to_numpy(zero_copy_only=False),
-            )
-        lookup, counts = state
-        nulls = pc.is_null(column).to_numpy(zero_copy_only=False)
-        return pa.array(counts[lookup.places(hash_texts(column))], mask=nulls)
+        known, counts, totals = state
+        values, rank = self._values(column), self._rank(known, column)
+        found = counts[known.before(hash_texts(values), rank)].astype(np.float64)
+        return pa.array(
+            found / np.maximum(totals[rank], 1) if self.share else found,
+            mask=np.asarray(pc.is_null(values)),
+        )
+
+    def _values(self, column: pa.Array) -> pa.Array:
+        return column.flatten()[0] if self.past else column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,34 +144,28 @@ class Target(_Encoded):
     name = "target"
     takes = ("text",)
     may_be_null = False
-    folds: int = 5
-    smoothing: float = 20.0
+    folds: Annotated[int, between(2, 100)] = 5
+    smoothing: Annotated[float, POSITIVE] = 20.0
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ("label", "time" if self.past else "key")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, folds=(2, 100))
-        if not (self.smoothing > 0 and math.isfinite(self.smoothing)):
-            raise OperatorError(f"smoothing = {self.smoothing}: must be a number above 0")
-
-    def _folds(self, keys: pa.Array) -> npt.NDArray[np.int64]:
+    def _folds(self, keys: pa.Array) -> Whole:
         """Returns the fold of each row. A row without a key gets the number `folds`: no row was learned from in that
         fold."""
-        raw = keys.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+        raw = np.asarray(keys.fill_null(0)).view(np.uint64)
         fold = (mix(raw ^ _FOLD) % np.uint64(self.folds)).astype(np.int64)
-        fold[pc.is_null(keys).to_numpy(zero_copy_only=False)] = self.folds
+        fold[np.asarray(pc.is_null(keys))] = self.folds
         return fold
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         value, label, keys = column.flatten()
         if self.past:
-            stamp = add_moments(keys, self.past_step, _keys(value))
-            return value_counts(pc.binary_join_element_wise(label.cast(pa.string()), stamp, ""))
+            stamped = self._stamped(_keys(value), column)
+            return value_counts(pc.binary_join_element_wise(label.cast(pa.string()), stamped, ""))
         # The fold and the label in one number, which `learn` takes apart.
-        cell = self._folds(keys) * 2 + label.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        cell = self._folds(keys) * 2 + np.asarray(label.cast(pa.int64()))
         cells = pa.array(np.char.mod("%03d", cell))
         return value_counts(pc.binary_join_element_wise(cells, _keys(value), ""))
 
@@ -163,12 +174,12 @@ class Target(_Encoded):
         if self.past:
             by = "at"
             values, places = split_moments(pc.utf8_slice_codeunits(names, 1))
-            clicked = pc.starts_with(names, "1").to_numpy(zero_copy_only=False)
+            clicked = np.asarray(pc.starts_with(names, "1"))
         else:
             by = "fold"
             values = pc.utf8_slice_codeunits(names, 3)
             cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32())
-            places, clicked = np.divmod(cell.to_numpy(zero_copy_only=False), 2)
+            places, clicked = np.divmod(np.asarray(cell), 2)
         table = pa.table(
             {"value": values, by: places, "count": counts, "clicks": np.where(clicked, counts, 0)}
         )
@@ -188,7 +199,7 @@ class Target(_Encoded):
             totals = [timeline.totals(known) for known in both]
             return timeline, [np.append(known, 0) for known in both], totals
         values = pc.unique(_one(state["value"]))
-        place = pc.index_in(_one(state["value"]), values).to_numpy(zero_copy_only=False)
+        place = np.asarray(pc.index_in(_one(state["value"]), values))
         sums = np.zeros((2, len(values) + 1, self.folds + 1))
         for number, name in enumerate(("clicks", "count")):
             np.add.at(sums[number], (place, state["fold"].to_numpy()), state[name].to_numpy())
@@ -204,7 +215,7 @@ class Target(_Encoded):
         value, _, keys = column.flatten()
         if self.past:
             timeline, sums, totals = state
-            rank = timeline.rank(*moments_of(keys, self.past_step))
+            rank = self._rank(timeline, column)
             clicks, count = (
                 known[timeline.before(hash_texts(_keys(value)), rank)] for known in sums
             )
@@ -221,127 +232,76 @@ class Group(_Encoded):
 
     name = "group"
     takes = ("row",)
-    of: str = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.of not in ("mean", "sum", "std", "count", "min", "max"):
-            raise OperatorError(f"of = {self.of!r}: must be mean, sum, std, count, min or max")
+    of: Literal["mean", "sum", "std", "count", "min", "max"] = "mean"
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         keys, numbers = self._pair(column)
-        if self.past:
-            keys = add_moments(column.flatten()[-1], self.past_step, keys)
+        keys = self._stamped(keys, column)
         values, nulls = values_of(numbers)
         finite = np.flatnonzero(
             np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls
         )
         coded = keys.take(pa.array(finite)).dictionary_encode()
-        values = values[finite]
-        place = coded.indices.to_numpy(zero_copy_only=False)
-        kinds = coded.dictionary
-        if self.of in ("min", "max"):
-            ends = np.full(len(kinds), math.inf if self.of == "min" else -math.inf)
-            (np.minimum if self.of == "min" else np.maximum).at(ends, place, values)
-            named = pc.binary_join_element_wise(pa.array(ends).cast(pa.string()), kinds, ":")
-            return named, pa.array(np.ones(len(kinds), np.int64))
-        names, sums = (
-            [pc.binary_join_element_wise("n:", kinds, "")],
-            [np.bincount(place, minlength=len(kinds))],
-        )
-        for power in (1, 2):
-            for scale, whole in parts(values, power).items():
-                group_sums = np.zeros(len(kinds), np.int64)
-                np.add.at(group_sums, place, whole.astype(np.int64))
-                names.append(pc.binary_join_element_wise(f"{power},{scale}:", kinds, ""))
-                sums.append(group_sums)
-        return pa.concat_arrays(names), pa.array(np.concatenate(sums).astype(np.int64))
+        values, kinds = values[finite], coded.dictionary
+        place = np.asarray(coded.indices)
+        if self.of not in ("min", "max"):
+            return count_moments(values, place, kinds)
+        ends = np.full(len(kinds), math.inf if self.of == "min" else -math.inf)
+        (np.minimum if self.of == "min" else np.maximum).at(ends, place, values)
+        named = pc.binary_join_element_wise(pa.array(ends).cast(pa.string()), kinds, ":")
+        return named, pa.array(np.ones(len(kinds), np.int64))
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        return self._extremes(counted) if self.of in ("min", "max") else self._moments(counted)
-
-    def _extremes(self, kept: pa.Table) -> pa.Table:
-        """Returns the least or the largest number of each key, from the least or largest numbers of all batches."""
-        cut = pc.extract_regex(_one(kept["value"]), "(?s)^(?P<number>[^:]*):(?P<key>.*)$")
-        found = pa.table({"value": cut.field("key"), "end": cut.field("number").cast(pa.float64())})
-        ends = (
-            found.group_by("value").aggregate([("end", self.of)]).rename_columns(["value", "end"])
-        )
-        if not self.past:
-            return ends.sort_by("value").combine_chunks()
-        values, at = split_moments(_one(ends["value"]))
-        ordered = add_running_sums(
-            pa.table({"value": values, "at": at, "end": _one(ends["end"])}), ()
-        )
-        _, place = index_values(ordered)
-        further = np.minimum if self.of == "min" else np.maximum
-        whole = [
-            further.accumulate(part)
-            for part in np.split(ordered["end"].to_numpy(), np.flatnonzero(np.diff(place)) + 1)
-        ]
-        return ordered.set_column(2, "end", pa.array(np.concatenate(whole), pa.float64()))
-
-    def _moments(self, kept: pa.Table) -> pa.Table:
-        """Returns the statistics of each key or, with `past`, of each key and moment, over the rows up to that moment.
-        The sums are exact."""
-        sums: dict[str, dict[str, list[tuple[int, int]]]] = {}
-        for name, count in zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True):
-            head, _, key = name.partition(":")
-            power, _, scale = head.partition(",")
-            sums.setdefault(key, {}).setdefault(power, []).append((int(scale or 0), count))
-        stamps = pa.array(list(sums), pa.string())
-        names, times = split_moments(stamps) if self.past else (stamps, pa.nulls(len(stamps)))
-        table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
-        scales = (
-            scale for found in sums.values() for power in "12" for scale, _ in found.get(power, ())
-        )
-        finest = max(0, -min(scales, default=0))
-        last = None
-        rows = 0
-        first = 0
-        second = 0
-        for key, at, stamp in sorted(zip(names.to_pylist(), times.to_pylist(), sums, strict=True)):
-            if key != last:
-                rows = first = second = 0
-            last, found = key, sums[stamp]
-            rows += found["n"][0][1]
-            first, second = (
-                known + sum(count << (scale + finest) for scale, count in found.get(power, ()))
-                for known, power in ((first, "1"), (second, "2"))
+        if self.of not in ("min", "max"):
+            digits, sums = read_moments(counted)
+            return self._accumulate(
+                sums,
+                lambda known, more: [a + b for a, b in zip(known, more, strict=True)],
+                lambda sums: {
+                    "count": sums[0],
+                    "sum": quotient(sums[1], 1 << digits),
+                    "std": deviation(digits, *sums),
+                },
+                {"count": pa.int64(), "sum": pa.float64(), "std": pa.float64()},
             )
-            deviation = root((second * rows << finest) - first * first, rows * rows << 2 * finest)
-            row = (key, at, rows, quotient(first, 1 << finest), deviation)
-            for values, value in zip(table.values(), row, strict=True):
-                values.append(value)
-        if not self.past:
-            del table["at"]
-        kinds = {"value": pa.string(), "count": pa.int64()}
-        return pa.table(
-            table, schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in table])
-        )
+        further = min if self.of == "min" else max
+        ends: dict[str, float] = {}
+        for name in counted["value"].to_pylist():
+            number, _, key = name.partition(":")
+            ends[key] = further(ends.get(key, float(number)), float(number))
+        return self._accumulate(ends, further, lambda end: {"end": end}, {"end": pa.float64()})
+
+    def _accumulate(
+        self,
+        parts: Mapping[str, T],
+        add: Callable[[T, T], T],
+        describe: Callable[[T], dict[str, Any]],
+        types: Mapping[str, pa.DataType],
+    ) -> pa.Table:
+        """Returns the state: what is known of each key or, with `past`, of each key up to each moment."""
+        cut = self._cut(pa.array(list(parts), pa.string()))
+        places = zip(*(names.to_pylist() for names in cut.values()), parts, strict=True)
+        rows: list[dict[str, Any]] = []
+        known: Any = None
+        last = None
+        for key, *at, part in sorted(places):
+            known = add(known, parts[part]) if key == last else parts[part]
+            last = key
+            rows.append({"value": key, "at": at and at[0], **describe(known)})
+        schema = {name: names.type for name, names in cut.items()}
+        return pa.Table.from_pylist(rows, pa.schema({**schema, **types}))
 
     def prepare(self, state: pa.Table) -> Any:
-        known = Timeline.of(state) if self.past else Lookup.of(_one(state["value"]))
-        if self.of in ("min", "max"):
-            return known, np.append(state["end"].to_numpy(), 0.0)
-        counts, sums = state["count"].to_numpy(), state["sum"].to_numpy()
-        chosen = {
-            "count": counts,
-            "sum": sums,
-            "mean": sums / np.maximum(counts, 1),
-            "std": state["std"].to_numpy(),
-        }
-        return known, np.append(chosen[self.of].astype(np.float64), 0.0)
+        if self.of in ("min", "max", "count", "sum", "std"):
+            statistic = state["end" if self.of in ("min", "max") else self.of].to_numpy()
+        else:
+            statistic = state["sum"].to_numpy() / np.maximum(state["count"].to_numpy(), 1)
+        return Timeline.of(state), np.append(statistic.astype(np.float64), 0.0)
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         known, statistic = state
         hashes = hash_texts(self._pair(column)[0])
-        if self.past:
-            place = known.before(
-                hashes, known.rank(*moments_of(column.flatten()[-1], self.past_step))
-            )
-        else:
-            place = known.places(hashes)
+        place = known.before(hashes, self._rank(known, column))
         return pa.array(statistic[place], mask=place < 0)
 
     def _pair(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:

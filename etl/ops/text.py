@@ -4,14 +4,14 @@ ngram)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import BETWEEN, Operator, as_text, check_different, escaped, within
+from sluice.etl.ops.base import BETWEEN, DIFFERENT, Limit, Operator, as_text, between, escaped
 from sluice.etl.ops.lists import flat, relisted
 
 _NO_VALUE = "\x00"
@@ -25,16 +25,14 @@ class Map(Operator):
     name = "map"
     takes = ("text",)
     gives = "text"
-    values: tuple[str, ...]
+    values: Annotated[tuple[str, ...], DIFFERENT]
     to: tuple[str, ...]
-    others: str = "keep"
+    others: Literal["keep", "null"] = "keep"
 
     def __post_init__(self) -> None:
-        check_different(self.values)
+        super().__post_init__()
         if len(self.to) != len(self.values):
             raise OperatorError(f"to: has {len(self.to)} texts for {len(self.values)} values")
-        if self.others not in ("keep", "null"):
-            raise OperatorError(f"others = {self.others!r}: must be keep or null")
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         place = pc.index_in(column, pa.array(self.values, pa.string()))
@@ -68,6 +66,7 @@ class Replace(Operator):
     to: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             self.apply(pa.array([""]), None)
         except pa.ArrowInvalid as error:
@@ -107,11 +106,7 @@ class Split(Operator):
     name = "split"
     takes = ("text",)
     gives = "texts"
-    separator: str = "|"
-
-    def __post_init__(self) -> None:
-        if not self.separator:
-            raise OperatorError("separator: must not be empty")
+    separator: Annotated[str, Limit(bool, "must not be empty")] = "|"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         empty = pc.equal(column, "")
@@ -128,10 +123,7 @@ class Ngram(Operator):
     name = "ngram"
     takes = ("texts", "ids")
     gives = "texts"
-    size: int = 2
-
-    def __post_init__(self) -> None:
-        within(self, size=(2, 8))
+    size: Annotated[int, between(2, 8)] = 2
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, lengths = flat(column)

@@ -6,14 +6,25 @@ import re
 import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import Operator, as_number, as_text, values_of
+from sluice.etl.ops.base import Limit, Operator, as_number, as_text, values_of
+
+
+def _is_known(zone: str) -> bool:
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True
+
+
+Zone = Annotated[str, Limit(_is_known, "no such time zone; write for instance Europe/Berlin")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +38,10 @@ class ParseTime(Operator):
     takes = ("text",)
     reads = True
     format: str | tuple[str, ...] = "%Y-%m-%d %H:%M:%S"
-    zone: str = "UTC"
+    zone: Zone = "UTC"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self._formats or len(set(self._formats)) < len(self._formats):
             raise OperatorError(
                 f"format = {list(self._formats)}: must be one format, or several different ones"
@@ -41,7 +53,6 @@ class ParseTime(Operator):
                 raise OperatorError(
                     f"format = {one!r}: %f must follow %S, as in %S.%f, and %z must come last"
                 )
-        _check(self.zone)
 
     @property
     def _formats(self) -> tuple[str, ...]:
@@ -105,7 +116,7 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
             if "j" in directives
             else pc.fill_null(pc.less_equal(pc.day(local), 3), False)
         )
-        early = np.flatnonzero(maybe.to_numpy(zero_copy_only=False))
+        early = np.flatnonzero(np.asarray(maybe))
         if len(early):
             text, back = (
                 column.take(pa.array(early)),
@@ -118,7 +129,7 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
                 )
             )
             mask = np.zeros(len(column), bool)
-            mask[early] = differs.to_numpy(zero_copy_only=False)
+            mask[early] = np.asarray(differs)
             wrong = pc.or_(wrong, pa.array(mask))
     return pc.if_else(wrong, pa.scalar(None, local.type), local)
 
@@ -130,10 +141,7 @@ class _LocalPart(Operator):
     takes = ("number", "row")
     reads = True
     part: ClassVar[Callable[..., pa.Array]]
-    zone: str = "UTC"
-
-    def __post_init__(self) -> None:
-        _check(self.zone)
+    zone: Zone = "UTC"
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         if pa.types.is_struct(column.type):
@@ -159,19 +167,6 @@ class Weekday(_LocalPart):
     part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.day_of_week)
 
 
-def _is_known(zone: str) -> bool:
-    try:
-        zoneinfo.ZoneInfo(zone)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        return False
-    return True
-
-
-def _check(zone: str) -> None:
-    if not _is_known(zone):
-        raise OperatorError(f"zone = {zone!r}: no such time zone; write for instance Europe/Berlin")
-
-
 _LATEST = 253_402_300_799.0  # the last second of the year 9999
 
 
@@ -187,12 +182,12 @@ def _row_by_zone(column: pa.Array, take: Any) -> pa.Array:
     seconds, zones = column.flatten()
     seconds, zones = as_number(seconds), pc.fill_null(as_text(zones), "UTC")
     result = np.zeros(len(column))
-    missing = pc.is_null(seconds).to_numpy(zero_copy_only=False).copy()
+    missing = np.asarray(pc.is_null(seconds)).copy()
     for zone in pc.unique(zones).to_pylist():
-        there = np.flatnonzero(pc.equal(zones, zone).to_numpy(zero_copy_only=False))
+        there = np.flatnonzero(np.asarray(pc.equal(zones, zone)))
         got = pa.nulls(len(there), pa.int64())
         if _is_known(zone):
             got = take(_local(seconds.take(pa.array(there)), zone))
-        missing[there] |= pc.is_null(got).to_numpy(zero_copy_only=False)
-        result[there] = pc.fill_null(got, 0).to_numpy(zero_copy_only=False)
+        missing[there] |= np.asarray(pc.is_null(got))
+        result[there] = np.asarray(pc.fill_null(got, 0))
     return pa.array(result, mask=missing)

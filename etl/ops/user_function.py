@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ _TYPES = {
     "numbers": pa.list_(pa.float64()),
     "ids": pa.list_(pa.int32()),
 }
+_Kind = Literal["text", "number", "id", "texts", "numbers", "ids"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +37,12 @@ class Python(Operator):
     name = "python"
     takes = KINDS
     function: str
-    inputs: tuple[str, ...]
-    output: str
+    inputs: tuple[_Kind, ...]
+    output: _Kind
     size: int = 0
 
     def __post_init__(self) -> None:
-        for key, kinds in (("inputs", self.inputs), ("output", (self.output,))):
-            for kind in kinds:
-                if kind not in _TYPES:
-                    raise OperatorError(f"{key} = {kind!r}: must be one of {', '.join(_TYPES)}")
+        super().__post_init__()
         if self.output in ("id", "ids") and self.size < 1:
             raise OperatorError("size: must say how many ids there are, as output is ids")
 

@@ -6,27 +6,18 @@ import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal
 
 from sluice.common.errors import OperatorError
 from sluice.common.suggest import nearest
 from sluice.etl.ops import OPERATORS, Fitted, Operator
-from sluice.etl.ops.base import LISTS, is_wide
+from sluice.etl.ops.base import LISTS, between, is_wide
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.lists import FirstX
 from sluice.etl.ops.numeric import Fill, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian
 from sluice.etl.ops.user_function import Python
-from sluice.etl.spec.toml_keys import (
-    SpecError,
-    check_keys,
-    read_choice,
-    read_column_names,
-    read_count,
-    read_texts,
-    read_value,
-)
+from sluice.etl.spec.toml_keys import Columns, SpecError, check_keys, read_into, read_value
 
 # For each role, the kind that a chain must end in, and the Arrow type that is stored.
 ROLE_KINDS = {
@@ -38,10 +29,17 @@ ROLE_KINDS = {
     "time": ("number", "double"),
     "key": ("text", "string"),
 }
-MAX_WIDTH = 4096
+Role = Literal["label", "weight", "dense", "sparse", "id_list", "time", "key"]
 MAX_LEVELS = 3
 _COLUMN_KEYS = ("name", "match", "from", "role", "ops", "embedding")
 _FILLS = (Fill, FillMean, FillMedian)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """The `embedding` of a column."""
+
+    width: Annotated[int, between(1, 4096)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +125,12 @@ def read_columns(
         if ("name" in entry) == ("match" in entry):
             raise SpecError(f"{path}: give either name or match")
         if "name" in entry:
-            name = read_value(entry, "name", str, "", path)
+            name = read_value(entry["name"], str, f"{path}.name")
             if name in exact:
                 raise SpecError(f"{path}.name = {name!r}: {exact[name][0]} has this name already")
             exact[name] = (path, entry)
             continue
-        pattern = read_value(entry, "match", str, "", path)
+        pattern = read_value(entry["match"], str, f"{path}.match")
         matched = [n for n in kinds if fnmatch.fnmatchcase(n, pattern)]
         if not matched:
             raise SpecError(
@@ -243,18 +241,21 @@ def _check_joint_vocabularies(columns: list[ColumnSpec]) -> None:
 def _read_column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str]) -> ColumnSpec:
     if is_reserved_name(name):
         raise SpecError(f"{path}.name = {name!r}: this name is the table's own")
-    sources = read_column_names(
-        {"name": name, **raw}, "from" if "from" in raw else "name", kinds, path
-    )
+    key = "from" if "from" in raw else "name"
+    sources = read_value({"name": name, **raw}[key], Columns, f"{path}.{key}", kinds)
     if not sources:
         raise SpecError(f"{path}.from: must name at least one input column")
-    role = read_choice(raw, "role", ROLE_KINDS, "", path)
-    column = ColumnSpec(name=name, sources=sources, role=role, width=_read_width(raw, role, path))
+    role, width = read_value(raw.get("role", ""), Role, f"{path}.role"), None
+    if "embedding" in raw:
+        if role not in ("sparse", "id_list"):
+            raise SpecError(f"{path}.embedding: a {role} column has none")
+        width = read_into(Embedding, raw["embedding"], f"{path}.embedding").width
+    column = ColumnSpec(name=name, sources=sources, role=role, width=width)
     kind = _kinds_along(sources, (), kinds)[0]
     online = None
-    for number, entry in enumerate(read_value(raw, "ops", list, [], path)):
+    for number, entry in enumerate(read_value(raw.get("ops", []), list, f"{path}.ops")):
         here = f"{path}.ops[{number}]"
-        op, is_online = operator(entry, here)
+        op, is_online = read_operator(entry, here)
         kind = _follow(op, kind, column, kinds, here)
         if is_online and online is None:
             online = number
@@ -388,58 +389,16 @@ def _check_role(column: ColumnSpec, kind: str, until_stored: Sequence[Operator],
         )
 
 
-def _read_width(raw: dict[str, Any], role: str, path: str) -> int | None:
-    if "embedding" not in raw:
-        return None
-    if role not in ("sparse", "id_list"):
-        raise SpecError(f"{path}.embedding: a {role} column has none")
-    embedding = read_value(raw, "embedding", dict, {}, path)
-    path = f"{path}.embedding"
-    check_keys(embedding, ("width",), path)
-    return read_count(embedding, "width", 0, MAX_WIDTH, path)
-
-
-def operator(raw: Any, path: str) -> tuple[Operator, bool]:
+def read_operator(raw: Any, path: str) -> tuple[Operator, bool]:
     """Returns the operator that an entry of a chain names, and whether it is left to the loader."""
     if not isinstance(raw, dict) or "op" not in raw:
         raise SpecError(f'{path} = {raw!r}: write {{op = "name", …}}')
-    if raw["op"] not in OPERATORS:
-        raise SpecError(
-            f"{path}.op = {raw['op']!r}: unknown operator{nearest(str(raw['op']), OPERATORS)}"
-        )
-    kind = OPERATORS[raw["op"]]
-    parameters = {f.name: f for f in dataclasses.fields(kind)}
-    check_keys({k: v for k, v in raw.items() if k not in ("op", "online")}, parameters, path)
-    hints = _hints(kind)
-    given: dict[str, Any] = {}
-    for key, parameter in parameters.items():
-        if key in raw:
-            given[key] = _parameter(raw, key, str(hints[key]), path)
-        elif parameter.default is dataclasses.MISSING:
-            raise SpecError(f"{path}: {kind.name} needs {key}")
+    name = str(raw["op"])
+    if name not in OPERATORS:
+        raise SpecError(f"{path}.op = {name!r}: unknown operator{nearest(name, OPERATORS)}")
+    parameters = {key: value for key, value in raw.items() if key not in ("op", "online")}
     try:
-        return kind(**given), bool(read_value(raw, "online", bool, False, path))
+        op = read_into(OPERATORS[name], parameters, path)
     except OperatorError as error:
         raise SpecError(f"{path}.{error}") from None
-
-
-_hints = cache(get_type_hints)
-
-
-def _parameter(raw: Mapping[str, Any], key: str, hint: str, path: str) -> Any:
-    if hint == "str | tuple[str, ...]":
-        found = read_texts(raw, key, (), path)
-        return found[0] if isinstance(raw[key], str) else found
-    if hint.startswith("tuple[str"):
-        return read_texts(raw, key, (), path)
-    if hint.startswith("tuple[float"):
-        found = read_value(raw, key, list, [], path)
-        if any(isinstance(item, bool) or not isinstance(item, (int, float)) for item in found):
-            raise SpecError(f"{path}.{key} = {found!r}: must be numbers")
-        return tuple(float(item) + 0.0 for item in found)
-    if "float" in hint:
-        # Without -0.0, equal operators give equal bits.
-        return float(read_value(raw, key, (int, float), None, path)) + 0.0
-    return read_value(
-        raw, key, {"<class 'str'>": str, "<class 'bool'>": bool}.get(hint, int), None, path
-    )
+    return op, read_value(raw.get("online", False), bool, f"{path}.online")

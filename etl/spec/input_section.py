@@ -5,29 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from sluice.common.suggest import nearest
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.etl.spec.columns import operator
+from sluice.etl.spec.columns import read_operator
 from sluice.etl.spec.input_values import ARROW_TYPES, THOUSANDS
 from sluice.etl.spec.toml_keys import (
+    Columns,
     SpecError,
     check_keys,
-    read_choice,
-    read_column_names,
     read_encoding,
-    read_required,
-    read_texts,
+    read_into,
     read_value,
 )
 
 TABLES = ("delta", "iceberg")
 WITH_COLUMNS = ("parquet", *TABLES)
-FORMATS = ("tsv", "csv", "json", *WITH_COLUMNS)
-WITH_LISTS = ("json", *WITH_COLUMNS)
 NUMBERS = ("int", "float")
 INPUT_TYPES = {
     "int": "number",
@@ -52,13 +48,13 @@ _RANGE = re.compile(r"([A-Za-z_]+)(\d+)\.\.([A-Za-z_]+)(\d+)")
 class Input:
     """The raw data: its format, and its columns in order with their types."""
 
-    format: str
+    format: Literal["tsv", "csv", "json", "parquet", "delta", "iceberg"] = "tsv"
     columns: Mapping[str, str]
     delimiter: str = "\t"
     header: bool = False
     multiline: bool = False
     """Whether a quoted field may hold a line's end (csv only)."""
-    optional: tuple[str, ...] = ()
+    optional: Columns = ()
     """Columns that a file may lack. Their values are then null. In tsv and csv they are the last columns, and a line
     ends before them."""
     was: Mapping[str, str] = field(default_factory=dict)
@@ -107,62 +103,60 @@ class Input:
 
 
 def read_input(raw: dict[str, Any]) -> Input:
-    check_keys(raw, ("format", "delimiter", "header", "columns", *_FORMATS_OF_KEY), "input")
-    form = read_choice(raw, "format", FORMATS, "tsv", "input")
+    form = raw.get("format", "tsv")
+    raw.setdefault("delimiter", "\t" if form == "tsv" else ",")
+    columns, was, times = _read_columns(raw.pop("columns", []), form)
+    source = read_into(
+        Input,
+        raw,
+        "input",
+        columns,
+        columns=columns,
+        was=was,
+        times=times,
+        number_texts=bool({"decimal", "thousands", "null_values"} & raw.keys()),
+        marks=(),
+    )
     for key, formats in _FORMATS_OF_KEY.items():
         if key in raw and form not in formats:
             raise SpecError(
                 f"input.{key}: needs input.format {' or '.join(formats)}, and it is {form!r}"
             )
-    delimiter = read_value(raw, "delimiter", str, "\t" if form == "tsv" else ",", "input")
-    encoding = read_encoding(raw, "input", delimiter)
-    source = _read_columns(raw, form)
-    source = replace(
-        source,
-        delimiter=delimiter,
-        header=read_value(raw, "header", bool, False, "input"),
-        multiline=read_value(raw, "multiline", bool, False, "input"),
-        optional=read_column_names(raw, "optional", source.columns, "input"),
-        encoding=encoding,
-        place=read_value(raw, "place", str, None, "input"),
-        decimal=read_value(raw, "decimal", str, ".", "input"),
-        thousands=read_value(raw, "thousands", str, "", "input"),
-        null_values=read_texts(raw, "null_values", (), "input"),
-        number_texts=bool({"decimal", "thousands", "null_values"} & raw.keys()),
-    )
     # In formats of lines, a line ends before the columns that it lacks.
     optional = set(source.optional)
-    required = list(source.columns)[: len(source.columns) - len(optional)]
-    if source.format != "parquet" and optional and (not required or optional & set(required)):
+    required = list(columns)[: len(columns) - len(optional)]
+    if form != "parquet" and optional and (not required or optional & set(required)):
         raise SpecError(
-            f"input.optional = {list(source.optional)}: in {source.format} they must be the last of "
-            "input.columns, because lines without them end before them"
+            f"input.optional = {list(source.optional)}: in {form} they must be the last of input.columns, because "
+            "lines without them end before them"
         )
     other = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
     if other and source.multiline:
         raise SpecError(f"input.{other}: cannot be combined with multiline")
     place = source.place
-    if place is not None and (place in source.columns or not place or place.startswith("_")):
+    if place is not None and (place in columns or not place or place.startswith("_")):
         raise SpecError(f"input.place = {place!r}: must be the name of a new column")
     _check_texts(source)
-    return source
+    return replace(source, encoding=read_encoding(source.encoding, "input", source.delimiter))
 
 
-def _read_columns(raw: dict[str, Any], form: str) -> Input:
-    """Returns an input with these columns, and with defaults for everything else."""
+def _read_columns(
+    entries: Any, form: str
+) -> tuple[dict[str, str], dict[str, str], dict[str, ParseTime]]:
+    """Returns the columns, their names or types in earlier versions, and the parsers of their times."""
     columns: dict[str, str] = {}
     was: dict[str, str] = {}
     times: dict[str, ParseTime] = {}
-    for number, entry in enumerate(read_value(raw, "columns", list, [], "input")):
+    for number, entry in enumerate(read_value(entries, list, "input.columns")):
         path = f"input.columns[{number}]"
         about = entry if isinstance(entry, dict) else {"name": str(entry)}
         check_keys(about, ("name", "was", "format", "zone"), path)
-        names, _, kind = str(read_required(about, "name", str, path)).rpartition(":")
+        names, _, kind = read_value(about.get("name"), str, f"{path}.name").rpartition(":")
         if "was" in about:
-            was[names] = str(read_value(about, "was", str, "", path))
+            was[names] = read_value(about["was"], str, f"{path}.was")
         if kind not in INPUT_TYPES:
             raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
-        if kind in ("texts", "floats") and form not in WITH_LISTS:
+        if kind in ("texts", "floats") and form in ("tsv", "csv"):
             raise SpecError(
                 f"{path} = {entry!r}: {form} has no lists; read it as text, and add "
                 '{op = "split"} to its column'
@@ -188,7 +182,7 @@ def _read_columns(raw: dict[str, Any], form: str) -> Input:
             raise SpecError(
                 f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
             )
-    return Input(format=form, columns=columns, was=was, times=times)
+    return columns, was, times
 
 
 def _expand_range(names: str, path: str) -> list[str]:
@@ -210,7 +204,7 @@ def _read_time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
             '{name = "at:float", format = "%Y-%m-%d", zone = "UTC"}'
         )
     given = {key: about[key] for key in ("format", "zone") if key in about}
-    op, _ = operator({"op": ParseTime.name, **given}, path)
+    op, _ = read_operator({"op": ParseTime.name, **given}, path)
     assert isinstance(op, ParseTime)
     return op
 

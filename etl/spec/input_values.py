@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_Flags = npt.NDArray[np.bool_]
+from sluice.etl.ops.hashing import Flags
+
 ARROW_TYPES = {
     "int": pa.int64(),
     "float": pa.float64(),
@@ -66,7 +66,7 @@ def spark_name(kind: pa.DataType) -> str:
     return _SPARK.get(str(kind), str(kind).replace("decimal128", "decimal").replace(", ", ","))
 
 
-def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
+def converted(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
     """Returns the values in the type of a spec's column, and which values do not fit it, or None if all types of values
     do. Raises ArrowInvalid for types that are not read here. Times become seconds since 1970. Times without a zone are
     in UTC."""
@@ -83,7 +83,7 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
         exact = pa.decimal256(76, max(0, have.scale))
         lost = pc.fill_null(pc.not_equal(whole.cast(exact), values.cast(exact)), False)
         kept = pc.if_else(lost, pa.scalar(None, pa.int64()), whole)
-        return kept, lost.to_numpy(zero_copy_only=False)
+        return kept, np.asarray(lost)
     if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):
         return _whole(values)
     if kind in ("int", "float") and (pa.types.is_timestamp(have) or name == "date"):
@@ -109,7 +109,7 @@ def _floats(values: pa.Array) -> pa.Array:
         return values.cast(pa.string()).cast(pa.float64())
     # These are the lower halves of 128 bits.
     whole = np.frombuffer(values.buffers()[1], np.int64)[2 * values.offset : 2 * end : 2]
-    return pa.array(whole / 10.0**kind.scale, mask=values.is_null().to_numpy(zero_copy_only=False))
+    return pa.array(whole / 10.0**kind.scale, mask=np.asarray(values.is_null()))
 
 
 def _seconds(values: pa.Array) -> pa.Array:
@@ -126,10 +126,10 @@ def _seconds(values: pa.Array) -> pa.Array:
     return pc.divide(micros.cast(pa.float64(), safe=False), 1e6)
 
 
-def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:
+def _whole(values: pa.Array) -> tuple[pa.Array, Flags]:
     """Returns numbers as int64, and which of them do not fit: fractions, and numbers beyond 64 bits."""
-    nulls = pc.is_null(values).to_numpy(zero_copy_only=False)
-    numbers = pc.fill_null(values, pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
+    nulls = np.asarray(pc.is_null(values))
+    numbers = np.asarray(pc.fill_null(values, pa.scalar(0, values.type)))
     fits = (
         numbers < np.uint64(2**63)
         if values.type == pa.uint64()

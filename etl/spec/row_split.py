@@ -5,46 +5,43 @@ Both depend only on the row's own values, not on the cluster or on other rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import as_number, plain
-from sluice.etl.ops.hashing import hash_rows, mix
+from sluice.etl.ops.base import Arrays, as_number, plain
+from sluice.etl.ops.hashing import Hashes, Narrow, hash_rows, mix
 from sluice.etl.spec.row_identity import KeyColumn
 from sluice.etl.spec.spec import Spec
 
-Keys = npt.NDArray[np.uint64]
+Keys = Hashes
 TIES = ("_tie_of_key", "_tie_of_row", "_tie_of_label")
 """The columns of `ties`."""
 _SPLIT = np.uint64(0x5EED5EED00000001)
 
 
-def split_of(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
+def split_of(columns: Arrays, keys: Keys, spec: Spec) -> Narrow:
     """Returns the number of each row's split, or -1 if `split_column` names none, or `split_time` has no time."""
     found = _split_labelled(columns, keys, spec)
     if not spec.table.unlabelled:
         return found
-    unknown = pc.is_null(spec.labels(columns)).to_numpy(zero_copy_only=False)
+    unknown = np.asarray(pc.is_null(spec.labels(columns)))
     return np.where(unknown, np.int32(len(spec.table.split) - 1), found)
 
 
-def _split_labelled(
-    columns: Mapping[str, pa.Array], keys: Keys, spec: Spec
-) -> npt.NDArray[np.int32]:
+def _split_labelled(columns: Arrays, keys: Keys, spec: Spec) -> Narrow:
     table = spec.table
     if table.split_column:
         place = pc.index_in(
             columns[table.split_column].cast(pa.string()), pa.array(list(table.split))
         )
-        return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
+        return np.asarray(pc.fill_null(place, -1), np.int32)
     if table.split_time:
         # NaN stands for a missing time.
-        at = as_number(columns[table.split_time]).to_numpy(zero_copy_only=False)
+        at = np.asarray(as_number(columns[table.split_time]))
         return np.where(
             np.isnan(at),
             np.int32(-1),
@@ -57,13 +54,13 @@ def _split_labelled(
     return np.asarray(np.searchsorted(bounds, share, side="right"), np.int32)
 
 
-def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
+def row_keys(columns: Arrays, spec: Spec) -> Keys:
     """Returns one key for each row, from the columns of the table's rule. Splits, files, folds and samples depend on
     it."""
     return hash_of(columns, spec.rule.columns, spec.rule.seed)
 
 
-def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
+def fold_keys(columns: Arrays, keys: Keys, spec: Spec) -> Keys:
     """Returns the keys that decide the rows' folds: the row keys, without a column that has become the label since the
     table's first version. Rows that differ only in the label are in one fold, so a fold tells nothing about a label."""
     columns_of_fold = spec.rule.without(spec.label)
@@ -76,17 +73,17 @@ def fold_keys(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> Keys:
     )
 
 
-def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
+def hash_of(columns: Arrays, by: Iterable[KeyColumn], seed: int) -> Keys:
     """Returns one hash for each row, from some columns in the types of the table's first version."""
     return hash_rows([_join_lists(as_first(columns[column.name], column)) for column in by], seed)
 
 
-def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
+def whole_rows(columns: Arrays) -> Keys:
     """Returns one hash for each row, from all its columns in any order. It decides between rows with the same key."""
     return hash_rows([_join_lists(columns[name]) for name in sorted(columns)], 0)
 
 
-def ties(columns: Mapping[str, pa.Array], spec: Spec) -> list[Keys]:
+def ties(columns: Arrays, spec: Spec) -> list[Keys]:
     """Returns the numbers that order rows of one moment: hashes of their keys and of their columns, each without the
     label. The hash with the label comes last. It decides only between rows that differ in nothing else."""
     whole = {name: values for name, values in columns.items() if name not in spec.input.marks}

@@ -19,19 +19,37 @@ import pyarrow as pa
 
 from sluice.common.errors import OperatorError
 from sluice.etl.ops import Fitted
+from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
-from sluice.etl.ops.numeric import InverseShare
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import VALUES_RULE, Field
 from sluice.etl.spec.columns import ColumnSpec, leave_to_loader, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.row_identity import Identity
-from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
+from sluice.etl.spec.row_rules import SECTIONS, InverseShare, RowRules, read_rows
 from sluice.etl.spec.table_section import TableSpec, read_table
 from sluice.etl.spec.table_transform import TableTransform, read_transforms
 from sluice.etl.spec.time_order import Steps
-from sluice.etl.spec.toml_keys import SpecError, check_keys, read_section, read_sections, read_value
+from sluice.etl.spec.toml_keys import (
+    SpecError,
+    check_keys,
+    columns_named,
+    read_into,
+    read_section,
+    read_sections,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftLimits:
+    """Limits of a measure of drift."""
+
+    warn: float | None = None
+    """The limit above which a new version gets a warning."""
+    refuse: float | None = None
+    """The limit above which a new version is refused."""
+
 
 DRIFTS = ("psi", "unseen", "nulls")
 
@@ -57,9 +75,8 @@ class Spec:
     transforms: tuple[TableTransform, ...] = ()
     """The transforms that readers of the table apply to its columns."""
     rows: RowRules = field(default_factory=RowRules)
-    drift: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """For psi, unseen and nulls: the limit above which a new version gets a warning, and the one above which it is
-    refused."""
+    drift: Mapping[str, DriftLimits] = field(default_factory=dict)
+    """The limits of psi, unseen and nulls."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The kind (see `sluice.etl.ops.base`) of every column that operators may start from."""
     identity: Identity | None = None
@@ -136,23 +153,17 @@ class Spec:
     @property
     def unused(self) -> tuple[str, ...]:
         """The input columns that no column of the table and no rule uses."""
-        table, rows = self.table, self.rows
-        named = {
-            *table.key,
-            *table.split_by,
-            table.split_column,
-            table.split_time,
-            table.order,
-            table.then,
-            table.partition,
-            table.together,
-            *(name for column in self.columns for name in column.sources),
-            *(name for one in rows.histories for name in (one.of, one.by, one.order)),
-            *(name for join in rows.joins for name in (*join.on, join.time)),
-            *(one.column for one in rows.filters),
-            rows.negatives.column if rows.negatives else None,
-            *((*rows.dedup.by, rows.dedup.order) if rows.dedup else ()),
-        }
+        rows = self.rows
+        sections = (
+            self.table,
+            *rows.histories,
+            *rows.joins,
+            *rows.filters,
+            rows.negatives,
+            rows.dedup,
+        )
+        named = {name for one in sections if one for _, name in columns_named(one)}
+        named |= {name for column in self.columns for name in column.sources}
         return tuple(name for name in self.input.columns if name not in named)
 
     @property
@@ -202,7 +213,7 @@ class Spec:
         whole = {h.name for h in self.rows.histories if not h.lag and types[h.of] == "int"}
         return bool(whole & {*column.sources}) and takes_texts(column.ops)
 
-    def labels(self, columns: Mapping[str, pa.Array]) -> pa.Array:
+    def labels(self, columns: Arrays) -> pa.Array:
         """Returns the label of each row, after the label's operators."""
         return make_labels(self.label_column.ops, columns[self.label])
 
@@ -335,13 +346,17 @@ def _read_spec(raw: dict[str, Any], text: str) -> Spec:
         for c in columns
     )
     columns = _add_weight(columns, rows, _check_label(columns, rows, source))
+    drift = read_section(raw, "drift")
+    check_keys(drift, DRIFTS, "drift")
     spec = Spec(
         input=source,
         table=table,
         columns=columns,
         text=text,
         rows=rows,
-        drift=_read_drift(read_section(raw, "drift")),
+        drift={
+            key: read_into(DriftLimits, read_section(drift, key), f"drift.{key}") for key in drift
+        },
         kinds=kinds,
         transforms=read_transforms(raw, {c.name: c.role for c in columns}),
     )
@@ -451,19 +466,19 @@ def _find_uses_of_label(spec: Spec) -> Iterator[str]:
         )
         if made.role in ("dense", "sparse", "id_list") and label in made.sources and not of_past:
             yield f"column {made.name!r} is made from {label!r}"
-    keys = ("key", "split_by", "split_time", "order", "then", "together")
-    named = [(f"table.{key}", getattr(spec.table, key)) for key in keys]
-    named += [("dedup.order", rows.dedup.order)] if rows.dedup else []
-    named += [("join.on", join.on) for join in rows.joins] + [
-        ("join.time", join.time) for join in rows.joins
+    sections: list[tuple[str, Any, tuple[str, ...]]] = [
+        ("table", spec.table, ("split_column", "partition")),
+        *(("join", join, ()) for join in rows.joins),
     ]
+    if rows.dedup:
+        sections.append(("dedup", rows.dedup, ("by",)))
     for history in rows.histories:
-        kind = "lag" if history.lag else "history"
-        named += [(f"{kind}.by", history.by), (f"{kind}.order", history.order)]
-        named += [("lag.difference", history.of)] if history.difference else []
-    for path, names in named:
-        if label in (names if isinstance(names, tuple) else (names,)):
-            yield f"{path} names {label!r}"
+        may_name = () if history.difference else ("of",)
+        sections.append(("lag" if history.lag else "history", history, may_name))
+    for path, section, allowed in sections:
+        for key, name in columns_named(section):
+            if name == label and key not in allowed:
+                yield f"{path}.{'difference' if key == 'of' else key} names {label!r}"
 
 
 def _find_signs_of_negatives(spec: Spec) -> Iterator[str]:
@@ -473,17 +488,3 @@ def _find_signs_of_negatives(spec: Spec) -> Iterator[str]:
         learns = any(isinstance(op, Fitted) and not op.needs for op in made.ops)
         if learns and len(made.sources) > 1 and drawn in made.sources:
             yield f"column {made.name!r} learns what occurs together with {drawn!r}"
-
-
-def _read_drift(raw: dict[str, Any]) -> dict[str, tuple[float | None, float | None]]:
-    check_keys(raw, DRIFTS, "drift")
-    found = {}
-    for key, about in raw.items():
-        if not isinstance(about, dict):
-            raise SpecError(f"drift.{key}: write {{warn = …, refuse = …}}")
-        check_keys(about, ("warn", "refuse"), f"drift.{key}")
-        found[key] = tuple(
-            read_value(about, name, (int, float), None, f"drift.{key}")
-            for name in ("warn", "refuse")
-        )
-    return found

@@ -7,29 +7,23 @@ a function that it names (`sluice.etl.spec.permission`).
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from sluice.common.suggest import nearest
 from sluice.etl.ops import Fitted, Operator
+from sluice.etl.ops.base import POSITIVE, Limit, between
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.lists import Vectors
 from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import operator
-from sluice.etl.spec.toml_keys import (
-    SpecError,
-    check_keys,
-    read_required,
-    read_sections,
-    read_texts,
-    read_value,
-)
+from sluice.etl.spec.columns import read_operator
+from sluice.etl.spec.toml_keys import SpecError, read_into, read_sections, read_value
 
+Role = Literal["", "dense", "sparse", "id_list"]
 KINDS = {"dense": "number", "sparse": "id", "id_list": "ids"}
 """The roles of a model's inputs, and the kind (see `sluice.etl.ops.base`) of their values."""
 _TYPES = {
@@ -37,7 +31,8 @@ _TYPES = {
     "sparse": ("int32", "scalar"),
     "id_list": ("binary", "bytes"),
 }
-_KEYS = ("name", "function", "op", "ops", "inputs", "outputs", "limit_s")
+_KEYS = ("name", "inputs", "outputs", "limit_s")
+_NAME = Limit(re.compile(r"[\w.-]+").fullmatch, "must be letters, digits, '.', '-' and '_'")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SHORT = (
     "write module:function, or module:function:inputs>outputs, for instance "
@@ -51,9 +46,9 @@ class TransformOutput:
     """One column that a transform returns."""
 
     name: str
-    role: str = ""
-    """`dense`, `sparse` or `id_list`. Empty for an existing column, or if operators decide it."""
-    cardinality: int | None = None
+    role: Role = ""
+    """Empty for an existing column, or if operators decide it."""
+    cardinality: Annotated[int, between(1, 2**31 - 1)] | None = None
     """All ids are below it. None: the cardinality of the existing column."""
 
 
@@ -61,15 +56,15 @@ class TransformOutput:
 class TableTransform:
     """A function, or a chain of built-in operators, on some columns of a table."""
 
-    name: str
-    function: str = ""
+    name: Annotated[str, _NAME]
+    function: Annotated[str, Limit(_FUNCTION.fullmatch, "must be module:function")] = ""
     """The function as "module:function". Empty if `ops` are given."""
     ops: tuple[Operator, ...] = ()
     inputs: tuple[str, ...] = ()
     """The columns that it gets. Empty: all inputs of a model."""
     outputs: tuple[TransformOutput, ...] = ()
     """The columns that it adds or changes. Empty: it may change any of its inputs."""
-    limit_s: float | None = None
+    limit_s: Annotated[float, POSITIVE] | None = None
     """The seconds that a batch may take. The function then runs in processes, and one that takes longer is killed."""
 
     @property
@@ -106,52 +101,35 @@ def read_transforms(
 
 
 def _read_transform(entry: dict[str, Any], path: str) -> TableTransform:
-    name = str(read_required(entry, "name", str, path))
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise SpecError(
-            f"{path}.name = {name!r}: a transform's name is letters, digits, '.', '-' and '_'"
-        )
     ways = [key for key in ("function", "op", "ops") if key in entry]
     if len(ways) != 1:
         raise SpecError(
             f"{path}: give one of function, op and ops{', not ' + ' and '.join(ways) if ways else ''}"
         )
-    own = {key: entry[key] for key in entry if key not in _KEYS or key == "op"}
-    if ways != ["op"]:
-        check_keys(entry, _KEYS, path)
+    if "limit_s" in entry and ways != ["function"]:
+        raise SpecError(f"{path}.limit_s: only a function can have a limit")
     outputs = tuple(
         _read_output(one, f"{path}.outputs[{number}]")
-        for number, one in enumerate(read_value(entry, "outputs", list, [], path))
+        for number, one in enumerate(read_value(entry.pop("outputs", []), list, f"{path}.outputs"))
     )
-    inputs = read_texts(entry, "inputs", (), path)
-    if ways == ["function"]:
-        function = read_value(entry, "function", str, "", path)
-        if not _FUNCTION.fullmatch(function):
-            raise SpecError(f"{path}.function = {function!r}: must be module:function")
-        limit_s = read_value(entry, "limit_s", float, None, path)
-        _check_limit(limit_s, f"{path}.limit_s")
-        return TableTransform(
-            name=name, function=function, inputs=inputs, outputs=outputs, limit_s=limit_s
-        )
-    if "limit_s" in entry:
-        raise SpecError(f"{path}.limit_s: only a function can have a limit")
-    steps = [own] if ways == ["op"] else read_value(entry, "ops", list, [], path)
-    ops = tuple(
-        _read_operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
-        for number, step in enumerate(steps)
-    )
-    if not ops or not inputs:
+    ops: tuple[Operator, ...] = ()
+    if ways == ["op"]:
+        step = {key: entry.pop(key) for key in [*entry] if key not in _KEYS}
+        ops = (_read_operator(step, path),)
+    elif ways == ["ops"]:
+        steps = read_value(entry.pop("ops"), list, f"{path}.ops")
+        ops = tuple(_read_operator(one, f"{path}.ops[{n}]") for n, one in enumerate(steps))
+    made = read_into(TableTransform, entry, path, ops=ops, outputs=outputs)
+    if made.function:
+        return made
+    if not ops or not made.inputs:
         raise SpecError(f"{path}: {'ops' if not ops else 'inputs'} must name at least one")
-    return TableTransform(
-        name=name,
-        ops=ops,
-        inputs=inputs,
-        outputs=outputs or (TransformOutput(name=inputs[0]),) * (len(inputs) == 1),
-    )
+    default = (TransformOutput(name=made.inputs[0]),) * (len(made.inputs) == 1)
+    return replace(made, outputs=outputs or default)
 
 
 def _read_operator(step: Any, path: str) -> Operator:
-    op, online = operator(step, path)
+    op, online = read_operator(step, path)
     if online:
         raise SpecError(f"{path}.online: a transform is always left to the loader")
     if isinstance(op, Python):
@@ -177,27 +155,7 @@ def _read_output(raw: Any, path: str) -> TransformOutput:
         raise SpecError(
             f"{path} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}"
         )
-    check_keys(about, ("name", "role", "cardinality"), path)
-    role, size = (
-        read_value(about, "role", str, "", path),
-        read_value(about, "cardinality", int, None, path),
-    )
-    if role and role not in KINDS:
-        raise SpecError(f"{path}.role = {role!r}: must be {', '.join(KINDS)}{nearest(role, KINDS)}")
-    _check_size(size, f"{path}.cardinality")
-    return TransformOutput(
-        name=str(read_required(about, "name", str, path)), role=role, cardinality=size
-    )
-
-
-def _check_size(size: int | None, path: str) -> None:
-    if size is not None and not 1 <= size < 2**31:
-        raise SpecError(f"{path} = {size}: must be from 1 to {2**31 - 1}")
-
-
-def _check_limit(limit_s: float | None, path: str) -> None:
-    if limit_s is not None and not 0 < limit_s < math.inf:
-        raise SpecError(f"{path} = {limit_s}: must be a number of seconds above 0")
+    return read_into(TransformOutput, about, path)
 
 
 def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
@@ -206,8 +164,6 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
     found: list[TableTransform] = []
     for text in texts:
         limit = _LIMIT.search(text)
-        limit_s = float(limit[1]) if limit else None
-        _check_limit(limit_s, f"--transform {text!r}: the limit")
         module, _, rest = _LIMIT.sub("", text).partition(":")
         attribute, colon, columns = rest.partition(":")
         if not _FUNCTION.fullmatch(function := f"{module}:{attribute}") or (
@@ -215,24 +171,21 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
         ):
             raise SpecError(f"--transform {text!r}: {_SHORT}")
         inputs, _, outputs = columns.partition(">")
-        made = []
+        made: list[dict[str, Any]] = []
         for output in filter(None, outputs.split(",")):
             name, equals, size = output.partition("=")
             if not name or (equals and not size.isdecimal()):
                 raise SpecError(f"--transform {text!r}: {output!r} is no output; {_SHORT}")
-            cardinality = int(size) if equals else None
-            _check_size(cardinality, f"--transform {text!r}: {name}")
-            made.append(TransformOutput(name=name, cardinality=cardinality))
+            made.append({"name": name} | ({"cardinality": int(size)} if equals else {}))
         same = sum(other.function.endswith(f":{attribute}") for other in found)
-        found.append(
-            TableTransform(
-                name=f"{attribute}_{same + 1}" if same else attribute,
-                function=function,
-                inputs=tuple(name for name in inputs.split(",") if name),
-                outputs=tuple(made),
-                limit_s=limit_s,
-            )
-        )
+        entry = {
+            "name": f"{attribute}_{same + 1}" if same else attribute,
+            "function": function,
+            "inputs": [name for name in inputs.split(",") if name],
+            "outputs": made,
+            **({"limit_s": float(limit[1])} if limit else {}),
+        }
+        found.append(_read_transform(entry, f"--transform {text!r}"))
     return tuple(found)
 
 
@@ -386,7 +339,7 @@ def steps(
 def _outputs_of_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[TransformOutput, ...]:
     """Returns the outputs of a chain of operators with their roles and cardinalities."""
     _, kind, size = steps(one, inputs)[-1]
-    role = next((role for role, of in KINDS.items() if of == kind), "")
+    role: Any = next((role for role, of in KINDS.items() if of == kind), "")
     wanted = 1
     if isinstance(last := one.ops[-1], Vectors):
         role, wanted = "dense", last.width

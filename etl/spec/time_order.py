@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.ops.base import Fitted, values_of
+from sluice.etl.ops.hashing import Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Steps(Fitted):
     of_all_splits = True
     step: float
 
-    def _find_steps(self, column: pa.Array) -> npt.NDArray[np.int64]:
+    def _find_steps(self, column: pa.Array) -> Whole:
         values, nulls = values_of(column)
         steps = np.floor(np.clip(values / self.step, -(2.0**62), 2.0**62))
         steps[np.isnan(steps) if nulls is None else np.isnan(steps) | nulls] = -(2.0**62)
@@ -35,14 +35,12 @@ class Steps(Fitted):
         table = pa.table({"step": counted["value"].cast(pa.int64()), "count": counted["count"]})
         return table.sort_by("step").combine_chunks()
 
-    def prepare(self, state: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def prepare(self, state: pa.Table) -> tuple[Whole, Whole]:
         """Returns the steps, and the number of rows before each."""
         counts = state["count"].to_numpy()
         return state["step"].to_numpy(), np.cumsum(counts) - counts
 
-    def apply(
-        self, column: pa.Array, state: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-    ) -> pa.Array:
+    def apply(self, column: pa.Array, state: tuple[Whole, Whole]) -> pa.Array:
         """Returns the share of all rows that come before a value's step: from 0 to below 1."""
         steps, before = state
         if not len(steps):

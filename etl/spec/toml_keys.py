@@ -1,20 +1,61 @@
-"""Reads a spec's keys. Each mistake is a `SpecError` that names the key's path and the nearest right name."""
+"""Reads a spec's TOML into dataclasses: `read_into`. The hints of their fields say which values a key may have.
+
+Each mistake is a `SpecError` that names the key's path, its value and the nearest right name."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
+from sluice.etl.ops.base import hints_of, problem
 
 ONE_VALUE = ("text", "number")
 """The kinds of columns that hold one value a row."""
+T = TypeVar("T")
+_NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
 
 class SpecError(UsageError):
     """A spec that cannot be used. The message names the file, the key's path and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputColumn:
+    """In the hint of a key: its texts name input columns. Each holds one of these kinds of values, if any are given."""
+
+    kinds: tuple[str, ...] = ()
+
+    def check(self, names: str | tuple[str, ...], path: str, columns: Mapping[str, str]) -> None:
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in columns:
+                raise SpecError(f"{path} = {name!r}: no such input column{nearest(name, columns)}")
+            if self.kinds and columns[name] not in self.kinds:
+                raise SpecError(
+                    f"{path} = {name!r}: the column holds {columns[name]}, and this key takes one value a row: "
+                    f"{' or '.join(self.kinds)}"
+                )
+
+
+Columns = Annotated[tuple[str, ...], InputColumn()]
+Column = Annotated[str, InputColumn()]
+ValueColumn = Annotated[str, InputColumn(ONE_VALUE)]
+NumberColumn = Annotated[str, InputColumn(("number",))]
+
+
+def columns_named(section: Any) -> Iterator[tuple[str, str]]:
+    """Yields each key of a section that names input columns, with each of these names."""
+    hints = hints_of(type(section))  # type: ignore[arg-type]
+    for f in fields(section):
+        parts = (hints[f.name], *get_args(hints[f.name]))
+        marks = (mark for part in parts for mark in getattr(part, "__metadata__", ()))
+        if any(isinstance(mark, InputColumn) for mark in marks):
+            names = getattr(section, f.name) or ()
+            yield from ((f.name, name) for name in ([names] if isinstance(names, str) else names))
 
 
 def read_section(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -39,97 +80,74 @@ def check_keys(raw: Mapping[str, Any], names: Iterable[str], path: str) -> None:
             raise SpecError(f"{path}{'.' if path else ''}{key}: unknown key{nearest(key, names)}")
 
 
-def read_value(
-    raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any, path: str
-) -> Any:
-    """Returns the value of a key, or the default if the key is missing. Checks the value's type."""
-    found = raw.get(key, default)
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if key in raw and (
-        not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds)
-    ):
-        raise SpecError(
-            f"{path}.{key} = {found!r}: must be {' or '.join(k.__name__ for k in kinds)}"
+def read_into(
+    kind: type[T],
+    raw: Mapping[str, Any],
+    path: str,
+    columns: Mapping[str, str] = _NO_COLUMNS,
+    /,
+    **given: Any,
+) -> T:
+    """Returns a dataclass from a section that has a key for each field. Fields that are `given` have no key. `columns`
+    are the input columns with their kinds."""
+    keys = [f for f in fields(kind) if f.name not in given]  # type: ignore[arg-type]
+    check_keys(raw, [f.name for f in keys], path)
+    for f in keys:
+        if f.name in raw:
+            hint = hints_of(kind)[f.name]  # type: ignore[arg-type]
+            given[f.name] = read_value(raw[f.name], hint, f"{path}.{f.name}", columns)
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise SpecError(f"{path}: {f.name} is missing")
+    return kind(**given)
+
+
+def read_value(value: Any, hint: Any, path: str, columns: Mapping[str, str] = _NO_COLUMNS) -> Any:
+    """Returns the value of a key with such a hint."""
+    found = _convert(value, hint, path, columns)
+    if wrong := problem(found, hint):
+        raise SpecError(f"{path} = {value!r}: {wrong}")
+    return found
+
+
+def _convert(value: Any, hint: Any, path: str, columns: Mapping[str, str]) -> Any:
+    """Returns a value of TOML in the type of a hint."""
+    kind, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]
+    if kind is Annotated:
+        found = _convert(value, parts[0], path, columns)
+        for mark in hint.__metadata__:
+            if isinstance(mark, InputColumn):
+                mark.check(found, path, columns)
+        return found
+    if kind is Literal:
+        return _convert(value, str, path, columns)
+    if kind is tuple:  # a single text counts as a list of one
+        items = [value] if isinstance(value, str) else _convert(value, list, path, columns)
+        places = (f"{path}[{number}]" for number in range(len(items)))
+        return tuple(
+            read_value(item, parts[0], place, columns)
+            for item, place in zip(items, places, strict=True)
         )
-    return found
+    if kind is Mapping:
+        return {
+            name: read_value(item, parts[1], f"{path}.{name}", columns)
+            for name, item in _convert(value, dict, path, columns).items()
+        }
+    if parts:  # a union: its text comes first
+        return _convert(value, parts[0 if isinstance(value, str) else -1], path, columns)
+    if hint is float and type(value) in (int, float):
+        return float(value) + 0.0  # without -0.0, equal operators give equal bits
+    if hint is Any or type(value) is hint:
+        return value
+    raise SpecError(f"{path} = {value!r}: must be {hint.__name__}")
 
 
-def read_required(
-    raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], path: str
-) -> Any:
-    if key not in raw:
-        raise SpecError(f"{path}: {key} is missing")
-    return read_value(raw, key, kind, None, path)
-
-
-def read_choice(
-    raw: Mapping[str, Any], key: str, choices: Iterable[str], default: str, path: str
-) -> str:
-    """Returns the value of a key that must be one of a few words."""
-    found = str(read_value(raw, key, str, default, path))
-    if found not in choices:
-        raise SpecError(f"{path}.{key} = {found!r}: unknown {key}{nearest(found, choices)}")
-    return found
-
-
-def read_count(raw: Mapping[str, Any], key: str, default: int, most: int, path: str) -> int:
-    """Returns a whole number from 1 to `most`."""
-    found = int(read_value(raw, key, int, default, path))
-    if not 1 <= found <= most:
-        raise SpecError(f"{path}.{key} = {found}: must be from 1 to {most}")
-    return found
-
-
-def read_texts(
-    raw: Mapping[str, Any], key: str, default: Iterable[str], path: str
-) -> tuple[str, ...]:
-    """Returns a list of texts. A single text counts as a list of one."""
-    found = read_value(raw, key, (list, str), list(default), path)
-    found = [found] if isinstance(found, str) else found
-    if not all(isinstance(item, str) for item in found):
-        raise SpecError(f"{path}.{key} = {found!r}: must be texts")
-    return tuple(found)
-
-
-def read_column_names(
-    raw: Mapping[str, Any],
-    key: str,
-    kinds: Mapping[str, str],
-    path: str,
-    allowed: Iterable[str] | None = None,
-) -> tuple[str, ...]:
-    """Returns the input columns that a key names. Each must hold one of the `allowed` kinds of values."""
-    names = read_texts(raw, key, (), path)
-    for name in names:
-        if name not in kinds:
-            raise SpecError(f"{path}.{key} = {name!r}: no such input column{nearest(name, kinds)}")
-        if allowed and kinds[name] not in allowed:
-            raise SpecError(
-                f"{path}.{key} = {name!r}: the column holds {kinds[name]}, and this key takes one value a row: "
-                f"{' or '.join(allowed)}"
-            )
-    return names
-
-
-def read_column_name(
-    raw: Mapping[str, Any],
-    key: str,
-    kinds: Mapping[str, str],
-    path: str,
-    allowed: Iterable[str] | None = None,
-) -> str:
-    read_required(raw, key, str, path)
-    return read_column_names(raw, key, kinds, path, allowed)[0]
-
-
-def read_encoding(raw: Mapping[str, Any], path: str, delimiter: str) -> str:
+def read_encoding(name: str, path: str, delimiter: str) -> str:
     """Returns Python's name for the encoding of lines. Line ends, the delimiter, quotes and a few other characters must
     have the same bytes as in ASCII."""
     if len(delimiter.encode()) != 1 or delimiter in "\r\n":
         raise SpecError(
             f"{path}.delimiter = {delimiter!r}: must be one character other than a line's end"
         )
-    name = read_value(raw, "encoding", str, "utf-8", path)
     signs = f'\r\n"+~{delimiter}'  # some encodings write + or ~ with the byte of a line's end
     try:
         if signs.encode(name) == signs.encode():

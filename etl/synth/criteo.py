@@ -16,100 +16,97 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sluice.etl.ops.hashing import mix
-
-Floats = npt.NDArray[np.float64]
+from sluice.etl.ops.hashing import Flags, Floats, Whole, mix
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 COLUMNS = ("label", *INTEGERS, *CATEGORIES)
 
+
+def _rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.strip().splitlines()]
+
+
 # Share of nulls, and the columns that are null together.
-_NULLS = (
-    (0.448, ("I1", "I10")),
-    (0.204, ("I3",)),
-    (0.198, ("I4", "I13")),
-    (0.049, ("I5",)),
-    (0.251, ("I6",)),
-    (0.049, ("I7", "I9", "I11")),
-    (0.001, ("I8",)),
-    (0.773, ("I12",)),
-    (0.818, ("C22",)),
-    (0.45, ("C19", "C20", "C25", "C26")),
-    (0.133, ("C6",)),
-    (0.036, ("C3", "C4", "C12", "C16", "C21", "C24")),
-)
+_NULLS = [
+    (float(share), block)
+    for share, *block in _rows("""
+0.448 I1 I10
+0.204 I3
+0.198 I4 I13
+0.049 I5
+0.251 I6
+0.049 I7 I9 I11
+0.001 I8
+0.773 I12
+0.818 C22
+0.45 C19 C20 C25 C26
+0.133 C6
+0.036 C3 C4 C12 C16 C21 C24
+""")
+]
 # Counts: median, spread of the logarithm, largest value (where it saturates), weight in the click model.
 _COUNTS = {
-    "I1": (2, 1.0, 5775, 0.30),
-    "I2": (6, 2.0, 18522, 0.0),
-    "I3": (7, 1.6, 65535, -0.15),
-    "I4": (5, 1.0, 969, 0.0),
-    "I5": (2500, 2.2, 1618112, -0.12),
-    "I6": (45, 1.7, 12167, -0.20),
-    "I7": (4, 1.4, 6000, 0.22),
-    "I8": (8, 1.1, 1500, 0.0),
-    "I9": (40, 1.5, 9000, 0.15),
-    "I10": (1, 0.5, 6, 0.0),
-    "I11": (2, 0.9, 150, 0.25),
-    "I12": (1, 0.9, 98, 0.0),
-    "I13": (5, 1.0, 1100, 0.20),
+    name: (int(median), float(spread), int(largest), float(weight))
+    for name, median, spread, largest, weight in _rows("""
+I1 2 1.0 5775 0.3
+I2 6 2.0 18522 0.0
+I3 7 1.6 65535 -0.15
+I4 5 1.0 969 0.0
+I5 2500 2.2 1618112 -0.12
+I6 45 1.7 12167 -0.2
+I7 4 1.4 6000 0.22
+I8 8 1.1 1500 0.0
+I9 40 1.5 9000 0.15
+I10 1 0.5 6 0.0
+I11 2 0.9 150 0.25
+I12 1 0.9 98 0.0
+I13 5 1.0 1100 0.2
+""")
 }
-# Categories: distinct values there are, share of the most frequent one (None: what a log-uniform rank gives).
-_VALUES: dict[str, tuple[int, float | None]] = {
-    "C1": (300, None),
-    "C2": (500, None),
-    "C3": (2_000_000, None),
-    "C4": (60_000, None),
-    "C5": (100, 0.67),
-    "C6": (7, None),
-    "C7": (9_000, None),
-    "C8": (200, None),
-    "C9": (3, 0.89),
-    "C10": (6_000, None),
-    "C11": (4_000, None),
-    "C12": (1_000_000, None),
-    "C13": (2_500, None),
-    "C14": (26, 0.36),
-    "C15": (5_000, None),
-    "C16": (200_000, None),
-    "C17": (10, None),
-    "C18": (2_000, None),
-    "C19": (400, None),
-    "C20": (3, None),
-    "C21": (400_000, None),
-    "C22": (8, None),
-    "C23": (12, None),
-    "C24": (12_000, None),
-    "C25": (40, None),
-    "C26": (30_000, None),
+# Categories: distinct values there are, share of the most frequent one (without one: what a log-uniform rank gives).
+_VALUES = {
+    name: (int(count), float(share[0]) if share else None)
+    for name, count, *share in _rows("""
+C1 300
+C2 500
+C3 2000000
+C4 60000
+C5 100 0.67
+C6 7
+C7 9000
+C8 200
+C9 3 0.89
+C10 6000
+C11 4000
+C12 1000000
+C13 2500
+C14 26 0.36
+C15 5000
+C16 200000
+C17 10
+C18 2000
+C19 400
+C20 3
+C21 400000
+C22 8
+C23 12
+C24 12000
+C25 40
+C26 30000
+""")
 }
-_MAIN_EFFECTS = (
-    "C1",
-    "C2",
-    "C5",
-    "C6",
-    "C8",
-    "C9",
-    "C14",
-    "C17",
-    "C18",
-    "C19",
-    "C20",
-    "C22",
-    "C23",
-    "C25",
-)
+(_MAIN_EFFECTS,) = _rows("C1 C2 C5 C6 C8 C9 C14 C17 C18 C19 C20 C22 C23 C25")
 _MAIN_SPREAD = 0.30
-_CROSSES = (
-    ("C1", "C17"),
-    ("C8", "C14"),
-    ("C17", "C23"),
-    ("C2", "C23"),
-    ("C1", "C14"),
-    ("C8", "C25"),
-    ("C5", "C6"),
-)
+_CROSSES = _rows("""
+C1 C17
+C8 C14
+C17 C23
+C2 C23
+C1 C14
+C8 C25
+C5 C6
+""")
 _CROSS_SPREAD = 0.55
 _FACTORS = 2
 _CLICK_RATE = 0.25
@@ -147,10 +144,10 @@ class SyntheticRows:
     label: npt.NDArray[np.int8]
     probability: Floats
     """The true click probability, from which the label was drawn."""
-    counts: Mapping[str, npt.NDArray[np.int64]]
-    ranks: Mapping[str, npt.NDArray[np.int64]]
+    counts: Mapping[str, Whole]
+    ranks: Mapping[str, Whole]
     """Ranks of the values of categories: 0 is the most frequent one; a value new on its day has a rank of its own."""
-    nulls: Mapping[str, npt.NDArray[np.bool_]]
+    nulls: Mapping[str, Flags]
     """The null masks of those columns that have nulls."""
 
     def __len__(self) -> int:
@@ -210,7 +207,7 @@ class Clicks:
             bits = mix(base ^ _stream(*name)) >> np.uint64(11)
             return (bits.astype(np.float64) + 0.5) * 2.0**-53
 
-        nulls: dict[str, npt.NDArray[np.bool_]] = {}
+        nulls: dict[str, Flags] = {}
         for share, block in _NULLS:
             mask = uniform("null", block[0]) < share
             nulls |= dict.fromkeys(block, mask)
@@ -250,25 +247,25 @@ class Clicks:
         return logit
 
 
-def _count(name: str, u: Floats) -> npt.NDArray[np.int64]:
+def _count(name: str, u: Floats) -> Whole:
     """Draws counts: log-logistic about the median, cut where the real column saturates; I2 also counts down to -2."""
     median, spread, largest, _ = _COUNTS[name]
     value = (median + 1.0) * np.exp(spread * 0.5513 * (np.log(u) - np.log1p(-u))) - 1.0
     value = np.minimum(np.maximum(value, 0.0), largest)
-    whole: npt.NDArray[np.int64] = value.astype(np.int64)
+    whole: Whole = value.astype(np.int64)
     if name == "I2":
         whole[u < 0.0975] = -1
         whole[u < 0.0006] = -2
     return whole
 
 
-def _rank(name: str, u: Floats) -> npt.NDArray[np.int64]:
+def _rank(name: str, u: Floats) -> Whole:
     """Draws ranks: log-uniform over the column's values, bent so that the first has the share that its column is to
     have."""
     values, top = _VALUES[name]
     if top is not None:
         u = u ** (math.log(math.log(2) / math.log(values + 1)) / math.log(top))
-    rank: npt.NDArray[np.int64] = np.exp(u * math.log(values + 1)).astype(np.int64)
+    rank: Whole = np.exp(u * math.log(values + 1)).astype(np.int64)
     return np.minimum(rank - 1, values - 1)
 
 
@@ -276,8 +273,8 @@ def _rank(name: str, u: Floats) -> npt.NDArray[np.int64]:
 class BestAUC:
     """The expected AUC of a model that knows the true probabilities, added up over chunks in whole numbers."""
 
-    clicks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(_AUC_BINS, np.int64))
-    others: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(_AUC_BINS, np.int64))
+    clicks: Whole = field(default_factory=lambda: np.zeros(_AUC_BINS, np.int64))
+    others: Whole = field(default_factory=lambda: np.zeros(_AUC_BINS, np.int64))
 
     def add(self, probability: Floats) -> None:
         bin_of = np.minimum((probability * _AUC_BINS).astype(np.int64), _AUC_BINS - 1)

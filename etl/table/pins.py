@@ -1,5 +1,5 @@
-"""`Pin`: vacuum keeps a pinned version until the pin expires or is released. `Removal` shows readers what a vacuum is
-removing.
+"""`Pin`: vacuum keeps a pinned version until the pin expires or is released. `announce_removal` shows readers what a
+vacuum is removing.
 
 A reader that holds a pin has a whole version, or gets an error. A vacuum writes what it removes, looks for pins,
 removes files, and removes what it wrote. A reader pins, looks for removals, and then for its files. If the vacuum does
@@ -8,20 +8,21 @@ not see the pin, the reader sees the removal, or that files are missing.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from sluice.common.stores import StoreError
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.store import TableStore, folder_of_tails
 from sluice.etl.table.table import FeatureTable, LostVersion
 
+T = TypeVar("T")
 FOLDER = "_sluice/pins"
 _REMOVALS = "_sluice/vacuums"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -55,70 +56,52 @@ class Pin:
 def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
     """Returns the pins that have not expired. Raises StoreError for an unreadable pin, because a reader may need its
     files."""
-    found = []
-    for path in store.files(FOLDER):
-        if not path.endswith(".json"):
-            continue
+
+    def read(path: str, about: Any) -> Pin:
+        name = path.rsplit("/", 1)[-1][:-5]
+        return Pin(name=name, version=int(about["version"]), expires=float(about["expires"]))
+
+    every = _read_each(store, FOLDER, "remove the file if no reader uses it", read)
+    return tuple(pin for pin in every if pin.expires > now)
+
+
+def _read_each(
+    store: TableStore, folder: str, hint: str, read: Callable[[str, Any], T]
+) -> Iterator[T]:
+    """Reads the JSON files of a folder. Raises StoreError, with a hint, for one that cannot be read."""
+    for path in _json_files(store, folder):
         try:
-            about = json.loads(store.read(path))
-            pin = Pin(
-                name=path.rsplit("/", 1)[-1][:-5],
-                version=int(about["version"]),
-                expires=float(about["expires"]),
-            )
-        except FileNotFoundError:  # the pin was released just now
+            found = read(path, store.read_json(path))
+        except FileNotFoundError:  # it was removed just now
             continue
         except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{store.url(path)}: a pin that cannot be read ({error}); remove the file if no reader uses it"
-            ) from None
-        if pin.expires > now:
-            found.append(pin)
-    return tuple(found)
+            raise StoreError(f"{store.url(path)}: cannot be read ({error}); {hint}") from None
+        yield found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """What a vacuum will remove: the folders of the jobs and states that lose files."""
+def _json_files(store: TableStore, folder: str) -> tuple[str, ...]:
+    return tuple(path for path in store.files(folder) if path.endswith(".json"))
 
-    folders: frozenset[str]
-    name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    @classmethod
-    def of(cls, removed: Iterable[str], remaining: Iterable[str]) -> Removal:
-        """Describes the removal of these files. Leaves out folders that also hold a kept file."""
-        return cls(folders=folders_of(removed) - folders_of(remaining))
-
-    def begin(self, store: TableStore) -> None:
-        store.write_json(self._path, {"folders": sorted(self.folders)})
-
-    def end(self, store: TableStore) -> None:
-        store.remove(self._path)
-
-    @property
-    def _path(self) -> str:
-        return f"{_REMOVALS}/{self.name}.json"
+def announce_removal(store: TableStore, removed: Iterable[str], remaining: Iterable[str]) -> str:
+    """Writes which folders of jobs and states lose files, and returns the path. Leaves out folders that also hold a
+    kept file."""
+    path = f"{_REMOVALS}/{uuid.uuid4().hex}.json"
+    store.write_json(path, {"folders": sorted(folders_of(removed) - folders_of(remaining))})
+    return path
 
 
 def being_removed(store: TableStore) -> frozenset[str]:
     """Returns the folders that running vacuums remove. Includes those of a killed vacuum until the next vacuum ends."""
-    found: set[str] = set()
-    for path in removals(store):
-        try:
-            found.update(map(str, store.read_json(path)["folders"]))
-        except FileNotFoundError:  # the vacuum has ended just now
-            continue
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{store.url(path)}: a vacuum's list of removals cannot be read ({error}); remove this file if "
-                "no vacuum is running"
-            ) from None
-    return frozenset(found)
+    hint = "it is a vacuum's list of removals; remove this file if no vacuum is running"
+    return frozenset().union(
+        *_read_each(store, _REMOVALS, hint, lambda _, about: map(str, about["folders"]))
+    )
 
 
 def removals(store: TableStore) -> tuple[str, ...]:
     """Returns the files in which vacuums list what they remove."""
-    return tuple(path for path in store.files(_REMOVALS) if path.endswith(".json"))
+    return _json_files(store, _REMOVALS)
 
 
 def folders_of(paths: Iterable[str]) -> frozenset[str]:

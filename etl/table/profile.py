@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
 from sluice.common.errors import UsageError
 from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
-from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.ops.hashing import AnyArray, Floats, Whole, hash_texts
 from sluice.etl.schema import Field
 from sluice.etl.spec.nested_columns import join_chunks
 
@@ -91,7 +90,7 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
             lengths = pa.compute.list_value_length(values).to_numpy()
             ids = pa.compute.list_flatten(values).to_numpy()
         return _bag(lengths) | _ids(ids, buckets)
-    numbers = values.to_numpy(zero_copy_only=False)
+    numbers = np.asarray(values)
     if f.role == "sparse":
         return _left(numbers) if f.online else _ids(numbers, buckets)
     return _numbers(numbers.astype(np.float64))
@@ -104,19 +103,19 @@ def _as_read(values: pa.Array) -> dict[str, Any]:
         lengths = pa.compute.fill_null(pa.compute.list_value_length(values), 0).to_numpy()
         return _bag(lengths) | _as_read(pa.compute.list_flatten(values))
     if not pa.types.is_string(values.type):
-        return _left(values.to_numpy(zero_copy_only=False))
+        return _left(np.asarray(values))
     nulls = values.null_count
     bins = _counted((hash_texts(values.drop_null()) % np.uint64(_TEXT_BINS)).astype(np.int64))
     return {"rows": len(values), "nulls": nulls, "bins": bins | ({"null": nulls} if nulls else {})}
 
 
-def _bag(lengths: npt.NDArray[Any]) -> dict[str, Any]:
+def _bag(lengths: AnyArray) -> dict[str, Any]:
     """Counts the bags of a batch with these numbers of ids."""
     ends = int(lengths.min(initial=2**31 - 1)), int(lengths.max(initial=0))
     return {"bag": [*ends, len(lengths)]}
 
 
-def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
+def _left(numbers: AnyArray) -> dict[str, Any]:
     """Counts numbers from which the loader makes ids. Some may be missing."""
     missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
     nulls, most = int(missing.sum()), float(np.finfo(np.float32).max)
@@ -129,7 +128,7 @@ def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
+def _numbers(wide: Floats) -> dict[str, Any]:
     with np.errstate(over="ignore", invalid="ignore"):
         return {
             "rows": len(wide),
@@ -140,7 +139,7 @@ def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
         }
 
 
-def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
+def _ids(ids: AnyArray, buckets: int) -> dict[str, Any]:
     """Counts ids in bins: `null`, `unseen`, and octaves of the place in the vocabulary."""
     kinds, counts = _tally(ids)
     place = kinds.astype(np.int64) - FIRST - buckets
@@ -158,12 +157,12 @@ def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
     }
 
 
-def _counted(values: npt.NDArray[np.int64]) -> dict[str, int]:
+def _counted(values: Whole) -> dict[str, int]:
     kinds, counts = _tally(values)
     return {str(k): int(c) for k, c in zip(kinds.tolist(), counts.tolist(), strict=True)}
 
 
-def _tally(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def _tally(values: AnyArray) -> tuple[AnyArray, Whole]:
     """Returns the different whole numbers, rising, and how often each occurs."""
     least = int(values.min(initial=0))
     if int(values.max(initial=0)) - least >= 4 * len(values):  # far apart: sorting them is cheaper

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from sluice.etl.ops.hashing import Hashes
 
 MOST = 4096
 _ALL = 1 << 64
-Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sluice.common.stores import StoreError
 from sluice.etl.table.data_files import job_of
-from sluice.etl.table.pins import Removal, needed_files, pins, removals
+from sluice.etl.table.pins import announce_removal, needed_files, pins, removals
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, LostVersion, TableError, Unreadable
 
@@ -85,7 +85,7 @@ def vacuum(
             became_links = _remove(store, gone)
             gone = [p for p in gone if p not in became_links]
             skipped |= became_links
-        removal.end(store)
+        store.remove(removal)
     if is_outdated:
         return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
     if not dry_run:
@@ -132,11 +132,10 @@ def _list_unneeded(store: TableStore, needed: set[str]) -> tuple[list[str], set[
     return written, skipped
 
 
-def _announce(store: TableStore, gone: list[str], needed: set[str]) -> Removal:
-    """Warns readers of what will be removed."""
-    removal = Removal.of(gone, needed)
+def _announce(store: TableStore, gone: list[str], needed: set[str]) -> str:
+    """Warns readers of what will be removed. Returns the path of the warning."""
     try:
-        removal.begin(store)
+        return announce_removal(store, gone, needed)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -144,7 +143,6 @@ def _announce(store: TableStore, gone: list[str], needed: set[str]) -> Removal:
             f"{error.filename}: {error.strerror}, so readers cannot be warned of what will be removed; "
             "nothing was removed; put a folder in its place"
         ) from None
-    return removal
 
 
 def _remove(store: TableStore, paths: list[str]) -> set[str]:

@@ -11,8 +11,7 @@ import pytest
 from sluice.dlrm.options import Config
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, describe_defaults
 from sluice.dlrm.session.early_warnings import early_warnings
-from sluice.etl.spec.empty_splits import empty_splits
-from sluice.etl.spec.table_section import TableSpec
+from sluice.etl.spec.table_section import TableSpec, empty_splits
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
 from tests.etl.drawn_rows import draw_rows

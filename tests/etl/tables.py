@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.table.table import FeatureTable
+
+MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("utf-8"))
+"""Mistakes that are refused: each has what is written, and what the message names."""
 
 
 def column(name: str, role: str, ops: str = "", source: str | Sequence[str] = "") -> str:

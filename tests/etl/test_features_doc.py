@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import get_args
 
 from sluice.etl.ops import OPERATORS
+from sluice.etl.ops.base import hints_of
 from sluice.etl.spec.columns import ROLE_KINDS
-from sluice.etl.spec.input_section import FORMATS, INPUT_TYPES, Input
-from sluice.etl.spec.row_rules import FILTERS, SECTIONS
+from sluice.etl.spec.input_section import INPUT_TYPES, Input
+from sluice.etl.spec.row_rules import SECTIONS, Filter
 from sluice.etl.spec.spec import DRIFTS, Spec
 from sluice.etl.spec.table_section import TableSpec
 from tests.etl.tables import column, write_spec
@@ -27,14 +29,14 @@ def test_every_key_is_documented_and_every_example_reads(repo):
     wanted = {
         *OPERATORS,
         *ROLE_KINDS,
-        *FORMATS,
+        *get_args(hints_of(Input)["format"]),
         *INPUT_TYPES,
         *DRIFTS,
         *table,
         *SECTIONS,
         "warn",
         "refuse",
-        *(word for f in FILTERS for word in f.split()),
+        *(word for op in get_args(hints_of(Filter)["op"]) for word in op.split()),
         *(f.name for op in OPERATORS.values() for f in dataclasses.fields(op)),
     }
     assert wanted - words == set()

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.etl.table import vacuum as vacuum_file
-from sluice.etl.table.pins import LASTS_S, Pin, PinKeeper, Removal, being_removed, pins
+from sluice.etl.table.pins import LASTS_S, Pin, PinKeeper, announce_removal, being_removed, pins
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, LostVersion, Unreadable
 from sluice.etl.table.vacuum import DAY_S, vacuum
@@ -97,21 +97,16 @@ def test_a_version_that_a_vacuum_has_begun_to_remove_cannot_be_taken(tmp_path):
     table = small_table(tmp_path / "clicks", rows=100, files=1)
     store, job = TableStore(table.uri), table.record.job
     path = table.record.files[0].path
-    other, beside = (
-        Removal.of(["data/another/x.parquet"], []),
-        Removal.of([f"data/{job}/_SUCCESS"], [path]),
-    )
-    for removal in (other, beside):
-        removal.begin(store)
+    announce_removal(store, ["data/another/x.parquet"], [])
+    announce_removal(store, [f"data/{job}/_SUCCESS"], [path])
     with PinKeeper("reader", print) as hold:
         hold.take(table.uri, 0)
         assert versions(store, 0) == [0]
-        removal = Removal.of([path], [])
-        removal.begin(store)
+        removal = announce_removal(store, [path], [])
         with raises(LostVersion, "version 0", f"data/{job}"):
             hold.take(table.uri, 0)
         assert len(pins(store, 0)) == 1, "the pin before the refused one"
-        removal.end(store)
+        store.remove(removal)
         hold.take(table.uri, 0)
         assert len(pins(store, 0)) == 1
 
@@ -125,7 +120,7 @@ def test_a_vacuum_says_what_it_removes_before_it_looks_for_pins_the_last_time(
         time.time() + 40 * DAY_S,
     )
     small_table(store.uri, rows=100, files=1, mode="overwrite")
-    Removal(folders=frozenset({"data/before"})).begin(store)
+    announce_removal(store, ["data/before/x.parquet"], [])
     said = []
     monkeypatch.setattr(
         vacuum_file, "pins", lambda *_: said.append(being_removed(store)) or pins(store, now)

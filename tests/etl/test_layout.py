@@ -9,13 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.new_files import _is_repetitive
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from tests.etl.test_placement import SPEC, answer
-from tests.raises import raises
 
 SPLIT = "split = {train = 0.8, test = 0.2}"
 
@@ -81,11 +79,6 @@ def test_an_append_keeps_the_layout_of_the_table_unless_the_spec_names_one(logs)
         }
     answer(logs, f"--output {logs}/table --mode overwrite", text=text())
     assert FeatureTable.open(logs / "table").record.layout == "speed"
-
-
-def test_an_unknown_layout_is_refused(logs):
-    with raises(SpecError, "table.layout", "'small'", "speed, size"):
-        answer(logs, f"--output {logs}/table", text=text('layout = "small"'))
 
 
 def test_numbers_have_a_dictionary_where_it_takes_fewer_bytes():

@@ -275,7 +275,7 @@ def test_each_number_becomes_what_plain_python_makes_of_it(values, low, more, po
         (Recent, {"gap": 1.0, "of": "sum"}, ("of = 'sum'",)),
         (ParseTime, {"format": "%z %Y"}, ("%f", "%S")),
         (ParseTime, {"format": ("%Y", "%Y")}, ("several different",)),
-        (Python, {"inputs": ("numeral",), "output": "number"}, ("inputs = 'numeral'",)),
+        (Python, {"inputs": ("numeral",), "output": "number"}, ("inputs = ", "'numeral'")),
         (Python, {"inputs": ("number",), "output": "id"}, ("size:", "ids")),
     ],
 )

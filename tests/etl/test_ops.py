@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from sluice.etl.ops import hashing
 from sluice.etl.ops.base import value_counts
-from sluice.etl.ops.hash_table import Lookup
 from sluice.etl.ops.hashing import (
     MOST_TEXT_BYTES,
     NULL,
+    Lookup,
     hash_numbers,
     hash_rows,
     hash_texts,

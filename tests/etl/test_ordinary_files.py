@@ -11,8 +11,6 @@ import pytest
 from sluice.common.errors import InputError
 from sluice.etl.apply.json_lines import JsonObjects
 from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
@@ -152,11 +150,3 @@ def test_lists_of_whole_numbers_are_bags_in_json_as_in_parquet(made, tmp_path):
     )
     assert whole["ids"].to_pylist() == [[str(one) for one in bag] for bag in bags if bag]
     assert sorted(len(row["ids"]) for row in rows) == sorted([*(len(bag or ()) for bag in bags), 4])
-
-
-def test_columns_that_differ_by_case_alone_are_refused_before_any_work():
-    text = write_spec("y:int City:text city:text", table=TRAIN)
-    with pytest.raises(SpecError, match="column 'city': a Delta table cannot tell it from 'City'"):
-        Spec.own(text + column("City", "key") + column("city", "key"))
-    with raises(SpecError, "'Split'"):
-        Spec.own(text + column("Split", "key", source="City"))

@@ -13,9 +13,7 @@ from sluice.etl.apply import lines as lines_of_text
 from sluice.etl.apply.json_lines import MAX_DEPTH
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.tables import batch_of, column, write_spec
-from tests.raises import raises
 
 SPEC = write_spec(
     "label:int I:int F:float C:text", column("C", "sparse", "hash, size = 10"), form="%s", table=""
@@ -176,23 +174,6 @@ def test_flags_and_parts_of_objects_in_json():
     assert rows == [(1, None, None, "named so", None), (1, 0, None, None, None)]
     assert rejected == [(2, "a.b.C: not UTF-8 text in quotes")]
     assert [parsed(line)[0] for line in odd[:2]] == [[row] for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("keys", "fact"),
-    [
-        ('decimal = "x"', "decimal = "),
-        ('thousands = "x"', "thousands = "),
-        ('decimal = ","\nthousands = ","', "thousands = "),
-        ('null_values = ["-", "-1.000"]\nthousands = "."\ndecimal = ","', "null_values: '-1.000'"),
-        ("null_values = [1]", "null_values = "),
-        ('delimiter = ","\ndecimal = ","', "decimal = ','"),
-        ('delimiter = ","\nthousands = ","', "thousands = ','"),
-    ],
-)
-def test_marks_that_leave_a_number_in_doubt_are_refused(keys, fact):
-    with raises(SpecError, f"input.{fact}"):
-        Spec.parse((SPEC % "tsv").replace("columns", f"{keys}\ncolumns", 1))
 
 
 AMOUNTS = {

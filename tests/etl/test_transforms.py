@@ -17,7 +17,7 @@ from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
-from tests.etl.tables import column, write_spec
+from tests.etl.tables import MISTAKES, column, write_spec
 from tests.raises import raises
 
 HEAD = write_spec(
@@ -178,50 +178,7 @@ def test_a_function_may_have_a_limit_and_operators_may_not():
 
 @pytest.mark.parametrize(
     ("text", "facts"),
-    [
-        ("", ("transform[0]:", "function", "op", "ops")),
-        ('function = "f"', ("transform[0].function = 'f'", "module:function")),
-        ('op = "hsh"\ninputs = ["C1"]', ("transform[0].op = 'hsh'", "hash")),
-        ('op = "hash"\nsize = 3', ("transform[0]:", "inputs")),
-        ('op = "categorify"\ninputs = ["C1"]', ("transform[0].op = 'categorify'", "[[column]]")),
-        (
-            'op = "fill"\nindicator = true\ninputs = ["I1"]',
-            ("transform[0].op = 'fill'", "[[column]]"),
-        ),
-        (
-            'function = "m:f"\ninputs = ["C7"]',
-            ("'t'", "'C7'"),
-        ),
-        (
-            'function = "m:f"\ninputs = ["label"]',
-            ("input 'label'",),
-        ),
-        (
-            'function = "m:f"\noutputs = [{name = "x", role = "sparse"}]',
-            ("'x'", "cardinality", "embedding"),
-        ),
-        (
-            'function = "m:f"\noutputs = [{name = "x", role = "dense", cardinality = 3}]',
-            ("'x'", "dense", "cardinality"),
-        ),
-        (
-            'function = "m:f"\noutputs = [{name = "C1", role = "dense"}]',
-            ("'C1'", "sparse"),
-        ),
-        ('function = "m:f"\noutputs = ["split"]', ("'split'", "table's own")),
-        ('function = "m:f"\noutputs = ["x", "x"]', ("'x'", "twice")),
-        (
-            'op = "cross"\nsize = 3\ninputs = ["C1", "C2"]',
-            ("1 columns", "0 outputs"),
-        ),
-        ('op = "log"\ninputs = ["tags"]', ("log", "number")),
-        ('op = "ngram"\ninputs = ["tags"]', ("texts", "no model")),
-        ('op = "hash"\nsize = 3\ninputs = ["I1"]', ("'I1'", "dense")),
-        (
-            'op = "hash"\nsize = 3\ninputs = ["C1"]\noutputs = [{name = "x", cardinality = 3}]',
-            ("'x'", "sparse", "cardinality 5"),
-        ),
-    ],
+    MISTAKES["transform"],
 )
 def test_what_cannot_be_is_refused_when_the_spec_is_read(text, facts):
     with raises(SpecError, *facts):

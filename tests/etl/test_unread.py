@@ -92,11 +92,6 @@ def test_texts_that_sort_as_times_do():
         )
         is not None
     )
-    with raises(SpecError, "join[0].time = 'at'", "text"):
-        Spec.parse(
-            TEXT
-            + '[[join]]\npath = "x"\non = "at"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n'
-        )
     with raises(SpecError, "lag[0].order = 'tags'", "texts"):
         Spec.parse(
             TEXT.replace(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sluice.etl.ops import OPERATORS, Operator
 from sluice.etl.ops.base import Fitted
 from sluice.etl.ops.chain import follow
-from sluice.etl.spec.columns import operator
+from sluice.etl.spec.columns import read_operator
 from sluice.etl.spec.input_section import INPUT_TYPES, THOUSANDS
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import transformed
@@ -537,7 +537,7 @@ def _entry(draw: random.Random, case: Case, name: str, role: str) -> dict[str, A
                 "output": "text",
                 "size": 0,
             }
-        given = follow(operator(first, "")[0], "row")
+        given = follow(read_operator(first, "")[0], "row")
         rest = given and _chain(draw, case, given, role)
         return (
             None
@@ -610,7 +610,7 @@ def _step(
             key: value.replace("FOLDER", str(case.folder)) if isinstance(value, str) else value
             for key, value in PARAMETERS[name](draw, kind).items()
         }
-        op = operator({"op": name, **given}, "")[0]
+        op = read_operator({"op": name, **given}, "")[0]
         after = follow(op, kind)
         fits = (
             after is not None
