@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ from tests.dlrm.rig import (
     real_rows,
 )
 
+_LIMIT_S = 240.0
 MODEL = ModelConfig(width=8, dense_layers=(16,), over_layers=(16,))
 TABLES = [
     Table(name=n, rows=r, width=8, longest=3 if n == "small" else 1) for n, r in SIZES.items()
@@ -548,10 +550,14 @@ def main(folder: Path) -> None:
         ]
         for process in forked:
             process.start()
+        end = time.monotonic() + _LIMIT_S
         for process in forked:
-            process.join()
-        if any(process.exitcode for process in forked):
-            sys.exit(f"{ranks} ranks ended with {[process.exitcode for process in forked]}")
+            process.join(max(0.0, end - time.monotonic()))
+        codes = [process.exitcode for process in forked]
+        if any(code != 0 for code in codes):
+            for process in forked:
+                process.kill()  # one that waits for another rank never ends
+            sys.exit(f"{ranks} ranks ended with {codes}; None: not within {_LIMIT_S:g} s")
         found[ranks] = json.loads((folder / f"found-{ranks}.json").read_text())
     print(json.dumps(found))
 

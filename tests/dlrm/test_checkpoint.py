@@ -185,6 +185,25 @@ def test_another_program_that_writes_into_the_run_folder_is_noticed(saved):
         saved.checkpoints.wait()
 
 
+def test_latest_names_a_folder_once_its_name_and_all_its_files_are_on_the_disk(saved):
+    calls = []
+
+    class Recording(Disk):
+        def sync_folder(self, folder):
+            super().sync_folder(folder)
+            calls.append(f"{folder.name} is on the disk")
+
+        def replace(self, old, new):
+            super().replace(old, new)
+            calls.append(f"{new.name} is named")
+
+    saved.checkpoints.files = Recording()
+    path, checkpoints = _with_steps(saved, 1), saved.folder.name
+    written = [f"{path.name} is on the disk", "meta.json is named", f"{path.name} is on the disk"]
+    pointed = [f"{checkpoints} is on the disk", "LATEST is named", f"{checkpoints} is on the disk"]
+    assert calls == written + pointed
+
+
 def test_elements_that_no_rank_holds_are_missed_when_saved_and_when_read(saved):
     piece = TensorPart("t", torch.zeros(2), (0,), (4,))
     part = write_pieces(CheckpointDisk(), saved.folder, PART, [piece])

@@ -220,6 +220,18 @@ def test_a_stop_while_a_batch_is_waited_for_leaves_that_batch_out():
     assert outcome.meta.loader == {"epoch": 0, "step": 2}, "the batch is the next one"
 
 
+def test_a_stop_of_one_rank_stops_the_others_that_have_their_batch():
+    class OtherIsAsked(Alone):
+        ranks = 2
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values + torch.tensor([1, 0, 0])  # it has no batch, and no loss that failed
+
+    synced = SyncedBatches(OtherIsAsked(Clock()))
+    assert list(synced.batches(SlowFeed(Clock(), 3))) == []
+    assert synced.stopped
+
+
 def test_a_stop_during_an_evaluation_finds_its_model_saved():
     """Steps end at 9, 17 and 25 s; saving then takes 100 s, so the evaluation begins at 125 s."""
     outcome, _, done = run(6, evals=2, stop_at=100)
