@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.common.program import say
 from sluice.common.settings import parse
 from sluice.tools.bench_options import BenchOptions
 
-_DESCRIPTION = """Loads a table as a trainer would. It prints the rate, and what would raise it. A terminal shows
-the run while it lasts. The last line of the output is one JSON object."""
+_DESCRIPTION = """Loads a table as a trainer would. It prints the rate while it lasts, and at the end what
+would raise it. The last line of the output is one JSON object."""
 _EXAMPLES = """\
 examples:
   sluice bench data/clicks --batch-size 8192 --seconds 20
@@ -23,8 +22,6 @@ examples:
 
 def main(argv: list[str]) -> Mapping[str, Any]:
     options = parse(BenchOptions, argv, "sluice bench", description=_DESCRIPTION, epilog=_EXAMPLES)
-    from sluice.tools.bench_session import BenchSession
+    from sluice.tools.bench_run import run_bench
 
-    with BenchSession(options, say) as session:
-        outcome = session.run()
-    return session.reported(outcome)
+    return run_bench(options)

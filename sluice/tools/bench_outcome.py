@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
 _LOOK_S = 0.05
 _LEAST_S = 0.5  # a rate of less is that of a few batches that lay ready
+_SETTLED = 1 / 3  # share of the time at its end that counts as settled
 
 
 @dataclass
@@ -25,37 +26,44 @@ class BenchOutcome:
     order_hashes: list[str | None] = field(default_factory=list)
     """The order hash of each epoch that has ended."""
     began: float | None = None
-    """When the first batch was asked for, if its rows and its time count, too."""
+    """When the first batch was asked for, if a number of epochs is loaded: then its rows and its time count, too."""
 
-    def rows_per_s(self, share: float = 1.0) -> float:
-        """Returns the rate from the first batch to the last. With `share`, only the last part of the time counts. The
-        first batch does not count, unless it is known when all of it `began`."""
-        since, first = self._from(share)
-        spent = self.marks[-1][0] - since
-        return sum(rows for _, rows in self.marks[first:]) / spent if spent else 0.0
+    def rate_and_stall(self, share: float = 1.0) -> tuple[float, float]:
+        """Returns the rows a second, and the share of the time in which the consumer waited.
 
-    def stall_fraction(self, share: float = 1.0) -> float:
-        """Returns the share of that time in which the consumer waited."""
-        since, first = self._from(share)
-        spent = self.marks[-1][0] - since
-        return min(1.0, sum(self.waits[first:]) / spent) if spent else 0.0
-
-    @property
-    def order_hash(self) -> str | None:
-        """Returns the order hash of the first epoch, once it has ended."""
-        return self.order_hashes[0] if self.order_hashes else None
-
-    @property
-    def rows(self) -> int:
-        return sum(rows for _, rows in self.marks)
-
-    def _from(self, share: float) -> tuple[float, int]:
-        """Returns when the time begins that counts, and the first batch that counts."""
+        With `share`, only the last part of the time counts. The first batch does not count, unless it is known when all
+        of it `began`."""
         begin, end = self.marks[0][0], self.marks[-1][0]
-        if self.began is not None and (share == 1 or share * (end - begin) < _LEAST_S):
-            return self.began, 0
-        first = next(n for n, (at, _) in enumerate(self.marks) if at >= end - share * (end - begin))
-        return self.marks[first][0], first + 1
+        since, first = self.began, 0
+        if since is None or (share != 1 and share * (end - begin) >= _LEAST_S):
+            times = enumerate(at for at, _ in self.marks)
+            first, since = next((n + 1, at) for n, at in times if at >= end - share * (end - begin))
+        spent = end - since
+        if not spent:
+            return 0.0, 0.0
+        rows = sum(rows for _, rows in self.marks[first:])
+        return rows / spent, min(1.0, sum(self.waits[first:]) / spent)
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the figures, with the order hash of the first epoch. If a number of epochs was loaded, it is that of
+        the last."""
+        rate, stall = self.rate_and_stall()
+        settled_rate, settled_stall = self.rate_and_stall(_SETTLED)
+        if not settled_rate:
+            settled_rate, settled_stall = rate, stall
+        hashes = self.order_hashes
+        found = {
+            "rows_per_s": round(rate),
+            "rows_per_s_settled": round(settled_rate),
+            "stall_fraction": round(stall, 4),
+            "stall_fraction_settled": round(settled_stall, 4),
+            "first_batch_s": round(self.waits[0], 3),
+            "order_hash": hashes[0] if hashes else None,
+            "rows": sum(rows for _, rows in self.marks),
+        }
+        if self.began is not None:
+            found |= {"order_hash": hashes[-1], "order_hashes": hashes}
+        return found
 
 
 def consume(

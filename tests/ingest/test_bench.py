@@ -23,7 +23,6 @@ from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.tools.bench_outcome import BenchOutcome, consume
-from sluice.tools.bench_session import _figures
 from tests.agent.run_figures import assert_same_figures
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
@@ -86,7 +85,8 @@ def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
         found = consume(loader, 1e-9, lambda: None, lambda: float(next(ticks)), epochs=3)
     with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
         expected = [(list(loader), loader.order_hash)[1] for _ in range(3)]
-    assert (found.order_hashes, found.rows, len(found.marks)) == (expected, 3 * 4000, 3 * 25)
+    assert (found.order_hashes, len(found.marks)) == (expected, 3 * 25)
+    assert found.figures()["rows"] == 3 * 4000
     assert (found.began, found.waits[0]) == (0.0, 1.0)
 
 
@@ -272,12 +272,11 @@ def test_typos_are_refused_before_anything_heavy_is_imported(table):
 )
 def test_rates_and_waits_of_the_whole_time_and_of_its_end(began, marks, waits, share, rate, stall):  # noqa: PLR0917
     found = BenchOutcome(marks=marks, waits=waits, **({} if began is None else {"began": began}))
-    assert found.rows_per_s(share) == pytest.approx(rate)
-    assert found.stall_fraction(share) == pytest.approx(stall)
+    assert found.rate_and_stall(share) == pytest.approx((rate, stall))
 
 
 def test_settled_figures_are_those_of_the_whole_time_if_only_one_batch_came_in_its_last_third():
-    told = _figures(BenchOutcome(marks=[(0.0, 10), (1.0, 10), (9.0, 10)], waits=[0, 0, 8.0]), None)
+    told = BenchOutcome(marks=[(0.0, 10), (1.0, 10), (9.0, 10)], waits=[0, 0, 8.0]).figures()
     assert (told["rows_per_s_settled"], told["stall_fraction_settled"]) == (2, 0.8889)
 
 
