@@ -19,8 +19,8 @@ examples:
   sluice doctor data/clicks --clean
 """
 _DESCRIPTION = (
-    "Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's checksums "
-    "and store. Exit code: 0 all is well, 1 something is not."
+    "Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's columns and "
+    "checksums. Exit code: 0 all is well, 1 something is not."
 )
 
 

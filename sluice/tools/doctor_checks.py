@@ -11,15 +11,14 @@ import os
 import platform
 import resource
 import signal
-import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +31,7 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
 from sluice.ingest.options import table_named
-from sluice.ingest.plain.footer_chunks import chunks_of_group
+from sluice.ingest.plain.footer_chunks import chunks_of_group, thrift_numbers
 from sluice.ingest.plain.roles import ROLES
 from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import Region, SharedMemoryError
@@ -40,37 +39,21 @@ from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, is_table, parquet_paths
 
-_HEADER_BYTES = 64
-_CRC_FIELD = 4
-_I32 = 5  # the compact protocol's number of the type int32
-
-
-def has_crc(header: bytes) -> bool:
-    """Returns whether a page header (Thrift's compact protocol) has a checksum. After the type come two sizes, and then
-    the checksum if there is one. All are int32."""
-    at, field = 0, 0
-    while at < len(header):
-        step, kind = header[at] >> 4, header[at] & 15
-        field += step
-        at += 1
-        if not step or kind != _I32 or field > _CRC_FIELD:
-            return False
-        if field == _CRC_FIELD:
-            return True
-        while at < len(header) and header[at] & 0x80:  # the number's bytes except the last
-            at += 1
-        at += 1
-    return False
+_HEAD_BYTES, _HEAD_NUMBERS = 2**16, 128  # more than the head of a page takes
+_CRC = 4  # the field of a page's head that has the checksum
 
 
 def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int, int]:
     """Counts the column chunks of the first and the last row group whose first page has a checksum, and all their
     chunks."""
     having = total = 0
-    for number in sorted({0, metadata.num_row_groups - 1} - {-1}):
-        for chunk in chunks_of_group(metadata, number):
+    numbers = np.empty((_HEAD_NUMBERS, 2), np.int64)
+    for group in sorted({0, metadata.num_row_groups - 1} - {-1}):
+        for chunk in chunks_of_group(metadata, group):
             file.seek(chunk.start)
-            having += has_crc(file.read(_HEADER_BYTES))
+            head = np.frombuffer(file.read(_HEAD_BYTES), np.uint8)
+            count, _ = thrift_numbers(np.uint64(head.ctypes.data), 0, len(head), numbers)
+            having += bool((numbers[: max(count, 0), 0] == _CRC).any())
             total += 1
     return having, total
 
@@ -90,8 +73,6 @@ PACKAGES = (
 _NEEDED_FILES = 1024
 _SMALL = 2**30
 _FILES = 8
-_PIECE = 64 * 2**10
-_SLOW_S = 0.010
 _PRESSED = 10.0
 
 
@@ -203,11 +184,10 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def workers() -> Iterator[Finding]:
-    began = time.perf_counter()
     try:
         with WorkerProcess("builtins:dict", deaths=1) as worker:
             worker.start()
-            yield Finding("process workers", f"start in {time.perf_counter() - began:.2f} s")
+            yield Finding("process workers", "start")
     except (WorkerError, OSError) as error:
         yield Finding("process workers", str(error).splitlines()[0], False, "use backend=thread")
 
@@ -263,22 +243,17 @@ def _foreign(table: TableFiles | None, files: str) -> Finding:
 
 
 def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
-    """Checks the checksums of some files, spread over all, and how fast their store answers. A feature table's files
-    have checksums. Few other programs write them, so their absence is only reported."""
+    """Checks the checksums of some files, spread over all. A feature table's files have checksums. Few other programs
+    write them, so their absence is only reported."""
     chosen = [
         paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))
     ]
     having = total = 0
-    times: list[float] = []
     without = ""
     for path in chosen:
         try:
-            began = time.perf_counter()
-            with FileOpener().open_remote(path) as file:
-                file.read(_PIECE)
-                times.append(time.perf_counter() - began)
-                with pq.ParquetFile(file) as parquet:
-                    found, of = chunks_with_crc(file, parquet.metadata)
+            with FileOpener().open_remote(path) as file, pq.ParquetFile(file) as parquet:
+                found, of = chunks_with_crc(file, parquet.metadata)
         except (OSError, ValueError) as error:
             yield Finding(
                 "file",
@@ -307,32 +282,21 @@ def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
             passed,
             advice,
         )
-    if times:
-        middle = statistics.median(times)
-        yield Finding(
-            "store",
-            f"{middle * 1000:.1f} ms to open a file and read {_PIECE // 1024} KiB",
-            None if middle > _SLOW_S else True,
-            "more read workers hide it; --tuning auto finds how many",
-        )
 
 
 def leftovers(clean: bool) -> Iterator[Finding]:
     """Finds processes that dead runs left behind. Only these are ended."""
-    orphans = list(_orphans())
+    what, orphans = "workers without a parent", [*_orphans()]
+    if not orphans:
+        yield Finding(what, "none")
+        return
     for pid in orphans if clean else ():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    yield _left("workers without a parent", [str(pid) for pid in orphans], clean)
-
-
-def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
-    if not found:
-        return Finding(what, "none")
-    shown = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
-    if clean:
-        return Finding(what, f"{len(found)} removed: {shown}")
-    return Finding(what, f"{len(found)}: {shown}", False, "sluice doctor --clean removes them")
+    removed = " removed" if clean else ""
+    shown = ", ".join(map(str, orphans[:5])) + (" …" if len(orphans) > 5 else "")
+    found = f"{len(orphans)}{removed}: {shown}"
+    yield Finding(what, found, clean, "sluice doctor --clean removes them")
 
 
 def _orphans() -> Iterator[int]:

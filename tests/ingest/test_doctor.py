@@ -60,7 +60,7 @@ def test_all_well(tidy, table, capsys):
     assert (code, result["problems"]) == (0, [])
     assert result["machine"]["cores"] > 0
     assert result["limits"]["memory"] > 2**28
-    for line in ("✓ python", "✓ process workers", "✓ checksums", "✓ store", "✓ table"):
+    for line in ("✓ python", "✓ process workers", "✓ checksums", "✓ table"):
         assert line in text
     assert "✗" not in text
 
