@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, NoReturn
 
 from sluice.common.program import command_of, run
@@ -21,22 +22,8 @@ sluice COMMAND --help tells more."""
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     name = command_of(argv, COMMANDS, USAGE)
-    return _command(name)(argv[1:]) if name else None
-
-
-def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
-    """Returns the program of a command. Imports only this one, so that a typo is reported at once."""
-    if name == "guess":
-        from sluice.tools import guess
-
-        return guess.main
-    if name == "doctor":
-        from sluice.tools import doctor
-
-        return doctor.main
-    from sluice.tools import bench
-
-    return bench.main
+    # Only the command's own program is imported, so that a typo is reported at once.
+    return import_module(f"sluice.tools.{name}").main(argv[1:]) if name else None
 
 
 def program() -> NoReturn:

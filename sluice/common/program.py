@@ -62,13 +62,6 @@ def command_of(argv: Sequence[str], known: Collection[str], usage: str) -> str |
     return argv[0]
 
 
-def _leave(code: int) -> NoReturn:
-    sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    raise SystemExit(code)
-
-
 def run(
     main: Callable[[list[str]], Mapping[str, Any] | None],
     *,
@@ -80,23 +73,22 @@ def run(
     A `UsageError` means wrong usage or input. The message of a `RunFailure` is enough without a traceback. `at_once`
     skips the interpreter's tear-down, in which a library's native threads may abort a finished run.
     """
+    code: Any
     try:
-        _run(main, sys.argv[1:] if argv is None else argv)
+        code = _run(main, sys.argv[1:] if argv is None else argv)
     except SystemExit as end:
-        if not at_once:
-            gc.freeze()  # Otherwise Python looks through all objects once more, which takes two seconds after torch.
-            raise
+        code = end.code
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-        if isinstance(end.code, int):
-            os._exit(end.code)
-        os._exit(DONE if end.code is None else FAILED)
+    if at_once:
+        os._exit(code if isinstance(code, int) else DONE if code is None else FAILED)
+    gc.freeze()  # Otherwise Python looks through all objects once more, which takes two seconds after torch.
+    raise SystemExit(code)
 
 
-def _run(
-    main: Callable[[list[str]], Mapping[str, Any] | None],
-    argv: list[str],
-) -> NoReturn:
+def _run(main: Callable[[list[str]], Mapping[str, Any] | None], argv: list[str]) -> int:
+    """Runs `main` and prints its result, or what went wrong. Returns the exit code."""
     try:
         print_utf8()
         for word in argv:  # Arrow and stores take all names for UTF-8
@@ -108,44 +100,44 @@ def _run(
             except Preempted as end:
                 result, code = end.result, PREEMPTED
         if result is not None:
-            print(without_keys(json.dumps(result, default=_plain)), flush=True)
-        _leave(code)
+            print(without_keys(json.dumps(result, default=_plain)))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         say("interrupted")
         sys.stdout.flush()
         os._exit(INTERRUPTED)
-    except RunFailure as error:
-        say(f"failed: {error}")
-        _leave(FAILED)
     except BrokenPipeError:  # `| head` has read enough
         os._exit(FAILED)
     except Exception as error:
-        if missing := advice(error, main.__module__.rpartition(".")[2]):
-            say(f"error: {missing}")
-            _leave(USAGE)
-        if isinstance(error, UnicodeEncodeError) and error.encoding in ("ascii", "utf-8", _NAMES):
-            say(
-                f"error: {error.object!r}: this name is not UTF-8, or this locale ({_NAMES}) does not read it; set "
-                "PYTHONUTF8=1, and rename the file if that does not help"
-            )
-            _leave(USAGE)
-        if isinstance(error, UsageError):
-            say(f"error: {error}")
-            _leave(USAGE)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            say(
-                f"failed: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room there, then "
-                "run it again"
-            )
-            _leave(FAILED)
-        if isinstance(error, PermissionError) and error.filename:
-            say(
-                f"error: {error.filename}: {error.strerror}; let this user read and write it, or choose another"
-            )
-            _leave(USAGE)
-        say(traceback.format_exc().rstrip())
-        say(f"failed: {type(error).__name__}: {error}")
-        _leave(FAILED)
+        text, code = _describe(error, main.__module__.rpartition(".")[2])
+        say(text)
+        return code
+
+
+def _describe(error: Exception, program: str) -> tuple[str, int]:
+    """Returns what to print about an error, and the exit code."""
+    if isinstance(error, RunFailure):
+        return f"failed: {error}", FAILED
+    if missing := advice(error, program):
+        return f"error: {missing}", USAGE
+    if isinstance(error, UnicodeEncodeError) and error.encoding in ("ascii", "utf-8", _NAMES):
+        return (
+            f"error: {error.object!r}: this name is not UTF-8, or this locale ({_NAMES}) does not read it; set "
+            "PYTHONUTF8=1, and rename the file if that does not help"
+        ), USAGE
+    if isinstance(error, UsageError):
+        return f"error: {error}", USAGE
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return (
+            f"failed: {error.filename or 'a file'}: cannot be written ({error.strerror}); make room there, then "
+            "run it again"
+        ), FAILED
+    if isinstance(error, PermissionError) and error.filename:
+        return (
+            f"error: {error.filename}: {error.strerror}; let this user read and write it, or choose another"
+        ), USAGE
+    return f"{traceback.format_exc()}failed: {type(error).__name__}: {error}", FAILED
 
 
 @contextlib.contextmanager
