@@ -114,7 +114,9 @@ class Proposal:
     time: str = ""
     """For a time: the type in which a spec reads it."""
     formats: tuple[str, ...] = ()
-    """For a time as text, or as digits such as 14102100: the formats in which a spec reads it."""
+    """For a time as text, or as digits such as 14102100: the formats in which a spec's operator reads it."""
+    input_formats: tuple[str, ...] = ()
+    """For a time in lines of text: the formats in which the job reads it."""
     unit: int = 1
     """For a time as a whole number: how many units a second has."""
     why: str = ""
@@ -148,19 +150,19 @@ def proposals(
     numbers other than 0 and 1, such as ratings, becomes a comparison."""
     is_click |= label is None
     label = label or usual_label(facts)
+    columns = f" (columns: {', '.join(list(facts)[:20])})"
     if label is None:
         raise GuessError(
             f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
-            'roles="label=NAME", or `sluice guess --label NAME` (columns: '
-            f"{', '.join(list(facts)[:20])})"
+            f'roles="label=NAME", or `sluice guess --label NAME`{columns}'
         )
     wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
     if wanted not in facts:
         raise ParquetError(
-            f"there is no column {wanted!r} to be the label"
-            + (meant(wanted, facts) or f" (columns: {', '.join(list(facts)[:20])})")
+            f"there is no column {wanted!r} to be the label{meant(wanted, facts) or columns}"
         )
-    if not made and (texts := _texts(facts[wanted])):
+    if not made and is_text(facts[wanted].type) and (examples := facts[wanted].examples):
+        texts = sorted(examples.cast(pa.string()).to_pylist())
         positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])
         raise GuessError(
             f"the label {wanted!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
@@ -169,29 +171,26 @@ def proposals(
         )
     if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
         label = f"{wanted} >= {least:g}"
-    hashed = set(hashed)
-    found = {}
+    hashed, found = set(hashed), dict[str, Proposal]()
     for name, one in facts.items():
+        blank = Proposal(name=name, facts=one)
         if name == wanted:
             odd = "" if label != name else _describe_odd_clicks(one)
-            found[name] = Proposal(name=name, facts=one, role="label", label=label, rejected=odd)
+            found[name] = replace(blank, role="label", label=label, rejected=odd)
         elif name in hashed:
-            role = "id_list" if is_list(one.type) else "sparse"
-            found[name] = Proposal(name=name, facts=one, role=role, fits=True)
+            found[name] = replace(
+                blank, role="id_list" if is_list(one.type) else "sparse", fits=True
+            )
         else:
-            found[name] = _proposal(name, one, rows)
-    found |= {
-        name: replace(found[name], role="", time="", why=why)
-        for name, why in label_leaks(
-            {
-                name: one
-                for name, one in facts.items()
-                if found[name].role not in ("", "label", "weight") or found[name].time
-            },
-            label_values(wanted, facts[wanted], label),
-        )
+            found[name] = _proposal(blank, rows)
+    judged = {
+        name: one
+        for name, one in facts.items()
         if name not in hashed
+        and (found[name].time or found[name].role not in ("", "label", "weight"))
     }
+    for name, why in label_leaks(judged, label_values(wanted, facts[wanted], label)):
+        found[name] = replace(found[name], role="", time="", why=why)
     return found
 
 
@@ -224,7 +223,7 @@ def _least_positive(facts: ColumnFacts) -> float | None:
 def _describe_odd_clicks(facts: ColumnFacts) -> str:
     """Returns how many of a label's sampled numbers are neither 0 nor 1, and an example. Empty if there are none, or
     more than 1 %: then they are no errors."""
-    if facts.sampled is None or is_text(facts) or pa.types.is_boolean(facts.type):
+    if facts.sampled is None or is_text(facts.type) or pa.types.is_boolean(facts.type):
         return ""
     values = facts.sampled.drop_null()
     wrong = ~np.isin(values.cast(pa.float64(), safe=False).to_numpy(), (0, 1))
@@ -246,142 +245,129 @@ def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.fl
     return found if np.isin(found[~np.isnan(found)], (0, 1)).all() else np.full(len(found), np.nan)
 
 
-def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
-    kind = _inner(facts)
+def _proposal(blank: Proposal, rows: int) -> Proposal:
+    """Completes the proposal for a column that is not the label."""
+    name, facts, kind = blank.name, blank.facts, blank.facts.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     if name.lower() in _WEIGHTS:
-        return Proposal(name=name, facts=facts, role="weight", fill=bool(facts.nulls))
+        return replace(blank, role="weight", fill=bool(facts.nulls))
     unseen = (
         facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable)
     )
     if pa.types.is_null(kind) or (unseen and not is_list(kind)):
-        return Proposal(name=name, facts=facts, why="no value was seen")
+        return replace(blank, why="no value was seen")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return Proposal(name=name, facts=facts, time="float", why="a time")
-    if pa.types.is_integer(kind) and (time := _time_of_numbers(name, facts, kind)):
+        return replace(blank, time="float", why="a time")
+    is_whole = pa.types.is_integer(kind)
+    if is_whole and (time := _time_of_numbers(blank, kind.bit_width)):
         return time
-    fill = bool(facts.nulls) or facts.unusable
-    fractional = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    is_fraction = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     is_number = (
         pa.types.is_boolean(kind)
-        or (fractional and not _are_ids(name, facts))
-        or (pa.types.is_integer(kind) and is_amount(name, facts))
+        or (is_fraction and not _are_ids(name, facts.examples))
+        or (is_whole and is_amount(name, facts))
     )
     by_values = ""
-    if pa.types.is_integer(kind) and is_named_id(name) is None and facts.distinct > 2:
+    if is_whole and is_named_id(name) is None and facts.distinct > 2:
         by_values = "amounts" if is_number else "ids"
     if is_number:
-        made = Proposal(name=name, facts=facts, role="dense", fill=fill, by_values=by_values)
-        return made if pa.types.is_boolean(kind) else replace(made, spread=spread_of(facts))
-    role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
-    if not (fractional or pa.types.is_integer(inner) or _is_text(inner)):
-        return Proposal(name=name, facts=facts, why=_why_left_out(kind))
-    if _is_text(inner) and not facts.values:
-        return Proposal(
-            name=name, facts=facts, why="text of which no value was seen; hash= makes ids of it"
+        return replace(
+            blank,
+            role="dense",
+            fill=bool(facts.nulls) or facts.unusable,
+            by_values=by_values,
+            spread=None if pa.types.is_boolean(kind) else spread_of(facts),
         )
-    if role == "sparse" and _is_text(inner) and (time := _time_of_texts(name, facts)):
-        return time
+    role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
+    if is_fraction or pa.types.is_integer(inner) or is_text(inner):
+        return _ids(replace(blank, role=role, by_values=by_values), inner, rows)
+    vector = 'a vector; read it as floats, and op = "bag" makes a number of it'
+    is_vector = is_list(kind) and pa.types.is_floating(inner)
+    return replace(blank, why=f"{kind}, {vector}" if is_vector else str(kind))
+
+
+def _ids(guessed: Proposal, inner: pa.DataType, rows: int) -> Proposal:
+    """Completes the proposal for a column of ids, or of texts that may be times. `inner` is the type of a value."""
+    facts, is_single = guessed.facts, guessed.role == "sparse"
+    left_out = replace(guessed, role="", by_values="")
+    if is_text(inner) and not facts.values:
+        return replace(left_out, why="text of which no value was seen; hash= makes ids of it")
+    if is_single and is_text(inner) and (read := times_of(facts.sampled, facts.examples)):
+        return replace(
+            left_out,
+            time="text",
+            formats=read.formats,
+            why="a time as text",
+            rejected=read.rejected,
+            swapped=read.swapped,
+        )
     likely = likely_values(facts, rows)
     if (
-        role == "sparse"
+        is_single
         and facts.values >= _MANY
         and facts.distinct >= _UNIQUE * facts.values
-        and (_is_text(inner) or likely >= _UNIQUE * rows)
-        and not _USERS.search(name)
+        and (is_text(inner) or likely >= _UNIQUE * rows)
+        and not _USERS.search(guessed.name)
     ):
-        what = "text" if _is_text(inner) else "a number"
-        return Proposal(name=name, facts=facts, why=f"{what} that differs in nearly every row")
+        what = "text" if is_text(inner) else "a number"
+        return replace(left_out, why=f"{what} that differs in nearly every row")
     fits = (
         pa.types.is_integer(inner)
-        and _fits(facts)
-        and (not pa.types.is_fixed_size_list(kind) if role == "id_list" else not facts.nulls)
+        and (facts.low is None or 0 <= facts.low <= facts.high < _IDS)
+        and not (facts.nulls if is_single else pa.types.is_fixed_size_list(facts.type))
     )
-    return Proposal(
-        name=name,
-        facts=facts,
-        role=role,
-        fits=fits,
-        by_values=by_values,
-        size=next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1]),
-    )
+    size = next((size for size in _SIZES if size >= 4 * likely), _SIZES[-1])
+    return replace(guessed, fits=fits, size=size)
 
 
-def _time_of_numbers(name: str, facts: ColumnFacts, kind: pa.DataType) -> Proposal | None:
+def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
     """Returns the proposal for a column of whole numbers that holds times: since 1970 in any unit, or as digits. None
     if it does not."""
-    if is_named_id(name) is not False and (form := _digits_format(facts)):
-        return Proposal(
-            name=name, facts=facts, time="int", formats=(form,), why="looks like a time"
-        )
-    is_named = bool(_TIMES.search(name))
+    name, low, high = blank.name, blank.facts.low, blank.facts.high
+    named = is_named_id(name)
+    blank = replace(blank, why="looks like a time")
+    if named is not False and (form := _digits_format(blank.facts.examples)):
+        return replace(blank, time="int", formats=(form,))
     units = (
         unit
         for unit in (1, 10**3, 10**6, 10**9)
-        if isinstance(facts.low, int)
-        and _YEAR_1990 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
+        if isinstance(low, int) and _YEAR_1990 * unit <= low <= high <= _YEAR_2100 * unit
     )
     unit = next(units, 0)
+    if _TIMES.search(name):
+        return replace(blank, time="int" if unit else "", unit=unit or 1)
     # Ids may be as large as the seconds of the years before 2001, but seldom as close together.
-    is_time = (
+    if not (
         unit
-        and kind.bit_width >= 32
-        and is_named_id(name) is None
-        and (facts.low >= _YEAR_2001 * unit or facts.high - facts.low < _TEN_YEARS * unit)
-    )
-    if not (is_named or is_time):
+        and bits >= 32
+        and named is None
+        and (low >= _YEAR_2001 * unit or high - low < _TEN_YEARS * unit)
+    ):
         return None
-    span = ""
-    if unit and not is_named:
-        first, last = (
-            f"{datetime.datetime.fromtimestamp(at / unit, datetime.UTC):%Y-%m-%d}"
-            for at in (facts.low, facts.high)
-        )
-        span = f"times from {first} to {last}, at {unit:,} a second since 1970"
-    return Proposal(
-        name=name,
-        facts=facts,
-        time="int" if unit else "",
-        unit=unit or 1,
-        why="looks like a time",
-        by_values=span,
+    first, last = (
+        f"{datetime.datetime.fromtimestamp(at / unit, datetime.UTC):%Y-%m-%d}" for at in (low, high)
     )
+    span = f"times from {first} to {last}, at {unit:,} a second since 1970"
+    return replace(blank, time="int", unit=unit, by_values=span)
 
 
-def _time_of_texts(name: str, facts: ColumnFacts) -> Proposal | None:
-    """Returns the proposal for a column of texts that holds times. None if it does not."""
-    if (found := times_of(facts.sampled, facts.examples)) is None:
-        return None
-    return Proposal(
-        name=name,
-        facts=facts,
-        time="text",
-        formats=found.formats,
-        why="a time as text",
-        rejected=found.rejected,
-        swapped=found.swapped,
-    )
-
-
-def _digits_format(facts: ColumnFacts) -> str:
+def _digits_format(examples: pa.Array | None) -> str:
     """Returns the format of times in digits such as 14102100. Empty if any value is not such a time from 1990 on."""
-    examples = facts.examples
     if examples is None or not len(examples):
         return ""
-    texts = examples.cast(pa.string())
     for form in _DIGITS:
-        seconds = ParseTime(format=form).apply(texts, None)
-        if (
-            not seconds.null_count
-            and pc.min(seconds).as_py() >= _YEAR_1990
-            and pc.max(seconds).as_py() <= _YEAR_2100
+        seconds = ParseTime(format=form).apply(examples.cast(pa.string()), None)
+        ends = pc.min_max(seconds)
+        if not seconds.null_count and (
+            _YEAR_1990 <= ends["min"].as_py() <= ends["max"].as_py() <= _YEAR_2100
         ):
             return form
     return ""
 
 
-def _are_ids(name: str, facts: ColumnFacts) -> bool:
+def _are_ids(name: str, examples: pa.Array | None) -> bool:
     """Whether floats are ids, by their name and whole values. Missing values may turn whole numbers into floats."""
-    examples = facts.examples
     if not is_named_id(name) or examples is None:
         return False
     values = examples.cast(pa.float64(), safe=False)
@@ -389,34 +375,10 @@ def _are_ids(name: str, facts: ColumnFacts) -> bool:
     return len(values) > 0 and bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
 
 
-def _why_left_out(kind: pa.DataType) -> str:
-    """Why a column of this type is left out."""
-    if is_list(kind) and pa.types.is_floating(kind.value_type):
-        return f'{kind}, a vector; read it as floats, and op = "bag" makes a number of it'
-    return str(kind)
-
-
-def _inner(facts: ColumnFacts) -> pa.DataType:
-    """Returns the type of the values, without a dictionary."""
-    return facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
-
-
-def _texts(facts: ColumnFacts) -> list[str]:
-    """Some of the texts of a column. Empty if it does not hold texts."""
-    examples = facts.examples
-    return (
-        []
-        if examples is None or not is_text(facts)
-        else sorted(examples.cast(pa.string()).to_pylist())
-    )
-
-
-def is_text(facts: ColumnFacts) -> bool:
-    """Whether a column holds texts."""
-    return _is_text(_inner(facts))
-
-
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are texts."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -493,11 +455,6 @@ def _swap(form: str) -> str:
         if form.startswith(day):
             return form.replace(day, other)
     return ""
-
-
-def _fits(facts: ColumnFacts) -> bool:
-    """Whether whole numbers can be ids unchanged."""
-    return facts.low is None or 0 <= facts.low <= facts.high < _IDS
 
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:

@@ -20,6 +20,7 @@ _LEAST_ROWS, _MOST_COMMON = 20, 0.8
 share of all rows has that label."""
 _BINS = 100
 _Floats = npt.NDArray[np.float64]
+_Rows = npt.NDArray[np.int64]
 
 
 def label_leaks(facts: Mapping[str, ColumnFacts], label: _Floats) -> Iterator[tuple[str, str]]:
@@ -38,10 +39,26 @@ def label_leaks(facts: Mapping[str, ColumnFacts], label: _Floats) -> Iterator[tu
     for name, one in facts.items():
         if one.sampled is None or len(one.sampled) != len(label):
             continue
-        if (why := _is_there_with_one_label(one.sampled, label, halves)) or (
-            why := _values_tell(one.sampled, label, halves)
-        ):
-            yield name, why
+        there = _is_there(one.sampled)
+        for which in (1, 0):
+            of_class = label == which
+            shares = [of_class[half][there[half]] for half in halves]
+            if (
+                min(map(len, shares)) >= _LEAST_ROWS
+                and min(share.mean() for share in shares) >= _NEARLY
+                and of_class[known].mean() <= _MOST_COMMON
+            ):
+                rows = f"{(there & of_class).sum():,} of {there.sum():,}"
+                yield (
+                    name,
+                    f"is there almost only where the label is {which} ({rows} rows that have it)",
+                )
+                break
+        else:
+            found = _auc_of_values(one.sampled, label, *halves)
+            if found >= _NEARLY:
+                rows = f"{len(halves[1]):,} rows"
+                yield name, f"its values alone tell the label (AUC {found:.3f} on {rows})"
 
 
 def auc(scores: npt.NDArray[np.float64], labels: _Floats) -> float:
@@ -54,25 +71,6 @@ def auc(scores: npt.NDArray[np.float64], labels: _Floats) -> float:
         / positives
         / (len(labels) - positives)
     )
-
-
-def _is_there_with_one_label(
-    values: pa.Array, label: _Floats, halves: tuple[npt.NDArray[np.int64], ...]
-) -> str:
-    there = _is_there(values)
-    for which in (1, 0):
-        shares = [
-            (label[half][there[half]] == which).mean() if there[half].sum() >= _LEAST_ROWS else 0.0
-            for half in halves
-        ]
-        common = (label[np.concatenate(halves)] == which).mean()
-        if min(shares) >= _NEARLY and common <= _MOST_COMMON:
-            rows = int((there & (label == which)).sum())
-            return (
-                f"is there almost only where the label is {which} ({rows:,} of {int(there.sum()):,} rows that have "
-                "it)"
-            )
-    return ""
 
 
 def _is_there(values: pa.Array) -> npt.NDArray[np.bool_]:
@@ -94,43 +92,25 @@ def _is_there(values: pa.Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _values_tell(
-    values: pa.Array, label: _Floats, halves: tuple[npt.NDArray[np.int64], ...]
-) -> str:
-    codes = _codes(values)
-    learned, judged = halves
-    counts = np.bincount(codes[learned], minlength=codes.max() + 1)
-    positives = np.bincount(codes[learned], label[learned], minlength=codes.max() + 1)
-    rate = label[learned].mean()
-    # A value that is not in the first half gets the mean rate.
-    scores = (positives + rate) / (counts + 1)
-    found = auc(scores[codes[judged]], label[judged])
-    return (
-        f"its values alone tell the label (AUC {found:.3f} on {len(judged):,} rows)"
-        if found >= _NEARLY
-        else ""
-    )
-
-
-def _codes(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Maps each value to a small code. If there are many numbers, neighbours share a code. Missing values get 0."""
+def _auc_of_values(values: pa.Array, label: _Floats, learned: _Rows, judged: _Rows) -> float:
+    """Returns the AUC of a column's values on the judged rows, if each scores the mean label that it has in the learned
+    rows."""
     if is_list(values.type):
         values = pc.list_value_length(values)
-    if not pa.types.is_string(values.type) and not pa.types.is_large_string(values.type):
-        kind = pa.int64() if pa.types.is_temporal(values.type) else pa.float64()
-        if pa.types.is_temporal(values.type) and values.type.bit_width == 32:
-            values = values.cast(pa.int32())
-        numbers = values.cast(kind, safe=False).cast(pa.float64(), safe=False)
-        found = numbers.fill_null(np.nan).to_numpy(zero_copy_only=False)
-        there = np.isfinite(found)
-        ends = np.unique(found[there])
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        codes = values.dictionary_encode().indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
+    else:  # if there are many numbers, neighbours share a code; missing ones have 0
+        if pa.types.is_temporal(values.type):
+            values = values.cast(pa.int32() if values.type.bit_width == 32 else pa.int64())
+        numbers = values.cast(pa.float64(), safe=False).fill_null(np.nan)
+        numbers = numbers.to_numpy(zero_copy_only=False)
+        there = np.isfinite(numbers)
+        ends = np.unique(numbers[there])
         if len(ends) > _BINS * 10:
-            ends = np.unique(np.quantile(found[there], np.linspace(0, 1, _BINS)))
-        places: npt.NDArray[np.int64] = np.where(
-            there, np.searchsorted(ends, np.where(there, found, 0), "right"), 0
-        )
-        return places
-    known: npt.NDArray[np.int64] = (
-        values.dictionary_encode().indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
-    )
-    return known
+            ends = np.unique(np.quantile(numbers[there], np.linspace(0, 1, _BINS)))
+        codes = np.where(there, np.searchsorted(ends, np.where(there, numbers, 0), "right"), 0)
+    counts = np.bincount(codes[learned], minlength=codes.max() + 1)
+    positives = np.bincount(codes[learned], label[learned], minlength=codes.max() + 1)
+    # A value that is not in the learned rows gets the mean rate.
+    scores = (positives + label[learned].mean()) / (counts + 1)
+    return auc(scores[codes[judged]], label[judged])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
@@ -96,23 +96,22 @@ def probe(
     read. With `every`, the footers of all row groups in all files are. Columns in `common` have several types, and are
     converted to this one."""
     chosen, names = _spread(list(files), len(files) if every else _FILES), list(names)
+    groups = max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen))))
+    rows = max(min(rows, _CELLS // max(1, len(names))), min(rows, _LEAST_ROWS))
     facts: dict[str, ColumnFacts] = {}
     samples: list[pa.Table] = []
     for path in chosen:
         try:
             with TableParquet(path, files[path]) as file:
-                look = _FileLook(file, path, names, facts, common)
-                look.statistics(
-                    file.num_row_groups
-                    if every
-                    else max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen))))
-                )
+                there = {part.name: part.type for part in parts(file.schema_arrow)}
+                types = {name: there[name] for name in names if name in there}
+                for name, kind in types.items():
+                    facts.setdefault(name, ColumnFacts(common.get(name, kind)))
+                examined = file.num_row_groups if every else groups
+                known = _add_statistics(file, path, types, facts, examined)
                 if file.metadata.num_rows and path in (chosen[0], chosen[-1]) and rows:
-                    samples.append(
-                        look.sample(
-                            max(min(rows, _CELLS // max(1, len(names))), min(rows, _LEAST_ROWS))
-                        )
-                    )
+                    read = {name: common.get(name) for name in types if _is_looked_at(types[name])}
+                    samples.append(_sample(file, path, read, facts, known, rows=rows))
         except Exception as error:  # flipped bits can cause any kind of error
             raise ParquetError(
                 f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged, or in "
@@ -120,28 +119,19 @@ def probe(
             ) from error.with_traceback(None)
     for name, one in facts.items():
         if any(name in table.column_names for table in samples):
-            one.sampled = _join_parts(
-                [
-                    table[name]
-                    if name in table.column_names
-                    else pa.chunked_array([pa.nulls(len(table))])
-                    for table in samples
-                ]
-            )
+            columns = [
+                table[name]
+                if name in table.column_names
+                else pa.chunked_array([pa.nulls(len(table))])
+                for table in samples
+            ]
+            kind = next((part.type for part in columns if part.type != pa.null()), pa.null())
+            chunks = [chunk for part in columns for chunk in part.cast(kind).chunks]
+            one.sampled = join_chunks(pa.chunked_array(chunks, kind))
             values = elements(one.sampled).drop_null()
             differ = pc.unique(values)
-            one.values = len(values)
-            one.distinct = len(differ)
-            one.examples = differ[:_EXAMPLES]
+            one.values, one.distinct, one.examples = len(values), len(differ), differ[:_EXAMPLES]
     return facts
-
-
-def _join_parts(parts: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """Joins parts of a column into one array, in the type of the first part that has one."""
-    kind = next((part.type for part in parts if not pa.types.is_null(part.type)), pa.null())
-    return join_chunks(
-        pa.chunked_array([chunk for part in parts for chunk in part.cast(kind).chunks], kind)
-    )
 
 
 def elements(values: pa.Array) -> pa.Array:
@@ -172,120 +162,105 @@ def _spread(items: list[Any], most: int) -> list[Any]:
     return [items[round(n * (len(items) - 1) / (most - 1))] for n in range(most)]
 
 
-class _FileLook:
-    """Adds the facts of one file to those of its columns."""
-
-    def __init__(
-        self,
-        file: TableParquet,
-        path: str,
-        names: Sequence[str],
-        facts: dict[str, ColumnFacts],
-        common: Mapping[str, pa.DataType],
-    ):
-        self._file = file
-        self._path = path
-        self._facts = facts
-        self._common = common
-        self._types = {part.name: part.type for part in parts(file.schema_arrow)}
-        self._names = [name for name in names if name in self._types]
-        self._known: set[str] = set()
-        """The columns whose statistics are complete in the footer."""
-
-    def statistics(self, groups: int) -> None:
-        """Adds the footer's statistics of `groups` row groups."""
-        leaves: dict[str, int] = {}
-        for number, leaf in enumerate(self._file.leaves):
-            leaves.setdefault(
-                next((name for name in _upwards(leaf) if name in self._types), leaf), number
-            )
-        self._known = set(self._names)
-        check_chunks(self._file.metadata)
-        for name in self._names:
-            self._facts.setdefault(name, ColumnFacts(self._common.get(name, self._types[name])))
-        for group in _spread(list(range(self._file.metadata.num_row_groups)), groups):
-            chunks = self._file.metadata.row_group(group)
-            for name in self._names:
-                if name in self._file.constants:
-                    self._add_constant(name, group)
-                    continue
-                one, known = self._facts[name], chunks.column(leaves[name]).statistics
-                if known is None or not (
-                    known.has_null_count and (known.has_min_max or not known.num_values)
-                ):
-                    self._known.discard(name)
-                    one.known = False
-                if (
-                    known is not None
-                    and known.has_null_count
-                    and known.null_count
-                    and not pa.types.is_nested(one.type)
-                ):
-                    # Lists are not counted, because their count includes empty ones.
-                    one.nulls[self._path, group] = known.null_count
-                if known is not None and known.has_min_max:
-                    one.widen(_plain(known.min), _plain(known.max), (self._path, group))
-
-    def _add_constant(self, name: str, group: int) -> None:
-        """Adds a column that has one value in the whole file."""
-        one, value = self._facts[name], self._file.constants[name].as_py()
-        if value is not None:
-            one.widen(_plain(value), _plain(value), (self._path, group))
-        elif rows := self._file.metadata.row_group(group).num_rows:
-            one.nulls[self._path, group] = rows
-
-    def sample(self, rows: int) -> pa.Table:
-        """Reads the first rows of the file and the first rows of its last row groups. Adds what the footer did not
-        say."""
-        names = [name for name in self._names if _is_looked_at(self._types[name])]
-        sizes = [
-            self._file.metadata.row_group(group).num_rows
-            for group in range(self._file.num_row_groups)
-        ]
-        first = next(
-            (n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes)
-        )
-        last = next(
-            (n for n in range(len(sizes) - 1, first, -1) if sum(sizes[n:]) >= rows // 2), first
-        )
-        batches = [
-            *self._rows(range(first), rows // 2 if first < len(sizes) else rows, names),
-            *self._rows(range(last, len(sizes)), rows // 2, names),
-        ]
-        table = flattened(pa.Table.from_batches(batches))
-        kept = {}
-        for name in names:
-            one, values = self._facts[name], join_chunks(table.column(name))
-            if name in self._common:
-                values = values.cast(self._common[name], safe=False)
-            if values.null_count and (name not in self._known or pa.types.is_nested(values.type)):
-                one.nulls[self._path, 0] = values.null_count
-            if pa.types.is_floating(values.type):
-                one.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
-            if pa.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            values = values.cast(_COMMON.get(values.type, values.type))
-            if pa.types.is_nested(elements(values).type):
+def _add_statistics(
+    file: TableParquet,
+    path: str,
+    types: Mapping[str, pa.DataType],
+    facts: Mapping[str, ColumnFacts],
+    groups: int,
+) -> set[str]:
+    """Adds the footer's statistics of `groups` row groups. Returns the columns of which they are complete."""
+    leaves: dict[str, int] = {}
+    for number, name in enumerate(file.leaves):
+        while name not in types and "." in name:
+            name = name.rpartition(".")[0]  # noqa: PLW2901
+        leaves.setdefault(name, number)
+    complete = set(types)
+    check_chunks(file.metadata)
+    for group in _spread(list(range(file.metadata.num_row_groups)), groups):
+        chunks, place = file.metadata.row_group(group), (path, group)
+        for name in types:
+            one = facts[name]
+            if name in file.constants:
+                value = _plain(file.constants[name].as_py())
+                if value is not None:
+                    one.widen(value, value, place)
+                elif chunks.num_rows:
+                    one.nulls[place] = chunks.num_rows
                 continue
-            kept[name] = values
-            values = elements(values).drop_null()
-            if name not in self._known and len(values) and not pa.types.is_boolean(values.type):
-                bounds = pc.min_max(values)
-                one.widen(
-                    _plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), (self._path, 0)
-                )
-        return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
+            found = chunks.column(leaves[name]).statistics
+            if found is None or not (
+                found.has_null_count and (found.has_min_max or not found.num_values)
+            ):
+                complete.discard(name)
+                one.known = False
+            if found is None:
+                continue
+            # Lists are not counted, because their count includes empty ones.
+            if found.has_null_count and found.null_count and not pa.types.is_nested(one.type):
+                one.nulls[place] = found.null_count
+            if found.has_min_max:
+                one.widen(_plain(found.min), _plain(found.max), place)
+    return complete
 
-    def _rows(self, groups: Iterable[int], rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the first `rows` rows of these row groups."""
-        chosen = list(groups)
-        if not chosen:  # which some releases of Arrow refuse to read
+
+def _sample(
+    file: TableParquet,
+    path: str,
+    wanted: Mapping[str, pa.DataType | None],
+    facts: Mapping[str, ColumnFacts],
+    known: Collection[str],
+    *,
+    rows: int,
+) -> pa.Table:
+    """Reads the first rows of the file and the first rows of its last row groups. Adds what the footer did not say.
+
+    `wanted` has the type to which a column is converted if its files have several. The footer has complete statistics
+    of the columns in `known`."""
+    sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    first = next(
+        (n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes)
+    )
+    last = next((n for n in range(len(sizes) - 1, first, -1) if sum(sizes[n:]) >= rows // 2), first)
+    names = list(wanted)
+    batches = [
+        *_first_rows(file, range(first), rows // 2 if first < len(sizes) else rows, names),
+        *_first_rows(file, range(last, len(sizes)), rows // 2, names),
+    ]
+    table = flattened(pa.Table.from_batches(batches))
+    kept = {}
+    for name, common in wanted.items():
+        one, values, place = facts[name], join_chunks(table.column(name)), (path, 0)
+        if common is not None:
+            values = values.cast(common, safe=False)
+        if values.null_count and (name not in known or pa.types.is_nested(values.type)):
+            one.nulls[place] = values.null_count
+        if pa.types.is_floating(values.type):
+            one.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        values = values.cast(_COMMON.get(values.type, values.type))
+        inner = elements(values).drop_null()
+        if pa.types.is_nested(inner.type):
+            continue
+        kept[name] = values
+        if name not in known and len(inner) and not pa.types.is_boolean(inner.type):
+            bounds = pc.min_max(inner)
+            one.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), place)
+    return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
+
+
+def _first_rows(
+    file: TableParquet, groups: Sequence[int], rows: int, names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yields the first `rows` rows of these row groups. A batch does not cross row groups."""
+    if not groups:  # which some releases of Arrow refuse to read
+        return
+    for batch in file.iter_batches(max(1, rows), groups, names):
+        yield batch.slice(0, rows)
+        rows -= batch.num_rows
+        if rows <= 0:
             return
-        for batch in self._file.iter_batches(max(1, rows), chosen, names):
-            yield batch.slice(0, rows)
-            rows -= batch.num_rows
-            if rows <= 0:
-                return
 
 
 def _is_looked_at(kind: pa.DataType) -> bool:
@@ -296,14 +271,6 @@ def _is_looked_at(kind: pa.DataType) -> bool:
     return several or not (
         pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     )
-
-
-def _upwards(path: str) -> Iterable[str]:
-    """Yields a dotted path and the paths of its parents, the nearest first."""
-    yield path
-    while "." in path:
-        path = path.rpartition(".")[0]
-        yield path
 
 
 def _plain(value: Any) -> Any:
@@ -431,19 +398,28 @@ def unreadable(recipes: Sequence[Recipe], files: Files) -> Iterator[str]:
     In batches, a fill hides such values. A job compares with the table's previous version. A loader of plain files has
     no previous version, so it checks the first rows of its first and its last file."""
     wanted = [recipe for recipe in recipes if reading(recipe.operators)]
+    names = list(dict.fromkeys(name for recipe in wanted for name in recipe.sources))
     paths = list(files)
     for path in dict.fromkeys((paths[0], paths[-1])) if wanted else ():
-        rows = _first_rows(
-            path,
-            files[path],
-            list(dict.fromkeys(name for recipe in wanted for name in recipe.sources)),
-        )
+        with TableParquet(path, files[path]) as file:
+            batches = [*_first_rows(file, range(file.num_row_groups), _CHECKED_ROWS, names)]
+        rows = flattened(pa.Table.from_batches(batches)) if batches else pa.table({})
         for recipe in wanted:
             if not rows.num_rows or not set(recipe.sources) <= set(rows.column_names):
                 continue  # an optional column that this file lacks
-            share, example = _unreadable_share(recipe, rows)
+            stored = [join_chunks(rows.column(name)) for name in recipe.sources]
+            columns = [
+                typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)
+            ]
+            values = as_one_column(columns, recipe.sources)
+            for op in recipe.operators[: reading(recipe.operators)]:
+                values = step(op, values, None, {})
+            there = pc.invert(lacks(columns[0]))
+            bad = pc.and_(there, lacks(values))
+            share = (pc.sum(bad).as_py() or 0) / max(1, pc.sum(there).as_py() or 0)
             if share < _WARNED_SHARE:
                 continue
+            example = str(stored[0].filter(bad)[0])[:_QUOTED]
             text = (
                 f"{path}: column {recipe.name!r}: {share:.1%} of its values cannot be read (first {rows.num_rows:,}"
                 f" rows), for instance {example!r}"
@@ -453,32 +429,3 @@ def unreadable(recipes: Sequence[Recipe], files: Files) -> Iterator[str]:
                     f"{text}; correct the format in the spec (it may list several), or leave the column out"
                 )
             yield f"warning: {text}; they count as missing"
-
-
-def _first_rows(path: str, located: FileColumns, names: list[str]) -> pa.Table:
-    batches: list[pa.RecordBatch] = []
-    with TableParquet(path, located) as file:
-        # A batch does not cross row groups.
-        for batch in file.iter_batches(_CHECKED_ROWS, range(file.num_row_groups), names):
-            batches.append(batch)
-            if sum(one.num_rows for one in batches) >= _CHECKED_ROWS:
-                break
-    return (
-        flattened(pa.Table.from_batches(batches).slice(0, _CHECKED_ROWS))
-        if batches
-        else pa.table({})
-    )
-
-
-def _unreadable_share(recipe: Recipe, rows: pa.Table) -> tuple[float, str]:
-    """Returns the unreadable share of the values that are not missing, and the first unreadable value."""
-    stored = [join_chunks(rows.column(name)) for name in recipe.sources]
-    columns = [typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)]
-    values = as_one_column(columns, recipe.sources)
-    for op in recipe.operators[: reading(recipe.operators)]:
-        values = step(op, values, None, {})
-    there = pc.invert(lacks(columns[0]))
-    bad = pc.and_(there, lacks(values))
-    count = pc.sum(bad).as_py() or 0
-    example = str(stored[0].filter(bad)[0])[:_QUOTED] if count else ""
-    return count / max(1, pc.sum(there).as_py() or 0), example

@@ -152,41 +152,37 @@ class Making:
             and set(recipe.kinds) <= {"int", "text", "texts"}
         ):
             return hashed_ids(arrays[0], self._hash).cast(recipe.type(()))
-        columns = [
-            self._typed(name, array, kind)
-            for name, array, kind in zip(
-                recipe.sources, arrays, recipe.kinds or [""] * len(arrays), strict=True
-            )
-        ]
+        columns = []
+        for name, array, kind in zip(
+            recipe.sources, arrays, recipe.kinds or [""] * len(arrays), strict=True
+        ):
+            is_dictionary = pa.types.is_dictionary(array.type)
+            if is_dictionary and not kind:
+                array = array.dictionary_decode()  # noqa: PLW2901
+            elif kind and not (
+                is_dictionary
+                and kind == "text"
+                and array.type.value_type == pa.string()
+                and len(arrays) == 1
+                and self._operators is not None
+            ):  # each distinct text of a dictionary is processed once
+                array = typed(name, array, kind)  # noqa: PLW2901
+            columns.append(array)
         if self._operators is None:
-            return self._checked(columns[0])
+            if recipe.role == "label" and recipe.kinds == ("int",):
+                wrong = pc.filter(
+                    columns[0], pc.invert(pc.is_in(columns[0], pa.array([0, 1, None])))
+                )
+                if len(wrong):
+                    raise ColumnError(
+                        f"column {recipe.sources[0]!r} holds {wrong[0]}, and a label is 0 or 1"
+                    )
+            return columns[0]
         values = as_one_column(columns, recipe.sources)
         if recipe.role == "label":
             return make_labels(recipe.operators, values).cast(recipe.type([values.type]))
         made = to_batch_type(self._operators(values))
         return made if isinstance(made, pa.Array) else pa.array(made)
-
-    def _checked(self, values: pa.Array) -> pa.Array:
-        """Rejects labels other than 0 and 1 if a spec reads the label as an int."""
-        if self._recipe.role == "label" and self._recipe.kinds == ("int",):
-            wrong = pc.filter(values, pc.invert(pc.is_in(values, pa.array([0, 1, None]))))
-            if len(wrong):
-                raise ColumnError(
-                    f"column {self._recipe.sources[0]!r} holds {wrong[0]}, and a label is 0 or 1"
-                )
-        return values
-
-    def _typed(self, name: str, array: pa.Array, kind: str) -> pa.Array:
-        texts = (
-            kind == "text"
-            and pa.types.is_dictionary(array.type)
-            and array.type.value_type == pa.string()
-        )
-        if texts and len(self._recipe.sources) == 1 and self._operators is not None:
-            return array  # as a dictionary, each distinct text is processed once
-        if not kind:
-            return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        return typed(name, array, kind)
 
 
 def check_kind(name: str, have: pa.DataType, kind: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from sluice.common.errors import OperatorError, UsageError
@@ -83,21 +84,22 @@ def recipes_of(
     """Returns the recipes of the columns, and the number of ids of each hashed column. Columns are in the caller's
     order. The columns of one pattern are in the files' order. `types` has the Arrow types of the columns that all files
     have. `lacking` has for each other column a file that lacks it."""
-    sizes = _sizes(hashed, types, lacking)
+    sizes: dict[str, int] = {}
+    for pattern, ids in hashed.items():
+        for name in _names(pattern, "hash", types, lacking):
+            _check_hash(name, ids, types)
+            sizes[name] = ids
     labels = dict(label_of(text, types) for text in _several(roles.get("label", ())))
     asked = list(_asked({**roles, "label": list(labels)} if labels else roles, types, lacking))
-    exact: dict[str, str] = {}
+    exact = defaultdict[str, list[str]](list)
     for role, pattern, names, _ in asked:
         if names == [pattern]:
-            if exact.get(pattern) == role:
-                raise ParquetError(
-                    f"roles: column {pattern!r} is asked for twice, as {role}; name it once"
-                )
-            if pattern in exact:
-                raise ParquetError(
-                    f"roles: column {pattern!r} is asked for as {exact[pattern]} and as {role}"
-                )
-            exact[pattern] = role
+            exact[pattern].append(role)
+    for name, given in exact.items():
+        if len(given) > 1:
+            raise ParquetError(
+                f"roles: column {name!r} is asked for as {' and as '.join(given)}; name it once"
+            )
     role_of: dict[str, str] = {}
     for role, pattern, names, size in asked:
         for name in names:
@@ -139,26 +141,10 @@ def _asked(
             pattern, size = text, None
             if text not in types and (match := _SIZED.fullmatch(text)):
                 pattern, size = match[1], int(match[2])
-                if role not in ("sparse", "id_list"):
-                    raise ParquetError(
-                        f"roles: {text!r} is asked for as {role}; only ids are hashed"
-                    )
             names = _names(pattern, "roles", types, lacking)
             for name in names if size is not None else ():
                 _check_hash(name, size, types)
             yield role, pattern, names, size
-
-
-def _sizes(
-    wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
-) -> dict[str, int]:
-    """Returns the number of ids of each column to hash."""
-    found = {}
-    for pattern, size in wanted.items():
-        for name in _names(pattern, "hash", types, lacking):
-            _check_hash(name, size, types)
-            found[name] = size
-    return found
 
 
 def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:

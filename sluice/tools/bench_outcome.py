@@ -52,7 +52,7 @@ class BenchOutcome:
         if not settled_rate:
             settled_rate, settled_stall = rate, stall
         hashes = self.order_hashes
-        found = {
+        found: dict[str, Any] = {
             "rows_per_s": round(rate),
             "rows_per_s_settled": round(settled_rate),
             "stall_fraction": round(stall, 4),

@@ -50,22 +50,14 @@ def spec_text(
     found = {name: _leave_out_unreadable(proposal) for name, proposal in found.items()}
     used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
     why = {name: proposal.why for name, proposal in found.items() if name not in used} | {**others}
-    times = (
-        {name: formats for name, formats in sample.times.items() if name in used} if sample else {}
-    )
+    inputs, kinds = list[str](), dict[str, str]()
     # For CSV and TSV, the spec must name all columns of a line.
-    named = found if form in ("csv", "tsv") else used
-    mixed = {n: p.rejected for n, p in used.items() if p.rejected}
-    mixed |= sample.rejected if sample else {}
-    kinds = {
-        name: _input_type(proposal, has_texts=name in mixed and form != "json")
-        for name, proposal in named.items()
-    }
-    inputs = []
-    for name, kind in kinds.items():
-        typed = json.dumps(f"{name}:{kind}", ensure_ascii=False)
-        read_by = times.get(name)
-        inputs.append(f"{{name = {typed}, format = {toml_texts(read_by)}}}" if read_by else typed)
+    for name, proposal in (found if form in ("csv", "tsv") else used).items():
+        kinds[name] = _input_type(proposal, has_texts=bool(proposal.rejected) and form != "json")
+        typed = _quoted(f"{name}:{kinds[name]}")
+        if proposal.time and proposal.input_formats:
+            typed = f"{{name = {typed}, format = {toml_texts(proposal.input_formats)}}}"
+        inputs.append(typed)
     lines = [
         _HEAD_OF_TEXT if sample else _HEAD,
         "[input]",
@@ -73,17 +65,22 @@ def spec_text(
         *(_write_marks(sample) if sample else ()),
         "columns = [" + ",\n           ".join(inputs) + "]",
     ]
-    swapped = sample.swapped if sample else {name: one.swapped for name, one in used.items()}
-    formats = (*times.values(), *(proposal.formats for proposal in used.values()))
-    lines += _write_time_notes(formats, {n: one for n, one in swapped.items() if one and n in used})
-    if optional := [
-        name
+    formats = (one for p in used.values() for one in (*p.formats, *p.input_formats))
+    if any(time_format[-1] not in "zZ" for time_format in formats):
+        lines.append(
+            "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
+            'zone = "Europe/Berlin" next to format.'
+        )
+    lines += [
+        f"# {name}: the dates in the sample also fit {proposal.swapped}, with days and months exchanged. If that is "
+        "right, write it in the format."
         for name, proposal in used.items()
-        if proposal.facts.optional and proposal.role != "label"
-    ]:
+        if proposal.swapped
+    ]
+    if optional := [n for n, p in used.items() if p.facts.optional and p.role != "label"]:
         lines += [
             "# Some files lack these columns. Their values are null there.",
-            f"optional = {json.dumps(optional, ensure_ascii=False)}",
+            f"optional = {_quoted(optional)}",
         ]
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
@@ -92,16 +89,25 @@ def spec_text(
             "# The names of these columns do not say what they hold, so their values decided. Change what is wrong.",
             *(f"#   {text}" for text in unsure),
         ]
-    lines += ["", "[table]", *_write_splits(found, sample)]
-    lines += [""]
+    lines += ["", "[table]", *_write_splits(found, sample), ""]
     taken = {name.lower() for name in found}
     for name, proposal in used.items():
-        if name in mixed:
-            lines.append(_write_rejects(proposal, kinds[name], mixed[name]))
+        if proposal.rejected:
+            lines.append(_write_rejects(proposal, kinds[name]))
         lines += _write_columns(
             proposal, _choose_name(name, found, used, taken), learns=sample is not None
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _quoted(value: object) -> str:
+    """Returns a text, or a list of texts, in TOML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def toml_texts(several: Sequence[str]) -> str:
+    """Returns texts in TOML: a single one as it is, several as a list."""
+    return _quoted(several[0] if len(several) == 1 else list(several))
 
 
 def _leave_out_unreadable(proposal: Proposal) -> Proposal:
@@ -113,22 +119,6 @@ def _leave_out_unreadable(proposal: Proposal) -> Proposal:
             why = f"{proposal.facts.type}, which a spec cannot read; a Loader without a spec can"
             return replace(proposal, role="", time="", why=why)
     return proposal
-
-
-def _write_time_notes(
-    formats: Iterable[Sequence[str]], swapped: Mapping[str, str]
-) -> Iterator[str]:
-    """Yields the comments on times without a zone, and on dates that fit another format as well."""
-    if any(time_format[-1] not in "zZ" for several in formats for time_format in several):
-        yield (
-            "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
-            'zone = "Europe/Berlin" next to format.'
-        )
-    for name, other in swapped.items():
-        yield (
-            f"# {name}: the dates in the sample also fit {other}, with days and months exchanged. If that is right, "
-            "write it in the format."
-        )
 
 
 def _write_marks(sample: TextSample) -> Iterator[str]:
@@ -147,7 +137,7 @@ def _write_marks(sample: TextSample) -> Iterator[str]:
         )
 
 
-def _write_rejects(proposal: Proposal, kind: str, found: str) -> str:
+def _write_rejects(proposal: Proposal, kind: str) -> str:
     """Returns the comment on the few values that do not fit a column."""
     wrong = "Not a time" if proposal.time else "Not a number"
     if proposal.role == "label":
@@ -156,7 +146,7 @@ def _write_rejects(proposal: Proposal, kind: str, found: str) -> str:
     if kind == "text":
         is_missing = "They become missing values, which `sluice etl` counts as unread."
         effect = is_missing if proposal.time else "They are ids, too."
-    return f"# {wrong}: {found}. {effect}"
+    return f"# {wrong}: {proposal.rejected}. {effect}"
 
 
 def _choose_name(name: str, found: Container[str], used: Iterable[str], taken: set[str]) -> str:
@@ -175,16 +165,11 @@ def _choose_name(name: str, found: Container[str], used: Iterable[str], taken: s
     return chosen
 
 
-def toml_texts(several: Sequence[str]) -> str:
-    """Returns texts in TOML: a single one as it is, several as a list."""
-    return json.dumps(several[0] if len(several) == 1 else list(several), ensure_ascii=False)
-
-
 def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
     """Returns the type of an input column of a spec. Ids are texts if some are (`has_texts`)."""
     kind = proposal.facts.type
     if proposal.role == "label":
-        if is_text(proposal.facts):
+        if is_text(kind):
             return "text"
         click = proposal.label == proposal.name and (
             proposal.rejected
@@ -389,6 +374,9 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
         rows, label, form = sample.rows, sample.label, sample.form
         others = {**others, **sample.others}
     found = proposals(facts, rows, label, is_click=True)
+    if sample:
+        notes = sample.notes
+        found = {name: replace(one, **notes.get(name, {})) for name, one in found.items()}
     for name in exclude:
         if name not in found:
             raise UsageError(f"--exclude {name}: there is no such column{nearest(name, found)}")
