@@ -1,10 +1,9 @@
-"""Shows runs (`sluice report`, `explain`), and trains the learned policy on them (`sluice learn`)."""
+"""Shows runs (`sluice report`, `explain`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from sluice.common.program import command_of, run, say
@@ -23,7 +22,6 @@ _USAGE = f"""usage: sluice COMMAND …
 commands:
   report     write RUN/report.html again: one page that opens offline
   explain    print what happened: the verdict, and each change with its reason and its effect
-  learn      train the learned policy further with the results of your own runs
 
 `sluice COMMAND --help` lists a command's options.
 
@@ -35,21 +33,6 @@ class RunChoice:
     """The option of `report` and `explain`."""
 
     run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnRuns:
-    """The options of `learn`."""
-
-    runs: tuple[str, ...] = setting(
-        help="run folders", metavar="RUN", positional=True, several=True
-    )
-    weights: Path | None = setting(None, "initial weights (default: those in use)", metavar="FILE")
-    out: Path | None = setting(
-        None, "file for better weights (default: the user's cache)", metavar="FILE"
-    )
-    steps: int = setting(300, "steps of imitation", least=1)
-    seed: int = setting(0, "decides the order of the lessons")
 
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
@@ -85,35 +68,9 @@ def explain(argv: list[str]) -> dict[str, Any]:
     return {"verdict": narrative.verdict(run), **narrative.summary(run)}
 
 
-def learn(argv: list[str]) -> Mapping[str, Any]:
-    """Trains the learned policy further, on the results of your own runs.
-
-    A run with `--tuning auto` leaves a record of its first look and of the knobs on which the planner settled. The
-    record holds numbers only, no data and no names. The policy learns to choose the settled knobs at the start. A run
-    counts more if its rate is near the best rate of its pipeline.
-
-    A quarter of the records is held out for the comparison. The new weights are installed in the user's cache only if
-    they are significantly nearer to the settled knobs there. Every run looks for weights in this cache first. `--out`
-    writes the weights to another file, for `--agent-weights`.
-    """
-    options = parse(OwnRuns, argv, "sluice learn", description=learn.__doc__)
-    from sluice.agent.learn import own_runs
-
-    return own_runs.learn(
-        options.runs,
-        weights=options.weights,
-        out=options.out,
-        steps=options.steps,
-        seed=options.seed,
-        command=["sluice", "learn", *argv],
-        say=say,
-    )
-
-
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
     "report": report,
     "explain": explain,
-    "learn": learn,
 }
 
 

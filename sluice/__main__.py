@@ -50,7 +50,6 @@ PATH: dict[str, dict[str, Program]] = {
     "what a run did": {
         "explain": (_AGENT, "explain", "tell what a run tuned, why, and what came of it"),
         "report": (_AGENT, "report", "write a run's page again"),
-        "learn": (_AGENT, "learn", "go on teaching the agent by what came of your own runs"),
     },
 }
 """The verbs in the order in which a user needs them, by what they are for."""
@@ -59,6 +58,7 @@ LEFT = {
     "audit": "flip the label of some rows of a sample, make a table from both, and compare the features of these rows",
     "export": "docs/serving.md shows how torch.export writes the dense layers of a run",
     "headroom": "use `sluice bench TABLE --step-ms MS`, or `sluice.report(loader, step)` with your own step",
+    "learn": "use `python -m sluice.agent.lab.teach` in a checkout, and pass its weights as --agent-weights",
     "live": "run `sluice report RUN` while the run lasts, or give it --metrics-port",
     "policies": "use `python -m sluice.agent.lab.policies` in a checkout",
     "replay": "compare policies by `sluice bench --tuning POLICY`",

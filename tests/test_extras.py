@@ -261,7 +261,6 @@ helps("bench", "explain", "report", "synth", "plan")
 refused("table", "show", "nowhere")
 refused("trainer", "train", "--data", "nowhere", "--run-dir", "run")
 refused("serve", "serve", "nowhere", "--port", "0")
-refused("tuning", "learn", "run")
 code, out, err = called("bench", given[0], "--batch-size", "512", "--reader", "arrow", "--workers", "ray://127.0.0.1:1")
 assert code == 2 and err.strip().endswith('pip install "sluice-recsys[ray]"'), (out, err)
 code, out, err = called("bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "auto")
@@ -304,7 +303,7 @@ from sluice import Loader
 with Loader(given[0], batch_size=512, tuning="auto") as loader:
     batch = next(iter(loader))
     assert batch.rows == 512 and loader.tuning.mode == "auto", loader.tuning
-slow = ("pandas", "scipy", "torch._dynamo", "torch._inductor", "sluice.dlrm", "sluice.etl.spark", "sluice.agent.learn")
+slow = ("pandas", "scipy", "torch._dynamo", "torch._inductor", "sluice.dlrm", "sluice.etl.spark")
 assert not set(slow) & sys.modules.keys(), set(slow) & sys.modules.keys()
 assert started == [], started
 """,
@@ -404,7 +403,6 @@ from sluice.agent import policies
 assert policies.names() == list(policies.PRODUCT)
 for name in policies.names():
     policies.make(name)
-helps("learn")
 """,
 }
 

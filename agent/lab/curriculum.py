@@ -12,9 +12,9 @@ import numpy as np
 
 from sluice.agent.lab import opening_teacher
 from sluice.agent.lab.episodes import find_oracle_settings
+from sluice.agent.lab.imitation import STAGES, imitate
 from sluice.agent.lab.simulator.random_pipelines import pipeline
-from sluice.agent.learn.imitation import STAGES, imitate
-from sluice.agent.learn.student import MOMENTS, Arrays, Student
+from sluice.agent.lab.student import MOMENTS, Arrays, Student
 from sluice.agent.policies.opening.policy import SHAPES
 from sluice.agent.policies.opening.weights import WeightsError, read, write
 

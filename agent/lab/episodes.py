@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from sluice.agent.lab.imitation import OracleSettings
 from sluice.agent.lab.simulator.flow import steady
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.optimum import best_knobs
 from sluice.agent.lab.simulator.scenario import Scenario
-from sluice.agent.learn.imitation import OracleSettings
 from sluice.agent.policies.opening.contract import Foreknowledge, PolicyInput
 from sluice.agent.policies.opening.policy import Glimpse, Setting, knobs_of
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy import ndarray
 
 from sluice.agent.lab.episodes import Episodes, find_oracle_settings
+from sluice.agent.lab.imitation import STAGES, lesson
 from sluice.agent.lab.simulator.random_pipelines import pipeline
-from sluice.agent.learn.imitation import STAGES, lesson
-from sluice.agent.learn.student import Arrays, Student
+from sluice.agent.lab.student import Arrays, Student
 from sluice.agent.policies.opening.policy import (
     FARTHEST,
     SURE,

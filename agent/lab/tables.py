@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sluice.agent.learn.imitation import mean_between
-
 _TITLES = {
     "score": "score (rows over the whole scenario ÷ the clairvoyant's): median ± half the spread; held out: median/5 %",
     "end": "end score (rows in the last fifth ÷ the clairvoyant's)",
@@ -154,7 +152,8 @@ def lead_over(rows: Sequence[Row], first: str, policy: str) -> list[float]:
         if r.policy == policy:
             gains.setdefault(r.scenario, []).append(scores[first, r.scenario, r.seed] - r.score)
     means = np.array([np.mean(gains[name]) for name in sorted(gains)])
-    return [round_(value) for value in mean_between(means, _DRAWS)]
+    drawn = np.random.default_rng(0).choice(means, (_DRAWS, len(means))).mean(axis=1)
+    return [round_(value) for value in (means.mean(), *np.quantile(drawn, (0.025, 0.975)))]
 
 
 def round_(value: Any) -> float:

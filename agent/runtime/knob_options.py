@@ -28,7 +28,7 @@ class KnobOptions:
     )
     agent_weights: str = setting(
         "",
-        "the weights by which `auto` opens, in place of those in use; `sluice learn` makes some",
+        "the weights by which `auto` opens, in place of those of the package",
         metavar="FILE",
     )
     registry: str | None = setting(

@@ -9,7 +9,7 @@ from sluice.agent.lab import curriculum, opening_teacher
 from sluice.agent.lab.curriculum import Curriculum, teach
 from sluice.agent.lab.episodes import Episodes
 from sluice.agent.lab.simulator.random_pipelines import pipeline
-from sluice.agent.learn.student import Student
+from sluice.agent.lab.student import Student
 from sluice.agent.policies.opening.policy import NetworkPolicy, answer, observe
 from sluice.agent.policies.opening.weights import WeightsError
 

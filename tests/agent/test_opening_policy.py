@@ -12,7 +12,6 @@ import pytest
 from sluice.agent.lab.episodes import Episodes
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.random_pipelines import pipeline
-from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import PolicyInput
 from sluice.agent.policies.opening.policy import (
     PIPELINE_INPUTS,
@@ -158,17 +157,5 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path):
         NetworkPolicy.load(tmp_path / "b.safetensors")
     (tmp_path / "c.safetensors").write_bytes(b"nonsense" * 10)
     for name in ("c.safetensors", "absent"):
-        with raises(WeightsError, tmp_path / name, "sluice learn"):
+        with raises(WeightsError, tmp_path / name, "sluice.agent.lab.teach"):
             NetworkPolicy.load(tmp_path / name)
-
-
-def test_the_users_own_weights_come_before_those_of_the_package(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights_file, "SHIPPED", tmp_path / "shipped.safetensors")
-    assert NetworkPolicy.in_use() is None
-    for path, lives in ((tmp_path / "shipped.safetensors", 10), (weights_file.installed(), 11)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, weights(), {"lives": lives, "ranges": WIDE})
-        found = NetworkPolicy.in_use()
-        assert found is not None
-        assert found.record["lives"] == lives

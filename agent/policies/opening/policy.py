@@ -21,7 +21,7 @@ import numpy as np
 from numpy import ndarray
 
 from sluice.agent.policies.opening.contract import InitialSetting, PolicyInput
-from sluice.agent.policies.opening.weights import digest, in_use, read
+from sluice.agent.policies.opening.weights import SHIPPED, digest, read
 from sluice.ingest.knobs import Knobs
 
 HIDDEN = 48
@@ -453,9 +453,8 @@ class NetworkPolicy:
 
     @classmethod
     def in_use(cls) -> NetworkPolicy | None:
-        """Returns the policy that runs use. None if there are no weights."""
-        path = in_use()
-        return None if path is None else cls.load(path)
+        """Returns the policy of the package. None if there are no weights."""
+        return cls.load(SHIPPED) if SHIPPED.exists() else None
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads and writes files of learned weights: tensors, and a record of their training. Finds the weights in use."""
+"""Reads and writes files of learned weights: tensors, and a record of their training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import numpy as np
 
 from sluice.common.errors import UsageError
 from sluice.common.whole_file import replace_file
-from sluice.ingest.machine import cache_folder
 
 SHIPPED = Path(__file__).with_name("opening.safetensors")
-FORM = 1
-"""The version of the inputs' and outputs' meaning. Weights of another version are ignored."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -24,19 +21,8 @@ class WeightsError(UsageError):
     """An invalid weights file. The message names the file and the reason."""
 
 
-def installed() -> Path:
-    """Returns the path at which `sluice learn` installs weights for this user's runs."""
-    return cache_folder() / f"opening-{FORM}.safetensors"
-
-
-def in_use() -> Path | None:
-    """Returns the path of the weights that runs use: the user's own, or those of the package. None if neither
-    exist."""
-    return next((path for path in (installed(), SHIPPED) if path.exists()), None)
-
-
 def read(
-    path: Path, shapes: Shapes, made_by: str = "sluice learn"
+    path: Path, shapes: Shapes, made_by: str = "python -m sluice.agent.lab.teach"
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors of these shapes, and the record. Raises WeightsError for any other content.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from sluice.agent.learn.student import Arrays, Student
+from sluice.agent.lab.student import Arrays, Student
 from sluice.agent.policies.opening.policy import Glimpse, Inputs, buffers
 
 STAGES = 12
@@ -66,8 +66,6 @@ def imitate(
     steps: int,
     seed: int,
     number: int,
-    *,
-    rate: float = _RATE,
 ) -> float:
     """Runs the steps of imitation of a round. Returns the mean loss of the last ones."""
     import torch
@@ -94,12 +92,6 @@ def imitate(
             (of_stages + 0.5 * moved.sum(1) / batch["movable"].sum(1).clamp(min=1) + 0.2 * of_sizes)
             * batch["weight"]
         ).mean()
-        student.learn(loss, rate * (1 - 0.9 * step / steps))
+        student.learn(loss, _RATE * (1 - 0.9 * step / steps))
         losses.append(float(loss.detach()))
     return float(np.mean(losses[-100:]))
-
-
-def mean_between(gains: np.ndarray, draws: int = 2_000) -> tuple[float, float, float]:
-    """Returns the mean, and its 95 % confidence interval over draws of cases."""
-    drawn = np.random.default_rng(0).choice(gains, (draws, len(gains))).mean(axis=1)
-    return float(gains.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))

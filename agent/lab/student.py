@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.agent.learn.adam import Adam
+from sluice.agent.lab.adam import Adam
 from sluice.agent.policies.opening.policy import SHAPES
 
 MOMENTS = {f"{kind}.{name}": shape for kind in ("mean", "square") for name, shape in SHAPES.items()}

@@ -1,1 +1,0 @@
-"""Corrects the weights of the learned policy by the user's own runs. No run imports this folder."""
