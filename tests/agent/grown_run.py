@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from sluice.agent.report.run_folder import Run
+
 STAGES = ("decode", "shuffle", "batch", "squash", "collate")
 FAULTS = (
     ("cores=1@{at:.0f}s", "1 core instead of 4"),
@@ -23,6 +25,16 @@ def _knobs(workers: int) -> dict[str, Any]:
         "read_ahead_bytes": 2**26 * workers,
         "prefetch_bytes": 2**25,
     }
+
+
+def written(path: Path, *lines: dict[str, Any], config: dict[str, Any] | None = None) -> Run:
+    """A run folder with these events and metrics."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config or {}))
+    for name, is_metric in (("metrics", True), ("events", False)):
+        kept = [one for one in lines if (one["kind"] in ("loader", "train", "eval")) == is_metric]
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in kept))
+    return Run.read(path)
 
 
 def write(
@@ -116,24 +128,19 @@ def write(
         }
         for n in range(1, 6)
     ]
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(
-        json.dumps(
-            {
-                "kind": "train",
-                "ranks": 2,
-                "data": "tables/criteo",
-                "memory_limit": 2**31,
-                "bayes_auc": 0.8201,
-                "plan": plan,
-                "follow": "",
-                "model": {"dense_layers": [128, 64], "width": 32},
-            }
-        )
+    written(
+        path,
+        *metrics,
+        *sorted(events, key=lambda line: line["at"]),
+        config={
+            "kind": "train",
+            "ranks": 2,
+            "data": "tables/criteo",
+            "memory_limit": 2**31,
+            "bayes_auc": 0.8201,
+            "plan": plan,
+            "follow": "",
+            "model": {"dense_layers": [128, 64], "width": 32},
+        },
     )
-    for name, lines in (
-        ("metrics", metrics),
-        ("events", sorted(events, key=lambda line: line["at"])),
-    ):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import numpy as np
@@ -15,6 +14,7 @@ from sluice.agent.report.narrative import RunOutcome, headline, largest_loss
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.row_order import RowsPlan
 from sluice.loader import Loader
+from tests.agent.grown_run import written
 from tests.etl.tables import write_rows
 from tests.raises import assert_names
 
@@ -62,16 +62,12 @@ def test_the_largest_loss_is_named_with_its_size(cause, seed):
 
 def made_run(path, rates: list[float], **end: float) -> Run:
     """A run that was looked at once a second; `end` are the figures of its last event."""
-    path.mkdir()
     looks = [
         {"kind": "loader", "at": at + 1.0, "rows": 1, "rows_per_s": rate, "stall": float(not rate)}
         for at, rate in enumerate(rates)
     ]
-    (path / "config.json").write_text(json.dumps({"huge_row_group": 1_048_576}))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
     event = {"kind": "end", "at": len(rates) + 1.0, "rows_per_s": 1e5, "stall_fraction": 0.004}
-    (path / "events.jsonl").write_text(json.dumps({**event, **end}) + "\n")
-    return Run.read(path)
+    return written(path, *looks, {**event, **end}, config={"huge_row_group": 1_048_576})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from sluice.agent.report import narrative, page
 from sluice.agent.report.incidents import find_incidents
 from sluice.agent.report.run_folder import Run
+from tests.agent.grown_run import written
 from tests.raises import assert_names
 
 CORES = {"kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
@@ -32,10 +33,7 @@ def _run(tmp_path, events, rates, config=None, calm=0):
         }
         for at, rate in enumerate(rates, 1)
     ]
-    (tmp_path / "config.json").write_text(json.dumps(config or {}))
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return Run.read(tmp_path)
+    return written(tmp_path, *events, *lines, config=config)
 
 
 def _with_looks(run, *changes):

@@ -15,6 +15,7 @@ from sluice.agent.report.charts import decimate
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run, RunError, RunFolder
 from tests.agent.fake import FakePipeline, FakeStage, tune
+from tests.agent.grown_run import written
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -33,13 +34,7 @@ EFFECT = {
 
 def _run(path, *lines):
     """A run with these lines, one a second unless they say when."""
-    path.mkdir()
-    dated = [{"at": float(at), **line} for at, line in enumerate(lines, 1)]
-    (path / "config.json").write_text("{}")
-    for name, is_metric in (("metrics", True), ("events", False)):
-        kept = [one for one in dated if (one["kind"] in ("loader", "train", "eval")) == is_metric]
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in kept))
-    return Run.read(path)
+    return written(path, *({"at": float(at), **line} for at, line in enumerate(lines, 1)))
 
 
 def _looks(*stalls, **more):
