@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.ops.base import Arrays, key_texts
 from sluice.etl.ops.hashing import Lookup, hash_texts
+from sluice.etl.ops.lists import flat
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.spec.spec import Spec
@@ -100,10 +101,10 @@ class Serving:
 
 def _lagged(lists: pa.Array, history: HistorySpec, columns: Arrays) -> pa.Array:
     """Returns the value `lag` rows before the next row."""
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
+    values, lengths = flat(lists)
     missing = lengths < history.lag
     places = np.where(missing, 0, np.cumsum(lengths) - history.lag)
-    before = pc.list_flatten(lists).take(pa.array(places, mask=missing))
+    before = values.take(pa.array(places, mask=missing))
     if not history.difference:
         return before
     now = columns[history.of]

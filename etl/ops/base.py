@@ -259,6 +259,13 @@ def finite_of(column: pa.Array) -> Floats:
     return values[np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls]
 
 
+def ends_of(of: str, place: AnyArray, values: Floats, count: int) -> Floats:
+    """Returns the least or largest value (`of` is `min` or `max`) at each of `count` places."""
+    ends = np.full(count, math.inf if of == "min" else -math.inf)
+    (np.minimum if of == "min" else np.maximum).at(ends, place, values)
+    return ends
+
+
 def is_wide(cardinality: int | None) -> bool:
     """Returns whether so many ids do not fit int32."""
     return cardinality is not None and cardinality > NARROW_IDS

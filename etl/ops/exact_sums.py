@@ -129,9 +129,6 @@ def quantiles(table: pa.Table, shares: Iterable[float]) -> list[float]:
     if not len(values):
         return [0.0 for _ in shares]
     below = np.cumsum(counts)
-    return [
-        float(values[int(np.searchsorted(below, math.ceil(share * int(below[-1]) - 1e-9)))])
-        if share > 0
-        else float(values[0])
-        for share in shares
-    ]
+    ranks = [math.ceil(share * int(below[-1]) - 1e-9) for share in shares]
+    found: list[float] = values[np.searchsorted(below, ranks)].tolist()
+    return found

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.base import POSITIVE, Operator, as_number, as_text, between
+from sluice.etl.ops.base import POSITIVE, Operator, as_number, as_text, between, ends_of
 from sluice.etl.ops.hashing import AnyArray, Whole, hash_texts
 
 
@@ -84,8 +84,7 @@ class Bag(Operator):
                 return pa.array(result)
             result = result / np.maximum(counts, 1)
         else:
-            result = np.full(len(lengths), np.inf if self.of == "min" else -np.inf)
-            (np.minimum if self.of == "min" else np.maximum).at(result, row, number)
+            result = ends_of(self.of, row, number, len(lengths))
         return pa.array(result, mask=counts == 0)
 
 

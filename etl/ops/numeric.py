@@ -47,6 +47,7 @@ class Fill(Operator):
     """Puts `value` in place of nulls, NaN and infinities. `indicator` adds a dense column that says where."""
 
     name = "fill"
+    may_be_null = False
     replaces_missing = True
     keeps_order = True
     value: Annotated[float, FINITE] = 0.0
@@ -66,6 +67,7 @@ class Missing(Operator):
     """1 where there is no finite number, else 0."""
 
     name = "missing"
+    may_be_null = False
     replaces_missing = True
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
@@ -76,13 +78,13 @@ class Missing(Operator):
 class NumberMap(Operator):
     """Maps each number by itself. Nulls stay."""
 
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+    def apply(self, column: pa.Array, state: Any) -> pa.Array:
         values, nulls = values_of(column)
         with np.errstate(over="ignore"):
-            return pa.array(self.map(values), mask=nulls)
+            return pa.array(self.map(values, state), mask=nulls)
 
     @abstractmethod
-    def map(self, values: Floats) -> Floats: ...
+    def map(self, values: Floats, state: Any) -> Floats: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class Clip(NumberMap):
         if self.low is not None and self.high is not None and not self.low <= self.high:
             raise OperatorError(f"low = {self.low}: must not be above high = {self.high}")
 
-    def map(self, values: Floats) -> Floats:
+    def map(self, values: Floats, _state: Any) -> Floats:
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         return np.clip(values, low, high)
@@ -117,7 +119,7 @@ class Scale(NumberMap):
     by: Annotated[float, FINITE, Limit(bool, "must not be 0")]
     minus: Annotated[float, FINITE] = 0.0
 
-    def map(self, values: Floats) -> Floats:
+    def map(self, values: Floats, _state: Any) -> Floats:
         return (values - self.minus) / self.by
 
 
@@ -138,7 +140,7 @@ class Log(_Logarithm):
     name = "log"
     shift: Annotated[float, FINITE] = 1.0
 
-    def map(self, values: Floats) -> Floats:
+    def map(self, values: Floats, _state: Any) -> Floats:
         return np.log(np.maximum(values + self.shift, self.floor))
 
 
@@ -151,7 +153,7 @@ class BoxCox(_Logarithm):
     shift: Annotated[float, FINITE] = 0.0
     power: Annotated[float, between(-5, 5)]
 
-    def map(self, values: Floats) -> Floats:
+    def map(self, values: Floats, _state: Any) -> Floats:
         logs = np.log(np.maximum(values + self.shift, self.floor))
         return logs if self.power == 0 else np.expm1(self.power * logs) / self.power
 
@@ -165,7 +167,7 @@ class Logit(NumberMap):
     online_too = True
     margin: Annotated[float, Limit(lambda x: 0 < x < 0.5, "must be above 0 and below 0.5")] = 1e-6
 
-    def map(self, values: Floats) -> Floats:
+    def map(self, values: Floats, _state: Any) -> Floats:
         kept = np.clip(values, self.margin, 1 - self.margin)
         return np.log(kept) - np.log1p(-kept)
 
@@ -226,6 +228,7 @@ class OneHot(Operator):
     """A column `name=value` for each of `values`: 1 where the text is that value, else 0."""
 
     name = "one_hot"
+    may_be_null = False
     takes = ("text",)
     values: Annotated[tuple[str, ...], DIFFERENT]
 

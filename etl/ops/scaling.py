@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.ops.base import FIRST, Fitted, between, finite_of, values_of
+from sluice.etl.ops.base import FIRST, Fitted, between, finite_of
 from sluice.etl.ops.exact_sums import (
     count_moments,
     deviation,
@@ -18,7 +17,8 @@ from sluice.etl.ops.exact_sums import (
     quotient,
     read_moments,
 )
-from sluice.etl.ops.numeric import bucketed, filled
+from sluice.etl.ops.hashing import Floats
+from sluice.etl.ops.numeric import NumberMap, bucketed, filled
 
 
 def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
@@ -48,6 +48,7 @@ class _Distribution(Fitted):
 class _Fill(Fitted):
     """Puts the one learned value in place of missing ones."""
 
+    may_be_null = False
     indicator: bool = False
 
     def prepare(self, state: pa.Table) -> float:
@@ -81,7 +82,7 @@ class FillMedian(_Fill, _Distribution):
         return pa.table({"median": quantiles(counted, [0.5])})
 
 
-class _Scaled(Fitted):
+class _Scaled(NumberMap, Fitted):
     """Scales numbers by two that are learned."""
 
     online_too = True
@@ -104,11 +105,9 @@ class Standardise(_Scaled):
         spread = deviation(digits, rows, first, second)
         return pa.table({"mean": [quotient(first, rows << digits)], "spread": [spread]})
 
-    def apply(self, column: pa.Array, state: Sequence[float]) -> pa.Array:
-        values, nulls = values_of(column)
+    def map(self, values: Floats, state: list[float]) -> Floats:
         mean, spread = state
-        with np.errstate(over="ignore"):
-            return pa.array((values - mean) / (spread or 1.0), mask=nulls)
+        return (values - mean) / (spread or 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +125,9 @@ class MinMax(_Scaled):
         ends = [float(v) for v in counted["value"].to_pylist()] or [0.0]
         return pa.table({"least": [min(ends)], "largest": [max(ends)]})
 
-    def apply(self, column: pa.Array, state: Sequence[float]) -> pa.Array:
-        values, nulls = values_of(column)
+    def map(self, values: Floats, state: list[float]) -> Floats:
         low, high = state
-        return pa.array(
-            np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0), mask=nulls
-        )
+        return np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

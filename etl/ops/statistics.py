@@ -5,7 +5,6 @@ With `past = true` a row of the training split only gets what was known before i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,6 +22,7 @@ from sluice.etl.ops.base import (
     as_number,
     as_text,
     between,
+    ends_of,
     value_counts,
     values_of,
 )
@@ -246,8 +246,7 @@ class Group(_Encoded):
         place = np.asarray(coded.indices)
         if self.of not in ("min", "max"):
             return count_moments(values, place, kinds)
-        ends = np.full(len(kinds), math.inf if self.of == "min" else -math.inf)
-        (np.minimum if self.of == "min" else np.maximum).at(ends, place, values)
+        ends = ends_of(self.of, place, values, len(kinds))
         named = pc.binary_join_element_wise(pa.array(ends).cast(pa.string()), kinds, ":")
         return named, pa.array(np.ones(len(kinds), np.int64))
 

@@ -14,8 +14,7 @@ from sluice.etl.ops import OPERATORS, Fitted, Operator
 from sluice.etl.ops.base import LISTS, between, is_wide
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.lists import FirstX
-from sluice.etl.ops.numeric import Fill, Missing, OneHot
-from sluice.etl.ops.scaling import FillMean, FillMedian
+from sluice.etl.ops.numeric import Missing, OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.toml_keys import Columns, SpecError, check_keys, read_into, read_value
 
@@ -32,7 +31,6 @@ ROLE_KINDS = {
 Role = Literal["label", "weight", "dense", "sparse", "id_list", "time", "key"]
 MAX_LEVELS = 3
 _COLUMN_KEYS = ("name", "match", "from", "role", "ops", "embedding")
-_FILLS = (Fill, FillMean, FillMedian)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +181,8 @@ def _split_column(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> li
     marked = [number for number, op in enumerate(column.ops) if getattr(op, "indicator", False)]
     if marked:
         plain = tuple(
-            dataclasses.replace(op, indicator=False) if isinstance(op, _FILLS) else op
-            for op in column.ops
+            dataclasses.replace(op, **{"indicator": False} if number in marked else {})
+            for number, op in enumerate(column.ops)
         )
         return [dataclasses.replace(column, ops=plain), _indicator(column, marked[0], path, kinds)]
     if column.ops and isinstance(last := column.ops[-1], OneHot) and column.role != "label":
@@ -317,7 +315,14 @@ def leave_to_loader(
     if number is not None:
         for op, kind in zip(column.ops[number:], along[number:], strict=False):
             _check_leavable(op, column, kind, path)
-        stored_as, raw = _stored_type(column, along[number], column.ops[number:])
+        kind, left = along[number], column.ops[number:]
+        raw = column.role != "sparse" or not all(op.online_too for op in left)
+        if not raw:
+            stored_as = left[0].left_as
+        elif kind in LISTS.values():
+            stored_as = "list<double>" if kind == "numbers" else "list<string>"
+        else:
+            stored_as = "double" if kind == "number" and "number" in left[0].takes else "string"
     _check_role(column, along[-1], column.ops if raw else column.ops[:number], path)
     return dataclasses.replace(column, online=number, left_as=stored_as, raw=raw)
 
@@ -357,15 +362,6 @@ def takes_texts(ops: Sequence[Operator]) -> bool:
     )
 
 
-def _stored_type(column: ColumnSpec, kind: str, left: Sequence[Operator]) -> tuple[str, bool]:
-    """Returns the type in which values of that kind are stored for the loader's operators, and whether nulls stay."""
-    if column.role == "sparse" and all(op.online_too for op in left):
-        return left[0].left_as, False
-    if kind in LISTS.values():
-        return ("list<double>" if kind == "numbers" else "list<string>"), True
-    return ("double" if kind == "number" and "number" in left[0].takes else "string"), True
-
-
 def _check_role(column: ColumnSpec, kind: str, until_stored: Sequence[Operator], path: str) -> None:
     """Refuses a chain that ends in another kind than its role needs, or leaves nulls that cannot be stored."""
     wanted = ROLE_KINDS[column.role][0]
@@ -379,10 +375,8 @@ def _check_role(column: ColumnSpec, kind: str, until_stored: Sequence[Operator],
             f"{path}: column {column.name!r} has role {column.role!r}, which needs {wanted}, but its "
             f"operators end in {kind}; {hint}"
         )
-    is_filled = any(
-        isinstance(op, (*_FILLS, Missing, OneHot)) or not op.may_be_null for op in until_stored
-    )
-    if column.role in ("dense", "weight") and not is_filled:
+    may_be_null = all(op.may_be_null for op in until_stored)
+    if column.role in ("dense", "weight") and may_be_null:
         raise SpecError(
             f"{path}: column {column.name!r} may have nulls, which a {column.role} column cannot store; "
             'add {op = "fill"}'

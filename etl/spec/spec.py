@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops import Fitted
+from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
@@ -112,11 +112,15 @@ class Spec:
                 f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
                 "Name another column; a [[history]] or [[lag]] of the label holds labels of earlier rows"
             )
-        if where := next(_find_signs_of_negatives(spec), None):
-            raise SpecError(
-                f"{name}: {where}, for which [negatives] draws other values: a combination that never occurred would "
-                "show a drawn row, and so its label. Use target, hash or cross, or past = true"
-            )
+        drawn = spec.rows.negatives.column if spec.rows.negatives else None
+        for made in spec.columns:
+            learns = any(isinstance(op, Fitted) and not op.needs for op in made.ops)
+            if learns and len(made.sources) > 1 and drawn in made.sources:
+                raise SpecError(
+                    f"{name}: column {made.name!r} learns what occurs together with {drawn!r}, for which [negatives] "
+                    "draws other values: a combination that never occurred would show a drawn row, and so its label. "
+                    "Use target, hash or cross, or past = true"
+                )
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
             spec.import_functions()
@@ -220,26 +224,16 @@ class Spec:
     @property
     def hidden(self) -> tuple[ColumnSpec, ...]:
         """Columns that are only learned for rules on rows. They do not become columns of the table."""
-        found = []
-        if self.rows.negatives:
-            found.append(
-                ColumnSpec(
-                    name="rows/negatives",
-                    sources=(self.rows.negatives.column,),
-                    role="sparse",
-                    ops=(self.rows.negatives.learns,),
-                )
-            )
-        if self.table.order:
-            found.append(
-                ColumnSpec(
-                    name="rows/order",
-                    sources=(self.table.order,),
-                    role="sparse",
-                    ops=(Steps(step=self.table.order_step),),
-                )
-            )
-        return tuple(found)
+        table, negatives = self.table, self.rows.negatives
+        rules: list[tuple[str, str, Operator]] = []
+        if negatives:
+            rules.append(("rows/negatives", negatives.column, negatives.learns))
+        if table.order:
+            rules.append(("rows/order", table.order, Steps(step=table.order_step)))
+        return tuple(
+            ColumnSpec(name=name, sources=(source,), role="sparse", ops=(op,))
+            for name, source, op in rules
+        )
 
     @property
     def fitted(self) -> tuple[Learned, ...]:
@@ -479,12 +473,3 @@ def _find_uses_of_label(spec: Spec) -> Iterator[str]:
         for key, name in columns_named(section):
             if name == label and key not in allowed:
                 yield f"{path}.{'difference' if key == 'of' else key} names {label!r}"
-
-
-def _find_signs_of_negatives(spec: Spec) -> Iterator[str]:
-    """Names each column that would show rows of `[negatives]` by a combination that no row of the input has."""
-    drawn = spec.rows.negatives.column if spec.rows.negatives else None
-    for made in spec.columns:
-        learns = any(isinstance(op, Fitted) and not op.needs for op in made.ops)
-        if learns and len(made.sources) > 1 and drawn in made.sources:
-            yield f"column {made.name!r} learns what occurs together with {drawn!r}"

@@ -108,10 +108,14 @@ def _read_transform(entry: dict[str, Any], path: str) -> TableTransform:
         )
     if "limit_s" in entry and ways != ["function"]:
         raise SpecError(f"{path}.limit_s: only a function can have a limit")
-    outputs = tuple(
-        _read_output(one, f"{path}.outputs[{number}]")
-        for number, one in enumerate(read_value(entry.pop("outputs", []), list, f"{path}.outputs"))
-    )
+    outputs: tuple[TransformOutput, ...] = ()
+    for number, raw in enumerate(read_value(entry.pop("outputs", []), list, f"{path}.outputs")):
+        about, here = {"name": raw} if isinstance(raw, str) else raw, f"{path}.outputs[{number}]"
+        if not isinstance(about, dict):
+            raise SpecError(
+                f"{here} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}"
+            )
+        outputs += (read_into(TransformOutput, about, here),)
     ops: tuple[Operator, ...] = ()
     if ways == ["op"]:
         step = {key: entry.pop(key) for key in [*entry] if key not in _KEYS}
@@ -147,15 +151,6 @@ def _read_operator(step: Any, path: str) -> Operator:
             "[[column]]"
         )
     return op
-
-
-def _read_output(raw: Any, path: str) -> TransformOutput:
-    about = {"name": raw} if isinstance(raw, str) else raw
-    if not isinstance(about, dict):
-        raise SpecError(
-            f"{path} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}"
-        )
-    return read_into(TransformOutput, about, path)
 
 
 def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:

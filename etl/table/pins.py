@@ -61,7 +61,7 @@ def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
         name = path.rsplit("/", 1)[-1][:-5]
         return Pin(name=name, version=int(about["version"]), expires=float(about["expires"]))
 
-    every = _read_each(store, FOLDER, "remove the file if no reader uses it", read)
+    every = _read_each(store, FOLDER, "it is a pin; remove the file if no reader uses it", read)
     return tuple(pin for pin in every if pin.expires > now)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
+import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
 from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
 from sluice.etl.ops.hashing import AnyArray, Floats, Whole, hash_texts
+from sluice.etl.ops.lists import flat
 from sluice.etl.schema import Field
 from sluice.etl.spec.nested_columns import join_chunks
 
@@ -74,21 +75,15 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
         return _as_read(values)
     if f.role == "id_list":
         if f.layout == "bytes":
-            lengths = pa.compute.binary_length(values).to_numpy() // 4
+            lengths = pc.binary_length(values).to_numpy() // 4
             offsets = np.frombuffer(values.buffers()[1], np.int32)[
                 values.offset : values.offset + len(values) + 1
             ]
-            content = values.buffers()[2]
-            ids = (
-                np.frombuffer(
-                    content, "<u4", (int(offsets[-1]) - int(offsets[0])) // 4, int(offsets[0])
-                )
-                if content is not None and len(values)
-                else np.empty(0, np.uint32)
-            )
+            content = np.frombuffer(values.buffers()[2] or b"", np.uint8)
+            ids = content[offsets[0] : offsets[-1]].view("<u4")
         else:
-            lengths = pa.compute.list_value_length(values).to_numpy()
-            ids = pa.compute.list_flatten(values).to_numpy()
+            elements, lengths = flat(values)
+            ids = np.asarray(elements)
         return _bag(lengths) | _ids(ids, buckets)
     numbers = np.asarray(values)
     if f.role == "sparse":
@@ -100,13 +95,18 @@ def _as_read(values: pa.Array) -> dict[str, Any]:
     """Counts texts or numbers, or lists of them, from which the loader makes features. Texts are put in bins by
     hash."""
     if pa.types.is_list(values.type):
-        lengths = pa.compute.fill_null(pa.compute.list_value_length(values), 0).to_numpy()
-        return _bag(lengths) | _as_read(pa.compute.list_flatten(values))
+        elements, lengths = flat(values)
+        return _bag(lengths) | _as_read(elements)
     if not pa.types.is_string(values.type):
         return _left(np.asarray(values))
-    nulls = values.null_count
     bins = _counted((hash_texts(values.drop_null()) % np.uint64(_TEXT_BINS)).astype(np.int64))
-    return {"rows": len(values), "nulls": nulls, "bins": bins | ({"null": nulls} if nulls else {})}
+    return _with_nulls({"bins": bins}, len(values), values.null_count)
+
+
+def _with_nulls(found: dict[str, Any], rows: int, nulls: int) -> dict[str, Any]:
+    """Adds missing values to what was counted of the others."""
+    bins = found["bins"] | ({"null": nulls} if nulls else {})
+    return {**found, "rows": rows, "nulls": nulls, "bins": bins}
 
 
 def _bag(lengths: AnyArray) -> dict[str, Any]:
@@ -118,14 +118,9 @@ def _bag(lengths: AnyArray) -> dict[str, Any]:
 def _left(numbers: AnyArray) -> dict[str, Any]:
     """Counts numbers from which the loader makes ids. Some may be missing."""
     missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
-    nulls, most = int(missing.sum()), float(np.finfo(np.float32).max)
+    most = float(np.finfo(np.float32).max)
     found = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
-    return {
-        **found,
-        "rows": len(numbers),
-        "nulls": nulls,
-        "bins": found["bins"] | ({"null": nulls} if nulls else {}),
-    }
+    return _with_nulls(found, len(numbers), int(missing.sum()))
 
 
 def _numbers(wide: Floats) -> dict[str, Any]:

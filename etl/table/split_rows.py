@@ -5,7 +5,7 @@ table already has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -42,18 +42,17 @@ class SplitRows:
         ):
             rule = None
         common = set.intersection(*(set(r.sketches) for r in records)) if records else set()
-        sketches: dict[str, dict[str, Sketch]] = {}
+        found: dict[str, dict[str, list[Sketch]]] = {}
         for recognition in sorted(common):
-            found: dict[str, list[Sketch]] = {}
+            of_splits = found[recognition] = {}
             for record in records:
                 for split, sketch in record.sketches[recognition].items():
-                    found.setdefault(split, []).append(Sketch.from_json(sketch))
-            sketches[recognition] = {split: Sketch.joined(parts) for split, parts in found.items()}
+                    of_splits.setdefault(split, []).append(Sketch.from_json(sketch))
         return cls(
             jobs=tuple(r.job for r in records),
             rule=rule,
             settings=settings[-1] if settings else {},
-            sketches=sketches,
+            sketches=_convert(found, Sketch.joined),
         )
 
     @property
@@ -89,10 +88,7 @@ class SplitRows:
             "jobs": list(self.jobs),
             "rule": self.rule.to_json() if self.rule else None,
             "settings": dict(self.settings),
-            "sketches": {
-                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
-                for recognition, splits in self.sketches.items()
-            },
+            "sketches": _convert(self.sketches, Sketch.to_json),
         }
 
     @classmethod
@@ -101,11 +97,18 @@ class SplitRows:
             jobs=tuple(value["jobs"]),
             settings=value["settings"],
             rule=Identity.from_json(value["rule"]) if value["rule"] else None,
-            sketches={
-                recognition: {split: Sketch.from_json(sketch) for split, sketch in splits.items()}
-                for recognition, splits in value["sketches"].items()
-            },
+            sketches=_convert(value["sketches"], Sketch.from_json),
         )
+
+
+def _convert(
+    sketches: Mapping[str, Mapping[str, Any]], convert: Callable[[Any], Any]
+) -> dict[str, dict[str, Any]]:
+    """Converts the sketch of each split, by recognition."""
+    return {
+        recognition: {split: convert(sketch) for split, sketch in splits.items()}
+        for recognition, splits in sketches.items()
+    }
 
 
 def under_rule(

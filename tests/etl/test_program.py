@@ -13,6 +13,7 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.program import run
+from tests.etl.tables import MISTAKES
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
 
@@ -103,18 +104,7 @@ def refused(program, words, capsys) -> str:
 
 @pytest.mark.parametrize(
     ("program", "words", "meant"),
-    [
-        ("ingest.__main__", "bench t --tunning auto", "tuning"),
-        ("ingest.__main__", "doctor --jsno", "json"),
-        ("agent.lab.policies", "--polcy auto", "policy"),
-        ("agent.__main__", "explain run --hlep", "help"),
-        ("agent.lab.teach", "--sede 1", "seed"),
-        ("dlrm.train", "--run-dir r --dta t", "data"),
-        ("dlrm.plan", "--rows 9 --wdith 8", "width"),
-        ("dlrm.evaluate", "--run-dir r --slpit test", "split"),
-        ("etl.__main__", "show table --htlm x", "html"),
-        ("etl.job", "--spec s --input i --output o --moed x", "mode"),
-    ],
+    MISTAKES["program"],
 )
 def test_every_program_says_which_option_may_have_been_meant(program, words, meant, capsys):
     assert_names(refused(program, words, capsys), f"'--{meant}'")

@@ -9,6 +9,7 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import OptionError, check, make, parse, read, replaced, setting
+from tests.etl.tables import MISTAKES
 from tests.raises import raises
 
 
@@ -105,20 +106,7 @@ def test_what_is_given_replaces_what_a_run_recorded_and_nothing_else_does():
 
 @pytest.mark.parametrize(
     ("words", "facts"),
-    [
-        (["--mod", "append"], ("'--mod'", "'--mode'")),
-        (["--mode", "apend"], ("--mode:", "'apend'", "create, append", "'append'")),
-        (["--seed", "x"], ("--seed:", "'x'", "whole number")),
-        (["--rate", "0"], ("--rate:", "0.0", "positive")),
-        (["--rate", "nan"], ("--rate:", "nan")),
-        (["--rate", "inf"], ("--rate:", "inf")),
-        (["--share", "2"], ("--share:", "2.0", "0 to 1")),
-        (["--limit", "64"], ("--limit:", "'64'", "bytes")),
-        (["--layers", "3,0"], ("--layers:", "0", "whole number")),
-        (["--kinds", "C1"], ("--kinds:", "COLUMN=KIND")),
-        (["--seed"], ("--seed:", "one argument")),
-        (["more"], ("arguments: more",)),
-    ],
+    MISTAKES["option"],
 )
 def test_a_wrong_word_is_one_line_that_says_what_would_do(words, facts):
     with raises(OptionError, *facts) as refused:

@@ -174,18 +174,7 @@ def test_a_missing_spec_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "inputs", "facts"),
-    [
-        (
-            "no:f",
-            "text",
-            ("my.toml: column 'C2': function = 'no:f':", "No module named 'no'"),
-        ),
-        ("os.path:nothing", "text", ("'os.path:nothing'", "imported")),
-        ("os.path:sep", "text", ("'os.path:sep'", "module:function")),
-        ("os", "text", ("'os'", "module:function")),
-        ("os:../x", "text", ("'os:../x'", "module:function")),
-        ("os.path:basename", '["text", "text"]', ("'os.path:basename'", "2 arrays")),
-    ],
+    MISTAKES["function"],
 )
 def test_a_users_own_spec_says_at_once_what_is_wrong_with_its_functions(function, inputs, facts):
     text = GOOD.replace(
