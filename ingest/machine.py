@@ -24,7 +24,10 @@ WORKER_PROCESS_BYTES = 50 * 2**20
 class Machine:
     """The machine as process `pid` sees it. Every call reads again, because quotas and groups may change."""
 
-    def __init__(self, root: Path | str = "/", pid: int | None = None):
+    def __init__(self, root: Path | str = "/", pid: int | None = None, sharers: int = 1):
+        """`sharers` processes like this one share the cores, and each sees its part of them. Memory is not divided,
+        because a control group's use already includes the other processes."""
+        self.sharers = sharers
         self._root = Path(root)
         self._pid = os.getpid() if pid is None else pid
         self._control = ControlGroups(root, self._pid)
@@ -32,7 +35,7 @@ class Machine:
 
     def cores(self) -> float:
         """Returns the number of cores that may be used, by affinity and quota."""
-        return self._control.cores()
+        return max(0.01, self._control.cores() / self.sharers)
 
     def model(self) -> str:
         """Returns the processor's name, or `unknown` if the system does not report it."""
@@ -104,7 +107,7 @@ class Machine:
             if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in allowed:
                 allowed.remove(int(name[3:]))
                 idle += int(fields[3]) + int(fields[4])  # waiting for a disk counts as idle too
-        return None if allowed else idle / self._ticks
+        return None if allowed else idle / self._ticks / self.sharers
 
     def tree(self) -> list[int]:
         """Returns the ids of this process and its descendants. psutil would read all processes of the host for this."""
@@ -175,22 +178,6 @@ def _resident_bytes(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
         return 0
-
-
-class SharedMachine(Machine):
-    """A machine whose cores are shared by `sharers` processes like this one. Each sees its part of the cores. Memory is
-    not divided, because the control group's use already includes the other processes."""
-
-    def __init__(self, sharers: int):
-        super().__init__()
-        self.sharers = sharers
-
-    def cores(self) -> float:
-        return max(0.01, super().cores() / self.sharers)
-
-    def cores_idle_s(self) -> float | None:
-        idle = super().cores_idle_s()
-        return None if idle is None else idle / self.sharers
 
 
 def cache_folder() -> Path:

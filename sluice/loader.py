@@ -24,7 +24,7 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import DECODE, Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.loader_config import LoaderConfig
-from sluice.ingest.machine import Machine, SharedMachine
+from sluice.ingest.machine import Machine
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.transform import UserTransform
@@ -341,6 +341,6 @@ def _share_of_host(ranks: int, memory_limit: int | None) -> tuple[Machine, int |
     sharers = max(1, int(local_ranks)) if local_ranks.isdigit() else ranks
     if sharers == 1:
         return Machine(), memory_limit
-    machine = SharedMachine(sharers)
+    machine = Machine(sharers=sharers)
     share = machine.memory_limit() // sharers
     return machine, share if memory_limit is None else min(memory_limit, share)

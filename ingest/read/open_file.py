@@ -6,7 +6,6 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,15 +46,16 @@ class OpenFile:
         dictionaries: Sequence[str],
     ):
         """Columns of texts in `dictionaries` are decoded as dictionaries."""
-        # Arrow fetches nothing ahead, because handing work to its threads costs more.
-        checked = partial(pq.ParquetFile, opened, pre_buffer=False, page_checksum_verification=True)
-        self._parquet = checked(metadata=metadata, read_dictionary=list(dictionaries))
-        self.metadata = self._parquet.metadata
-        self.schema = self._parquet.schema_arrow
+        self.metadata = pq.read_metadata(opened) if metadata is None else metadata
         self._differing = texts_as_differences(self.metadata, dictionaries)
-        if self._differing:
-            kept = [name for name in dictionaries if name not in self._differing]
-            self._parquet = checked(metadata=self.metadata, read_dictionary=kept)
+        self._parquet = pq.ParquetFile(
+            opened,
+            metadata=self.metadata,
+            read_dictionary=[name for name in dictionaries if name not in self._differing],
+            pre_buffer=False,  # handing work to Arrow's threads costs more
+            page_checksum_verification=True,
+        )
+        self.schema = self._parquet.schema_arrow
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decodes these columns of a row group."""

@@ -31,16 +31,13 @@ class Disturbance:
     """The share of reads and openings that fail with a temporary error."""
     short_rate: float = 0.0
     """The share of reads that return half of the requested bytes."""
-    stall_rate: float = 0.0
-    """The share of reads that take `stall_ms` longer."""
-    stall_ms: float = 1000.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("error_rate", "short_rate", "stall_rate"):
+        for name in ("error_rate", "short_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a share from 0 to 1")
-        for name in ("latency_ms", "stall_ms", "bandwidth"):
+        for name in ("latency_ms", "bandwidth"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")
 
@@ -70,7 +67,7 @@ class FaultyFiles:
         self.slowed_s = 0.0
         """Seconds that each read and each opening waits in addition to `how`."""
         self._corrupt: str | None = None
-        self.errors = self.shorts = self.stalls = self.corrupted = 0
+        self.errors = self.shorts = self.corrupted = 0
 
     def stall(self, seconds: float) -> None:
         """Makes all reads that begin within the next `seconds` wait until these are over."""
@@ -119,12 +116,10 @@ class FaultyFiles:
             chance = self._chance.random
             fails = chance() < how.error_rate
             short = chance() < how.short_rate
-            stalls = chance() < how.stall_rate
-            self.stalls += stalls or left > 0
             self.errors += fails
             short = short and not fails and length > 1
             self.shorts += short
-        wait += max(0.0, left) + (how.stall_ms / 1000 if stalls else 0.0)
+        wait += max(0.0, left)
         if wait:
             self._clock.sleep(wait)
         if fails:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 
 from sluice.common.extras import install_command
@@ -30,9 +31,6 @@ class Reading(NamedFields):
     """Options of Petastorm's Reader: a predicate, a row-group selector, a schema, a cache."""
 
 
-_announced: set[str] = set()
-
-
 def reader_of(name: str | None) -> str:
     """Returns the named reader, or the default. The default is Petastorm. If it is not installed, the default is Arrow,
     and a line on standard error says so once."""
@@ -40,13 +38,16 @@ def reader_of(name: str | None) -> str:
         return str(name)
     if _is_installed("petastorm"):
         return "petastorm"
-    if not _announced:
-        _announced.add("arrow")
-        warn(
-            "row groups are read by the plain Arrow reader, because petastorm is not installed; the rows "
-            "and their order are the same",
-        )
+    _announce_arrow()
     return "arrow"
+
+
+@cache
+def _announce_arrow() -> None:
+    warn(
+        "row groups are read by the plain Arrow reader, because petastorm is not installed; the rows "
+        "and their order are the same",
+    )
 
 
 def _is_installed(package: str) -> bool:

@@ -9,7 +9,7 @@ other splits. So memory holds an event once until batches are made (`sluice.inge
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
@@ -175,9 +175,9 @@ class UserHistories:
         are earlier splits with files of their own."""
         rows = stored.num_rows
         if not rows:
-            return pa.table(
-                {**_columns(stored), **{f.name: pa.nulls(0, f.type) for f in self.fields}}
-            )
+            for field in self.fields:
+                stored = stored.append_column(field, pa.nulls(0, field.type))
+            return stored
         keys = _Keys.of(stored, self.history, where)
         of_user = _count(pc.equal(keys.users, keys.users[0]))
         first_user = replace(keys, users=keys.users[:of_user], times=keys.times[:of_user])
@@ -402,7 +402,3 @@ def _plain(column: pa.ChunkedArray) -> pa.Array:
 
 def _count(flags: pa.Array) -> int:
     return int(pc.sum(flags).as_py() or 0)
-
-
-def _columns(table: pa.Table) -> Mapping[str, pa.ChunkedArray]:
-    return dict(zip(table.column_names, table.columns, strict=True))

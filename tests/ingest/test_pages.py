@@ -16,6 +16,7 @@ import pytest
 
 from sluice.etl.schema import DataFile
 from sluice.ingest.choices import Errors
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import thrift_numbers
@@ -489,3 +490,24 @@ def test_numbers_of_8_bytes_become_what_numpy_makes_of_them(tmp_path, compressio
     assert batch.dense.numpy().tobytes() == expected.tobytes()
     assert batch.values.tolist() == ids.tolist()
     assert batch.label.tolist() == np.resize([0, 1], 512).tolist()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize(
+    ("name", "value", "fact"),
+    [("x", 1e39, "1e+39"), ("i", -1, "-1"), ("i", 2**31, "2147483648"), ("i", 2**32, "4294967296")],
+)
+def test_a_number_of_8_bytes_that_does_not_fit_is_refused_with_its_row(
+    tmp_path, compression, name, value, fact
+):
+    columns = {"y": np.resize([0, 1], 512), "x": np.ones(512), "i": np.arange(512)}
+    columns[name][100] = value
+    schema = pa.schema([pa.field(n, pa.array(c).type, nullable=False) for n, c in columns.items()])
+    table = pa.table(columns, schema=schema)
+    pq.write_table(table, tmp_path / "a.parquet", compression=compression, write_statistics=False)
+    roles = {"label": "y", "dense": "x", "sparse": "i"}
+    with (
+        raises(ColumnError, "a.parquet, row group 0, row 100", repr(name), fact),
+        open_loader(str(tmp_path), roles=roles, batch_size=64) as loader,
+    ):
+        list(loader)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sluice.common.settings import setting
 from sluice.etl.spec.permission import function_name
@@ -25,38 +25,27 @@ ON_EVERY_SPLIT = ("transform_spec",)
 """The options that also apply when a model is evaluated. The others choose the rows to train on."""
 
 
+def _names_function(returns: str) -> Any:
+    """Returns an option that names a user's function, which returns this."""
+    text = f"a function of yours that returns {returns}"
+    return setting("", text, metavar="MODULE:FUNCTION", parse=function_name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PetastormRequest:
     """Each option names a function, which each rank calls without arguments. Naming a function on the command line
     also allows it."""
 
     title = "Petastorm's Reader"
-    transform_spec: str = setting(
-        "",
-        "a function of yours that returns a TransformSpec; it changes each row group as a "
-        "DataFrame, also when the model is evaluated",
-        metavar="MODULE:FUNCTION",
-        parse=function_name,
+    transform_spec: str = _names_function(
+        "a TransformSpec; it changes each row group as a DataFrame, also when the model is evaluated"
     )
-    predicate: str = setting(
-        "",
-        "a function of yours that returns a predicate; only the rows that it keeps are trained on",
-        metavar="MODULE:FUNCTION",
-        parse=function_name,
+    predicate: str = _names_function("a predicate; only the rows that it keeps are trained on")
+    rowgroup_selector: str = _names_function(
+        "a selector without stored indexes; only the row groups that it selects are trained on"
     )
-    rowgroup_selector: str = setting(
-        "",
-        "a function of yours that returns a selector without stored indexes; only the row groups "
-        "that it selects are trained on",
-        metavar="MODULE:FUNCTION",
-        parse=function_name,
-    )
-    rowgroup_cache: str = setting(
-        "",
-        "a function of yours that returns a petastorm.cache.CacheBase; it keeps the decoded row "
-        "groups that are trained on",
-        metavar="MODULE:FUNCTION",
-        parse=function_name,
+    rowgroup_cache: str = _names_function(
+        "a petastorm.cache.CacheBase; it keeps the decoded row groups that are trained on"
     )
 
     @property
