@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pyarrow.fs as pafs
 
-from sluice.common.stores import Place, StoreError
+from sluice.common.stores import Place, StoreError, patiently
 from sluice.etl.table import local_folder
 
 _CHUNK = 8 * 2**20
@@ -87,8 +87,11 @@ class TableStore:
         return digest.hexdigest()
 
     def read(self, relative: str) -> bytes:
-        with self.fs.open_input_stream(self.path(relative)) as stream:
-            return bytes(stream.read())
+        def read() -> bytes:
+            with self.fs.open_input_stream(self.path(relative)) as stream:
+                return bytes(stream.read())
+
+        return patiently(read)
 
     def write(self, relative: str, content: bytes) -> None:
         """Writes a file so that readers see all of it or nothing. It uses a rename locally, and one put in a bucket."""

@@ -11,9 +11,10 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from sluice.common.errors import InputError
@@ -23,6 +24,7 @@ from sluice.common.suggest import nearest
 if TYPE_CHECKING:
     import pyarrow.fs as pafs
 
+Answer = TypeVar("Answer")
 SLOW = "latency"
 """The scheme of a store that is slow on purpose."""
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -212,19 +214,25 @@ def _s3(host: str, query: str, endpoint: str, attempts: int | None) -> pafs.File
         return fs.S3FileSystem(**settings)
 
     class PatientS3(fs.S3FileSystem):  # type: ignore[misc]
-        """Asks again where a store answers 429. Arrow takes that for an unknown error if there is a text with it."""
+        """Asks again where a store answers 429."""
 
         def get_file_info(self, wanted: Any) -> Any:
-            for repeated in range(1, _S3_ATTEMPTS):
-                try:
-                    return super().get_file_info(wanted)
-                except OSError as error:
-                    if "HTTP status 429" not in str(error):
-                        raise
-                time.sleep(0.025 * 2**repeated)
-            return super().get_file_info(wanted)
+            return patiently(lambda: super(PatientS3, self).get_file_info(wanted))
 
     return PatientS3(**settings)
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """Asks a store, and asks again where it answers 429. Arrow takes that for an unknown error if it can parse the text
+    of the answer. Whether it can depends on what lay in memory before."""
+    for repeated in range(1, _S3_ATTEMPTS):
+        try:
+            return ask()
+        except OSError as error:
+            if "HTTP status 429" not in str(error):
+                raise
+        time.sleep(0.025 * 2**repeated)
+    return ask()
 
 
 def _endpoint() -> str:

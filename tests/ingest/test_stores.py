@@ -134,11 +134,13 @@ def test_heads_lists_openings_and_small_files_outlast_a_store_that_refuses_five_
 ):
     place = "s3://data/table?" + bucket.query
     files, path = Place.of(place).files()
+    with files.open_output_stream(f"{path}/small") as out:
+        out.write(b"x" * 2000)
     for method, ask in (
         ("HEAD", lambda: files.get_file_info(f"{path}/part-0.parquet").size),
         ("GET", lambda: max(one.size or 0 for one in files.get_file_info(pafs.FileSelector(path)))),
         ("HEAD", lambda: files.open_input_file(f"{path}/part-0.parquet").size()),
-        ("GET", lambda: len(TableStore(place).read("part-0.parquet"))),
+        ("GET", lambda: len(TableStore(place).read("small"))),
     ):
         bucket.refuse(1.0, status, method, most=5)
         assert ask() > 1000
