@@ -20,10 +20,10 @@ from sluice.ingest.read.pages import load_compiled
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
     PetastormOptions,
+    check_filters,
     fields_after,
     fields_with,
     filters_of,
-    given_after,
     spec_functions,
     split_transform_spec,
 )
@@ -209,7 +209,6 @@ def _row_groups(  # noqa: PLR0917 # called once
     functions: Sequence[Transform],
 ) -> RowGroupReader:
     names: Sequence[str] = made.sources if made else columns.names
-    given = None
     located = located_of(table)
     petastorm, opener = reading.petastorm, reading.files
     if opener is not None and (petastorm.transform_spec or petastorm.predicate):
@@ -218,14 +217,14 @@ def _row_groups(  # noqa: PLR0917 # called once
             *spec_functions(petastorm, needed_before(names, functions), stored),
             *functions,
         )
-        given = given_after(petastorm, needed_before(names, functions), stored)
+        check_filters(petastorm, stored)
     groups = RowGroupReader(
         files,
         names,
         opener,
         bags=columns.bags,
         sample=config.order.sample,
-        given=given,
+        is_filtered=petastorm.predicate is not None,
         filters=filters_of(petastorm),
         made=made,
         located=located,

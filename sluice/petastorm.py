@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
-import pyarrow as pa
-
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
@@ -196,36 +194,38 @@ def _open_groups(
         names,
         opened=opened,
         located=folders,
-        given=pa.schema([stored.field(name) for name in names]),
+        is_filtered=True,
     )
 
 
 def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[FileColumns]]:
     """Returns the files of a folder as Petastorm lists them, and the columns in the names of their folders (`day=3`).
     Petastorm skips names that begin with an underscore or a dot."""
-    found: list[tuple[str, str]] = []
+    paths: list[str] = []
+    named: list[str] = []
     tables = LocalTables()
     for url in [urls] if isinstance(urls, str) else urls:
         if "://" not in url:
             raise PetastormError(f"{url}: write a URL, for instance file://{os.path.abspath(url)}")
         path = unquote(url.removeprefix("file://"))
-        below = sorted(_below(path)) if os.path.isdir(path) else [path]
+        below = [path]
         if os.path.isdir(path):
+            below = sorted(_below(path))
             tables.refuse_listed([f"{path}/", *below])
         elif "://" not in path:
             tables.refuse_removed(below)
         if not below or (url.startswith("file://") and not os.path.exists(path)):
             raise PetastormError(f"{url}: no such file, or a folder without files")
-        found += [(one, os.path.relpath(one, path)) for one in below]
-    files = [
-        DataFile(path=path, rows=0, bytes=os.path.getsize(path) if "://" not in path else 0)
-        for path, _ in found
-    ]
-    named = [relative for _, relative in found]
+        paths += below
+        named += [os.path.relpath(one, path) for one in below]
     if any(folders_of(one).keys() != folders_of(named[0]).keys() for one in named):
         raise PetastormError(
             "the names of the files' folders have different columns; give files of one kind"
         )
+    files = [
+        DataFile(path=path, rows=0, bytes=os.path.getsize(path) if "://" not in path else 0)
+        for path in paths
+    ]
     return files, partitions_of(named)
 
 

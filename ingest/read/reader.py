@@ -102,7 +102,7 @@ class RowGroupReader:
         opened: FileOpener | None = None,
         *,
         bags: Mapping[str, float] | None = None,
-        given: pa.Schema | None = None,
+        is_filtered: bool = False,
         filters: Sequence[str] = (),
         made: MadeColumns | OperatorColumns | None = None,
         sample: str | None = None,
@@ -116,7 +116,8 @@ class RowGroupReader:
 
         - `close` also closes `opened`.
         - `bags` has the average number of ids a row for each column of bags.
-        - `given` is what Petastorm's worker makes by a predicate on `filters`. `made` makes the loader's columns.
+        - `is_filtered`: Petastorm's worker may leave out rows, by a predicate on `filters`, or change them.
+        - `made` makes the loader's columns.
         - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
         - `in_pages` lets columns stay stored in rows that `read` returns, if nothing reads their values here.
@@ -130,6 +131,8 @@ class RowGroupReader:
         self._history = history
         self.result_columns = tuple(columns)
         self.functions = tuple(functions)
+        self.needed = list(needed_before(self.result_columns, self.functions))
+        """The stored columns of which the result is made."""
         self._selection_columns = self._selection.sources if self._selection else ()
         self._spec_types = made.typed if made else {}
         self._optional = made.optional if made else frozenset[str]()
@@ -140,21 +143,19 @@ class RowGroupReader:
         self._closed, self._lock = False, threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
-        self.given = given
+        self._is_filtered = is_filtered
         self._set_schemas()
         self._dictionaries = self._dictionary_columns()
-        copies = _FRAME_COPIES if given is not None else int(sample is not None)
+        copies = _FRAME_COPIES if is_filtered else int(sample is not None)
         self.decoding = self._decoding(bags or {}, copies=copies)
         adds = any(one.constants or one.renames for one in self._located)
-        self.in_pages = in_pages and not any(
-            (made, sample, history, given is not None, functions, adds)
-        )
+        self.in_pages = in_pages and not any((made, sample, history, is_filtered, functions, adds))
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
         self.fetches = any(self._opener.local(file.path) is None for file in self.files)
         """Whether row groups come from a store, or as if they did."""
 
     def _columns_to_read(self, filters: Sequence[str]) -> tuple[str, ...]:
-        names = [*needed_before(self.result_columns, self.functions), *self._selection_columns]
+        names = [*self.needed, *self._selection_columns]
         names += filters
         names += [self._sample] if self._sample else []
         names += self._history.sources if self._history else ()
@@ -175,10 +176,7 @@ class RowGroupReader:
         others = ((name, constants[name].type) for name in self.columns if name not in in_files)
         self.stored = pa.schema([*self._file_schema, *others])
         """The schema of the columns that are read, in the types of the first file."""
-        wanted = self.given
-        if wanted is None or self.functions:
-            before = self.stored if wanted is None else wanted
-            wanted = schema_with(before, given_by(self.functions), self.result_columns)
+        wanted = schema_with(self.stored, given_by(self.functions), self.result_columns)
         self.schema = self._made.schema(wanted) if self._made else wanted
         if self._history:
             self.schema = pa.schema([*self.schema, *self._history.fields])
@@ -203,7 +201,7 @@ class RowGroupReader:
 
     def _dictionary_columns(self) -> list[str]:
         """Returns the text columns that are read as dictionaries, so that each distinct value is processed once."""
-        if self.given is not None:
+        if self._is_filtered:
             return []
         if self._made is None:
             names = [f.name for f in self._file_schema if pa.types.is_string(f.type)]

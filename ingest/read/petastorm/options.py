@@ -94,25 +94,16 @@ class PetastormOptions:
         return [name for name in self.__slots__ if getattr(self, name) is not None]
 
 
-def given_after(
-    options: PetastormOptions, wanted: Sequence[str], stored: pa.Schema
-) -> pa.Schema | None:
-    """Returns the schema of the wanted columns, which Petastorm's worker makes after a predicate. None: there is no
-    predicate."""
-    if options.predicate is None:
-        return None
-    stored = pa.schema(list(parts(stored)))
-    for what, names in (("predicate", filters_of(options)), ("files", wanted)):
-        if lacking := [name for name in names if name not in stored.names]:
-            raise PetastormError(
-                f"{what}: no column {lacking[0]!r}{nearest(lacking[0], stored.names)}"
-            )
-    return pa.schema([stored.field(name) for name in wanted])
-
-
 def filters_of(options: PetastormOptions) -> list[str]:
     """Returns the columns that the predicate reads."""
     return [] if options.predicate is None else sorted(options.predicate.get_fields())
+
+
+def check_filters(options: PetastormOptions, stored: pa.Schema) -> None:
+    """Raises PetastormError if the predicate reads a column that the files lack."""
+    there = [part.name for part in parts(stored)]
+    if lacking := [name for name in filters_of(options) if name not in there]:
+        raise PetastormError(f"predicate: no column {lacking[0]!r}{nearest(lacking[0], there)}")
 
 
 def spec_functions(

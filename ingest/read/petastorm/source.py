@@ -127,8 +127,7 @@ class PetastormSource:
                     f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "
                     "rows each time, and a cache returns what it was given"
                 )
-            given = groups.given
-            return table if given is None else table.select(given.names).cast(given)
+            return table if self._options.predicate is None else table.select(groups.needed)
 
         def work(task: ReadTask, charge: Charge) -> Decoded:
             worker.task = task
