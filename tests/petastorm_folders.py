@@ -16,15 +16,9 @@ import pyarrow.parquet as pq
 from sluice.ingest.read.petastorm.compat import install_local_files
 
 
-def compat(*, trust: bool = False) -> None:
-    """Gives this process the removed parts of Arrow back, and the removed names of numpy that Petastorm uses. Refuses
-    without `trust`: Petastorm then unpickles what a dataset's `_common_metadata` holds, which can run any program."""
-    if not trust:
-        raise PermissionError(
-            "compat() has Petastorm unpickle what a dataset's _common_metadata holds, which can run "
-            "any program: compat(trust=True) for datasets that you made yourself; to read others, "
-            "take ingest.Loader, which unpickles nothing"
-        )
+def compat() -> None:
+    """Gives this process the removed parts of Arrow back, and the removed names of numpy that Petastorm uses. Petastorm
+    then unpickles what a dataset's `_common_metadata` holds, which can run any program."""
     install_local_files()
     pa.lib.ArrowIOError = OSError
     pq.ParquetDataset, pq.ParquetDatasetPiece, pq.PartitionSet = Folder, RowGroupPiece, Partition

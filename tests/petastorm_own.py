@@ -60,7 +60,7 @@ _SITECUSTOMIZE = """\
 import inspect, sys
 from tests.petastorm_folders import compat
 
-compat(trust=True)
+compat()
 inspect.getargspec = inspect.getfullargspec
 if any("pytest" in word for word in sys.orig_argv):
     import pandas.testing

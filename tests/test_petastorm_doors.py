@@ -16,7 +16,13 @@ import pytest
 
 from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
-from sluice.petastorm import TransformSpec, make_batch_reader, make_reader, make_spark_converter
+from sluice.petastorm import (
+    NGram,
+    TransformSpec,
+    make_batch_reader,
+    make_reader,
+    make_spark_converter,
+)
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -207,28 +213,24 @@ def test_signatures_are_petastorms(folder):
             {"transform_spec": TransformSpec(removed_fields=["idd"])},
             ["removed_fields", "'idd'", "'id'"],
         ),
+        (
+            {"schema_fields": NGram({0: ["id"], 1: ["id"]}, 1, "id")},
+            ["NGram", "history=History", "[[history]]", "docs/features.md"],
+        ),
+        ({"dataset_url_or_urls": "some/folder"}, ["write a URL, for instance file:///"]),
+        ({"dataset_url_or_urls": f"file://{__file__}/nothing"}, ["no such file"]),
     ],
 )
-def test_an_option_that_is_not_supported_is_refused_by_name(folder, options, facts):
+def test_what_is_not_supported_or_not_there_is_refused_by_name(folder, options, facts):
     with raises(PetastormError, *facts):
-        make_batch_reader(folder, **options)
+        make_batch_reader(**{"dataset_url_or_urls": folder} | options)
 
 
-def test_the_row_api_and_ngrams_are_refused_with_what_to_use(folder):
-    from petastorm.ngram import NGram
-
+def test_the_row_api_and_an_empty_folder_are_refused(folder, tmp_path):
     with raises(PetastormError, "make_reader", "make_batch_reader", "sluice.Loader"):
         make_reader(folder, num_epochs=1)
-    with raises(PetastormError, "NGram", "history=History", "[[history]]", "docs/features.md"):
-        make_batch_reader(folder, schema_fields=NGram({0: ["id"], 1: ["id"]}, 1, "id"))
-
-
-def test_addresses_that_lead_nowhere_are_named(folder, tmp_path):
-    with pytest.raises(PetastormError, match="write a URL, for instance file:///"):
-        make_batch_reader("some/folder")
-    for name in ("nothing", "."):
-        with raises(PetastormError, "no such file"):
-            make_batch_reader(f"file://{tmp_path}/{name}")
+    with raises(PetastormError, "folder without files"):
+        make_batch_reader(f"file://{tmp_path}")
 
 
 def test_names_of_folders_hold_columns(tmp_path):
