@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from sluice.etl.schema import DataFile, Field, Fingerprint, digest
 from sluice.ingest.choices import History, history_name
-from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader_config import LoaderConfig
@@ -129,9 +128,14 @@ def open_input(config: LoaderConfig) -> LoaderInput:
         made = table.made(config.split, columns.names)
     histories = histories_of(history, table, config.split, columns, operators)
     groups = _row_groups(config, table, files, columns, made, reading, histories, over_rows)
-    in_reader = replace(reading.petastorm, transform_spec=None)
     chances = groups.chances() if order.sample is not None else ()
-    rows = source_of(reading.reader, groups, in_reader)
+    rows = source_of(reading.reader, groups, replace(reading.petastorm, transform_spec=None))
+    transforms = [one for one in own if not one.gives]
+    if table.transforms:
+        # This needs torch, which remote workers do not import.
+        from sluice.ingest.column_transforms import bound
+
+        transforms = [*bound(table.transforms, table.stored, table.permission), *transforms]
     return LoaderInput(
         config=config,
         table=table,
@@ -144,10 +148,7 @@ def open_input(config: LoaderConfig) -> LoaderInput:
         plan=RowsPlan.of(
             order, rows.row_groups, chances, batch_size=config.batch_size, seed=config.seed
         ),
-        transforms=[
-            *bound(table.transforms, table.stored, table.permission),
-            *(one for one in own if not one.gives),
-        ],
+        transforms=transforms,
         code=code,
     )
 

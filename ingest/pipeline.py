@@ -23,7 +23,7 @@ from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
-from sluice.ingest.process.worker import RestartBudget
+from sluice.ingest.process.worker import RestartBudget, WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import (
@@ -65,11 +65,10 @@ from sluice.ingest.stages.shuffle import (
     ReadRows,
     ReadTask,
 )
-from sluice.ingest.stages.transform import Fused, Transform, frame_of, group_into_stages
+from sluice.ingest.stages.transform import Transform, frame_of, group_into_stages
 from sluice.ingest.stages.transform_worker import (
-    ProcessMemory,
     TransformStage,
-    Worker,
+    TransformWorker,
     function_of,
 )
 from sluice.ingest.stages.transformer import Step, Transformer
@@ -106,7 +105,8 @@ class Pipeline:
         self._quarantine, self._remote = quarantine, remote
         given.groups.rescue = quarantine if quarantine.allowed else None
         self._decoding = given.groups.decoding
-        if remote is not None:  # its workers send each row's own history
+        self._reads_remotely = remote is not None and not given.functions
+        if self._reads_remotely:  # the workers send each row's own history
             more = given.columns.row_bytes - given.columns.window_row_bytes
             self._decoding = replace(self._decoding, row_bytes=self._decoding.row_bytes + more)
         self._pid = os.getpid()
@@ -124,7 +124,7 @@ class Pipeline:
             },
             fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused),
         )
-        if remote is not None:
+        if remote is not None and self._reads_remotely:
             defaults = defaults.with_workers(decode=remote.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
         self._counters = {name: StageCounters(name) for name in self.stages}
@@ -138,11 +138,6 @@ class Pipeline:
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
         self._transform_stages: dict[str, list[TransformStage]] = {}
-        self._process_memory = ProcessMemory(
-            free=lambda: self._governor.free,
-            stages=lambda: itertools.chain(*self._transform_stages.values()),
-            program_bytes=lambda: self._governor.base,
-        )
         self._restart_budget = RestartBudget()
         self._burden = 1
         self._closing_pools: list[Pool[Any, Any]] = []
@@ -153,33 +148,20 @@ class Pipeline:
 
     def _set_stages(self) -> dict[str, StageSpec]:
         """Groups the transforms into stages, and returns the properties of all stages, in order."""
-        given, is_remote = self._input, self._remote is not None
+        given = self._input
         groups = given.groups
         self._fused = group_into_stages(given.transforms)
         self._row_functions = row_functions(given.functions, groups.result_columns, groups.finish)
         for transform in (*given.functions, *given.transforms):
             function_of(transform)  # raises now if the name cannot be imported
         stages = stage_spec.pipeline(
-            [
-                stage_spec.transform(
-                    one.name,
-                    movable=one.movable,
-                    limited=one.limited,
-                    remote=is_remote and one.sendable,
-                )
-                for one in self._fused
-            ],
+            [self._stage_spec(name, transforms[0]) for name, transforms in self._fused],
             rows=[
-                stage_spec.transform(
-                    one.name,
-                    movable=one.movable,
-                    limited=one.limited,
-                    buffer_limit="read_ahead_bytes",
-                )
+                replace(self._stage_spec(one.name, one), buffer_limit="read_ahead_bytes")
                 for one in given.functions
             ],
-            fetches=groups.fetches and not is_remote,
-            remote=is_remote,
+            fetches=groups.fetches and not self._reads_remotely,
+            remote=self._reads_remotely,
         )
         names = ["read", *(stage.name for stage in stages)]
         if duplicates := {name for name in names if names.count(name) > 1}:
@@ -188,6 +170,15 @@ class Pipeline:
                 "its own"
             )
         return {stage.name: stage for stage in stages}
+
+    def _stage_spec(self, name: str, transform: Transform) -> StageSpec:
+        """Returns the properties of the stage of a transform. All transforms of one stage have them in common."""
+        return stage_spec.transform(
+            name,
+            movable=transform.movable,
+            limited=transform.limited,
+            remote=self._remote is not None and transform.sendable,
+        )
 
     def _measure_start(self) -> None:
         """Computes the least memory, measures the memory in use before loading, and chooses the limit that leaves
@@ -281,7 +272,7 @@ class Pipeline:
 
     def _next_unfused(self, number: int) -> int:
         """Returns the number of the next transform stage after `number` that has its own workers."""
-        names = [stage.name for stage in self._fused]
+        names = [name for name, _ in self._fused]
         return next(
             (
                 later
@@ -325,7 +316,7 @@ class Pipeline:
         with self._lock:
             self._governor = self._new_governor()
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
-            steps = [self._transform_step(transform) for transform in self._fused]
+            steps = [self._transform_step(*one) for one in self._fused]
             chunks = Chunks(given.plan, columns, self._share.readers, self._buffers)
             blocks = self._blocks(self._read_tasks(position, epochs), chunks)
             cutter = Cutter(given.plan, columns, self._share, self._buffers)
@@ -336,11 +327,17 @@ class Pipeline:
                 size=cutter.size,
                 measure=_rows_and_bytes,
             )
-            for number, transform in enumerate(self._fused):
+            for number, (name, _) in enumerate(self._fused):
                 series = self._pool(
-                    transform.name,
+                    name,
                     series,
-                    self._transformer(number, steps),
+                    functools.partial(
+                        Transformer,
+                        number,
+                        steps,
+                        columns,
+                        functools.partial(self._next_unfused, number),
+                    ),
                     size=lambda one: one.nbytes,
                     measure=_rows_and_bytes,
                     passes=functools.partial(_has_passed, number),
@@ -438,10 +435,12 @@ class Pipeline:
     ) -> Pool[Decoded, Any]:
         """Starts the stage of a function over rows. The last one also places rows."""
         name = function.transform.name
-        [stage] = self._stages_of([function.transform], self._counters[name])
+        [stage] = self._transform_step(name, [function.transform]).transforms
 
         def work(clock: WorkerClock) -> Callable[[Any, Charge], Any]:
-            worker = RowFunctionWorker(function, stage.runner(), self._input.groups.describe)
+            worker = RowFunctionWorker(
+                function, TransformWorker(stage), self._input.groups.describe
+            )
             return worker if function.finish is None else place(worker, clock)
 
         return self._pool(
@@ -539,48 +538,25 @@ class Pipeline:
             size = gathering.window.rows * self._input.columns.window_row_bytes
             return governor.admit(size, due=False)
 
-    def _transform_step(self, fused: Fused) -> Step:
+    def _transform_step(self, name: str, transforms: Sequence[Transform]) -> Step:
         """Makes the stage of a transform, or of transforms that run as one, for this run."""
-        counters = self._counters[fused.name]
-        stages = self._stages_of(fused.transforms, counters)
-        return Step(fused, counters, lambda: [stage.runner() for stage in stages])
-
-    def _stages_of(
-        self, transforms: Sequence[Transform], counters: StageCounters
-    ) -> list[TransformStage]:
-        """Makes what the workers of one stage share, for each of its transforms."""
-        governor = self._governor
-        columns = self._input.columns
-        name = counters.name
-
-        def count_cpu(cpu_s: float, core_wait_s: float) -> None:
-            with governor.lock:
-                counters.cpu_s += cpu_s
-                counters.core_wait_s += core_wait_s
-
+        counters = self._counters[name]
         stages = self._transform_stages[name] = [
             TransformStage(
                 transform,
-                columns,
+                self._input.columns,
                 self._quarantine,
                 backend=self.knobs.backend.get(name, "thread"),
+                counters=counters,
+                governor=self._governor,
                 budget=self._restart_budget,
-                charge=governor.hold,
-                spent=count_cpu,
-                run_alone=governor.run_alone,
-                memory=self._process_memory,
+                running=self._transform_stages,
                 burden=self._burden,
                 remote=self._remote,
             )
             for transform in transforms
         ]
-        return stages
-
-    def _transformer(self, number: int, steps: list[Step]) -> Callable[[WorkerClock], Transformer]:
-        columns = self._input.columns
-        return lambda clock: Transformer(
-            number, steps, columns, clock, lambda: self._next_unfused(number)
-        )
+        return Step(counters, stages)
 
     def _without_unreadable(
         self, cutter: Cutter
@@ -670,16 +646,15 @@ class Pipeline:
     @property
     def worker_pids(self) -> list[int]:
         """The ids of the worker processes of all stages now."""
-        return [pid for _, worker in self._workers() if (pid := worker.process.pid)]
+        return [pid for _, worker in self._workers() if (pid := worker.pid)]
 
     def stacks(self) -> str:
         """Returns the stack of every worker process, for a person who looks for a hang."""
         return "\n".join(
-            f"worker {worker.process.pid} of {name}:\n{worker.process.stack()}"
-            for name, worker in self._workers()
+            f"worker {worker.pid} of {name}:\n{worker.stack()}" for name, worker in self._workers()
         )
 
-    def _workers(self) -> list[tuple[str, Worker]]:
+    def _workers(self) -> list[tuple[str, WorkerProcess]]:
         return [
             (name, worker)
             for name, stages in list(self._transform_stages.items())
@@ -730,8 +705,8 @@ class Pipeline:
             most_steps(plan, share.readers, self._input.columns.row_bytes),
             share.rows,
             [
-                (counters[one.name].busy_s, counters[one.name].rows, self.knobs.workers[one.name])
-                for one in self._fused
+                (counters[name].busy_s, counters[name].rows, self.knobs.workers[name])
+                for name, _ in self._fused
             ],
         )
 

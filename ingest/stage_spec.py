@@ -83,14 +83,13 @@ def transform(
     movable: bool,
     limited: bool = False,
     remote: bool = False,
-    buffer_limit: str = "series",
 ) -> StageSpec:
     """Returns a transform stage. `movable`: processes can do its work. `limited`: only processes can.
     `remote`: remote workers can."""
     here = BACKENDS if movable else ("thread",)
     return StageSpec(
         name=name,
-        buffer_limit=buffer_limit,
+        buffer_limit="series",
         workers=64 if remote else 16,
         workers_a_core=4,
         transforms=True,

@@ -310,6 +310,8 @@ import importlib, sys
 for name in {LIGHT!r}:
     importlib.import_module(name)
     assert not {{*{HEAVY!r}}} & sys.modules.keys(), name
+importlib.import_module("sluice.ingest.remote.maker")
+assert "torch" not in sys.modules, "remote workers would take seconds to start"
 """
     done = run_program("-c", code)
     assert done.returncode == 0, done.stderr

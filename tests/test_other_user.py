@@ -95,7 +95,9 @@ def test_a_worker_is_reached_over_sockets_and_memory_without_a_name(tmp_path):
         }
 
     before, others = listening(), set(psutil.Process().children(recursive=True))
-    with WorkerProcess("tests.ingest.worker_functions:double", charge=lambda size: None) as worker:
+    with WorkerProcess(
+        "tests.ingest.worker_functions:double", charge=lambda size, own: None
+    ) as worker:
         assert worker.call({"a": np.arange(5.0)}) is not None
         children = [
             child for child in psutil.Process().children(recursive=True) if child not in others

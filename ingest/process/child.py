@@ -14,12 +14,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from sluice.common import interpreter
 from sluice.ingest.process import protocol
-from sluice.ingest.process.shared_memory import Region
 
 _LEAVE_S = 0.5
 _STACK_S = 1.0
@@ -48,8 +47,7 @@ class Died(Exception):
 class Child:
     """One process and its connections. Successive processes of a worker share only memory regions."""
 
-    def __init__(self, function: str, clock: Callable[[], float]):
-        self._clock = clock
+    def __init__(self, function: str):
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
         self._trace = os.memfd_create("sluice-trace", os.MFD_CLOEXEC)
@@ -57,7 +55,7 @@ class Child:
         passed = (theirs.fileno(), lifeline, self._trace)
         try:
             self.process = subprocess.Popen(
-                interpreter.command(_PROGRAM, os.getpid(), *passed),
+                interpreter.command(_PROGRAM, os.getpid(), function, *passed),
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 stdout=2,
@@ -76,35 +74,19 @@ class Child:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(self._pidfd, select.POLLIN)
-        self._knows: set[int] = set()
-        self._send_function(function)
 
-    def _send_function(self, function: str) -> None:
-        """Tells the process which function to call. If it has already ended, closes everything."""
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
-            self.send({"function": function})
-        except Died:
-            self.close()
-            raise
-
-    def send(self, message: dict[str, Any], region: Region | None = None) -> None:
-        """Sends a message. The first message that names a region also passes its descriptor."""
-        new = [region] if region is not None and region.number not in self._knows else []
-        self._knows = self._knows & set(message.get("keep", self._knows)) | {r.number for r in new}
-        try:
-            protocol.send(
-                self._sock, {**message, "new": [r.number for r in new]}, [r.fd for r in new]
-            )
+            protocol.send(self._sock, message, fds)
         except protocol.Gone:
             raise Died(self.reap()) from None
 
     def receive(self, limit_s: float | None) -> dict[str, Any]:
         """Receives the next message. Raises `Died` if the process ends first, or if it takes longer than `limit_s` and
         is killed."""
-        end = None if limit_s is None else self._clock() + limit_s
-        while True:
-            left = None if end is None else max(0.0, end - self._clock())
-            events = dict(self._poll.poll(None if left is None else left * 1000))
+        # If this process was stopped for a while, the answer may be there although time is up. So it polls once more.
+        for wait_ms in (None if limit_s is None else limit_s * 1000, 0):
+            events = dict(self._poll.poll(wait_ms))
             # Messages are checked first, because one that was sent before the worker died counts.
             if self._sock.fileno() in events:
                 try:
@@ -113,22 +95,18 @@ class Child:
                     raise Died(self.reap()) from None
             if events:
                 raise Died(self.reap())
-            # If this process was stopped for a while, the answer may be there although time is up. So poll once more.
-            if left == 0.0:
-                stack = self.stack()
-                self.kill()
-                self.reap()
-                raise Died(f"still at it after {limit_s:g} s, killed\n{stack}")
+        stack = self.stack()
+        self.kill()
+        self.reap()
+        raise Died(f"still at it after {limit_s:g} s, killed\n{stack}")
 
     def stack(self) -> str:
         """Returns the stacks of all its threads now. Empty if it does not answer, for instance because it is
         stopped."""
         before = os.fstat(self._trace).st_size
         signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
-        gone = select.poll()
-        gone.register(self._pidfd, select.POLLIN)
         end, size = time.monotonic() + _STACK_S, before
-        while time.monotonic() < end and not gone.poll(20):
+        while time.monotonic() < end and not self._is_gone(0.02):
             last, size = size, os.fstat(self._trace).st_size
             if size == last > before:  # the trace has stopped growing
                 break
@@ -163,13 +141,16 @@ class Child:
         for fd in (self._lifeline, self._pidfd, self._trace):
             os.close(fd)
 
+    def _is_gone(self, within_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(within_s * 1000))
+
     def _end(self) -> int:
         """Ends the process and returns its exit code. Processes that it started end too: its group is killed before
         its id can be reused."""
         if self.process.returncode is None:
-            gone = select.poll()
-            gone.register(self._pidfd, select.POLLIN)
-            gone.poll(_LEAVE_S * 1000)
+            self._is_gone(_LEAVE_S)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()

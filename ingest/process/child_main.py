@@ -20,23 +20,21 @@ from faulthandler import register as trace_on
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sluice.ingest.process import protocol
 
 
-def main(_owner: str, *descriptors: str) -> None:
-    """Serves until the owner closes its end. `_owner` is the owner's process id, which `owner_of` reads from the
-    command line. The three descriptors are a socket, the lifeline, and a file for stacks."""
+def main(_owner: str, name: str, *descriptors: str) -> None:
+    """Serves the function `name` until the owner closes its end. `_owner` is the owner's process id, which `owner_of`
+    reads from the command line. The three descriptors are a socket, the lifeline, and a file for stacks."""
     control, lifeline, trace = map(int, descriptors)
     end_with_parent(lifeline)
     trace_faults(trace)  # a segmentation fault also writes its stack there
     trace_on(signal.SIGUSR1, trace, chain=False)
     sock = socket.socket(fileno=control)
     try:
-        config, _ = protocol.receive(sock)
         try:
-            function = load(config["function"])
+            function = load(name)
         except BaseException as error:
             protocol.send(sock, {"kind": "error", "sequence": 0, **protocol.describe(error)})
             return
@@ -94,36 +92,40 @@ class _Server:
         self._function = function
         self._own = own
         self._extra: int | None = None
-        self._regions: dict[int, tuple[int, mmap.mmap]] = {}
+        self._regions: dict[int, mmap.mmap] = {}
 
     def run(self) -> None:
         while True:
-            message, fds = protocol.receive(self._sock)
-            self._adopt(message, fds)
-            self._limit_memory(message["memory_limit"])
+            message, [fd] = protocol.receive(self._sock)
             try:
-                answer = self._call(message)
-            except protocol.Gone:
-                raise
+                self._limit_memory(message["memory_limit"])
+                answer = self._call(fd, message)
             except BaseException as error:  # sys.exit() in a user's function counts as an error too
                 answer = {"kind": "error", **protocol.describe(error)}
+            finally:
+                os.close(fd)
             protocol.send(self._sock, {**answer, "sequence": message["sequence"]})
 
-    def _call(self, message: dict[str, Any]) -> dict[str, Any]:
-        number, size, index = message["region"]
-        columns, places = protocol.read(self._map(number, size), index)
+    def _call(self, fd: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Calls the function on what lies in the message's region, and adds its result there."""
+        (number, size, index), keep = message["region"], message["keep"]
+        self._regions = {key: region for key, region in self._regions.items() if key in keep}
+        columns, places = protocol.read(self._map(fd, number, size), index)
         result = new_columns(self._function, columns)
         lying = {id(array): places[name] for name, array in columns.items()}
         layout = protocol.RegionLayout({**columns, **result}, index[1], lying)
         if layout.size > size:
-            protocol.send(
-                self._sock, {"kind": "need", "sequence": message["sequence"], "bytes": layout.size}
-            )
-            reply, _ = protocol.receive(self._sock)
-            if reply["kind"] == "refused":
-                return {"kind": "refused"}
-            size = reply["size"]
-        return {"kind": "done", "index": layout.write(self._map(number, size))}
+            try:
+                size = protocol.grow(fd, layout.size)
+            except OSError as error:
+                return {"kind": "refused", "bytes": layout.size, "why": error.strerror}
+        return {"kind": "done", "index": layout.write(self._map(fd, number, size))}
+
+    def _map(self, fd: int, number: int, size: int) -> protocol.Array:
+        region = self._regions.get(number)
+        if region is None or len(region) != size:  # it is new, or has grown
+            region = self._regions[number] = mmap.mmap(fd, size)
+        return np.frombuffer(region, np.uint8)
 
     def _limit_memory(self, extra: int | None) -> None:
         """Allows `extra` bytes beyond the process's own. Further allocations raise MemoryError."""
@@ -133,18 +135,3 @@ class _Server:
             resource.setrlimit(
                 resource.RLIMIT_DATA, (highest if extra is None else self._own + extra, highest)
             )
-
-    def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Takes the regions that came with the message, and closes those that no longer exist."""
-        for number, fd in zip(message.get("new", []), fds, strict=True):
-            self._regions[number] = (fd, mmap.mmap(fd, 0))
-        for number in self._regions.keys() - set(message.get("keep", self._regions)):
-            fd, _ = self._regions.pop(number)
-            os.close(fd)
-
-    def _map(self, number: int, size: int) -> npt.NDArray[np.uint8]:
-        fd, mapping = self._regions[number]
-        if len(mapping) != size:  # it has grown
-            mapping = mmap.mmap(fd, size)
-            self._regions[number] = (fd, mapping)
-        return np.frombuffer(mapping, np.uint8)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ import numpy.typing as npt
 
 _ALIGN = 64
 _MESSAGE_BYTES = 2**17
+_GRAIN = 64 * 2**10
 # The number of characters of an error's text and of its traceback that are sent.
 _TEXT, _TRACE = 2_000, 12_000
 
-Columns = Mapping[str, npt.NDArray[Any]]
+Array = npt.NDArray[Any]
+Columns = Mapping[str, Array]
 ROWS = "\0rows"
 """The name under which a function over rows of a row group gets them, in Arrow's form. No column has this name."""
 
@@ -31,10 +34,9 @@ class Gone(Exception):
     """The other side has closed its end, or died."""
 
 
-def send(sock: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
-    data = json.dumps(message).encode()
+def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
     try:
-        socket.send_fds(sock, [data], fds or [])
+        socket.send_fds(sock, [json.dumps(message).encode()], fds)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Gone from error
 
@@ -47,6 +49,13 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
     if not data:
         raise Gone
     return json.loads(data), list(fds)
+
+
+def grow(fd: int, size: int) -> int:
+    """Reserves at least `size` bytes of a region, and returns how many. Raises OSError if there is no memory."""
+    size = (size + size // 8 + _GRAIN) // _GRAIN * _GRAIN  # room for slightly larger items
+    os.posix_fallocate(fd, 0, size)
+    return size
 
 
 Place = tuple[str, tuple[int, ...], int]
@@ -75,7 +84,7 @@ class RegionLayout:
         )
         self.size = self._at + len(self._index)
 
-    def write(self, region: npt.NDArray[np.uint8]) -> list[int]:
+    def write(self, region: Array) -> list[int]:
         """Copies the arrays that are not in the region yet. Returns the position of the index, which `read` needs."""
         for name in self._new:
             np.copyto(_view(region, self._places[name]), self._arrays[name])
@@ -100,9 +109,7 @@ def _arrange(
     return places, new, json.dumps(places).encode(), at
 
 
-def read(
-    region: npt.NDArray[np.uint8], index: list[int]
-) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Place]]:
+def read(region: Array, index: list[int]) -> tuple[dict[str, Array], Mapping[str, Place]]:
     """Returns the arrays as views of the region, and their places."""
     places = _parse(region[index[0] : index[1]].tobytes())
     return {name: _view(region, place) for name, place in places.items()}, places
@@ -115,7 +122,7 @@ def _parse(index: bytes) -> dict[str, Place]:
     }
 
 
-def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
+def _view(region: Array, place: Place) -> Array:
     dtype, shape, at = place
     return np.ndarray(shape, dtype, region, at) if 0 not in shape else np.empty(shape, dtype)
 

@@ -7,7 +7,6 @@ never causes a bus error later.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import mmap
 import os
@@ -16,11 +15,10 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from sluice.ingest.knobs import format_bytes
+from sluice.ingest.process import protocol
 
-_GRAIN = 64 * 2**10
 _numbers = itertools.count(1)
 
 
@@ -41,25 +39,30 @@ class Region:
 
     def reserve(self, size: int) -> None:
         """Grows the region to at least `size` bytes. Keeps its content."""
-        if size <= self.size:
-            return
-        size = (size + size // 8 + _GRAIN) // _GRAIN * _GRAIN  # room for slightly larger items
-        self._charge(size - self.size)
-        try:
-            os.posix_fallocate(self.fd, 0, size)
-            self._map = mmap.mmap(self.fd, size)
-        except OSError as error:
-            self._charge(self.size - size)
-            os.ftruncate(self.fd, self.size)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
-                raise
-            raise SharedMemoryError(
-                f"no shared memory for {format_bytes(size)} ({os.strerror(error.errno)}): raise the container's or the "
-                "user's memory limit, make row groups or batches smaller, or run this transform with backend=thread"
-            ) from error
-        self.size = size
+        if size > self.size:
+            try:
+                protocol.grow(self.fd, size)
+            except OSError as error:
+                raise self.refusal(size, str(error.strerror)) from error
+            self.measure()
 
-    def bytes(self) -> npt.NDArray[np.uint8]:
+    def measure(self) -> None:
+        """Charges and maps what the region has grown by, here or in a worker."""
+        size = os.fstat(self.fd).st_size
+        if size != self.size:
+            self._charge(size - self.size)
+            self.size = size
+            self._map = mmap.mmap(self.fd, size)
+
+    def refusal(self, size: int, why: str) -> SharedMemoryError:
+        """Returns the error for `size` bytes that could not be reserved, and gives back what was."""
+        os.ftruncate(self.fd, self.size)
+        return SharedMemoryError(
+            f"no shared memory for {format_bytes(size)} ({why}): raise the container's or the user's memory limit, "
+            "make row groups or batches smaller, or run this transform with backend=thread"
+        )
+
+    def bytes(self) -> protocol.Array:
         """Returns all bytes of the region, as an array that keeps the mapping alive."""
         assert self._map is not None, "reserve() comes first"
         return np.frombuffer(self._map, np.uint8)
@@ -93,7 +96,7 @@ class Shelf:
         self._all[region.number] = region
         return region
 
-    def lend(self, region: Region) -> npt.NDArray[np.uint8]:
+    def lend(self, region: Region) -> protocol.Array:
         """Returns the region's bytes. When the last array on them is gone, the region is idle again."""
         data = region.bytes()
         weakref.finalize(data, self._idle.append, region).atexit = False

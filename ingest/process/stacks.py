@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
 
 
 def own_stacks() -> str:
@@ -22,11 +21,11 @@ def own_stacks() -> str:
     )
 
 
-def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
-    """Writes stacks to `stream` (by default the real standard error). `workers` returns those of worker processes, for
+def tell(workers: Callable[[], str]) -> None:
+    """Writes stacks to the real standard error. `workers` returns those of worker processes, for
     instance `loader.stacks`. A new thread writes, because workers may take a second to answer, and the interrupted
     thread may hold any lock."""
-    to = stream or sys.__stderr__ or sys.stderr
+    to = sys.__stderr__ or sys.stderr
     threading.Thread(
         target=lambda: print(own_stacks(), workers(), sep="\n", file=to, flush=True),
         name="sluice-stacks",
@@ -35,11 +34,11 @@ def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
 
 
 @contextmanager
-def on_signal(workers: Callable[[], str], stream: TextIO | None = None) -> Iterator[None]:
+def on_signal(workers: Callable[[], str]) -> Iterator[None]:
     """Returns a context for the main thread, in which SIGUSR1 writes the stacks."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        tell(workers, stream)
+        tell(workers)
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:

@@ -6,18 +6,18 @@ comes twice.
 
 from __future__ import annotations
 
-import re
+import contextlib
+import resource
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
-
-import numpy.typing as npt
 
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child import Child, Died
-from sluice.ingest.process.shared_memory import Region, SharedMemoryError, Shelf
+from sluice.ingest.process.shared_memory import Shelf
 
 _START_S = 120.0
 
@@ -35,7 +35,6 @@ class FunctionError(WorkerError):
     class's bases."""
 
     def __init__(self, label: str, error: dict[str, Any]):
-        self.label = label
         self.type = error["type"]
         self.text = error["text"]
         self.trace = error["trace"]
@@ -55,11 +54,9 @@ class FunctionMemoryError(FunctionError, MemoryError):
 
 
 class WorkerCrashed(WorkerError):
-    """One item ended its worker several times. `label` names the item, and `deaths` says how each process ended."""
+    """One item ended its worker several times."""
 
     def __init__(self, label: str, deaths: list[str], stack: str):
-        self.label = label
-        self.deaths = tuple(deaths)
         self.stack = stack
         super().__init__(
             f"{label}: ended its worker {len(deaths)} times ({'; '.join(deaths)}); on_error=quarantine "
@@ -71,27 +68,23 @@ class RestartsExhausted(WorkerError):
     """Workers died more often than the restart budget allows."""
 
 
+@dataclass(eq=False)
 class RestartBudget:
     """How many dead workers may be replaced within a sliding window. All workers of a run share one budget."""
 
-    def __init__(
-        self, limit: int = 20, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic
-    ):
-        if limit < 0 or window_s <= 0:
-            raise ValueError(
-                f"RestartBudget: {limit} restarts in {window_s} s; the first must be 0 or more, the second above 0"
-            )
-        self.limit = limit
-        self.window_s = window_s
-        self._clock = clock
+    limit: int = 20
+    window_s: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+    used: int = 0
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._recent: deque[float] = deque()
-        self.used = 0
 
     def take(self, reason: str) -> None:
         """Counts a restart. Raises RestartsExhausted if it exceeds the budget."""
         with self._lock:
-            now = self._clock()
+            now = self.clock()
             while self._recent and self._recent[0] <= now - self.window_s:
                 self._recent.popleft()
             if len(self._recent) >= self.limit:
@@ -103,51 +96,39 @@ class RestartBudget:
             self.used += 1
 
 
+@dataclass(eq=False)
 class WorkerProcess:
     """Calls `module:function` in its own process, one call at a time. Any thread may call `close` and `stack`.
 
     The function takes a dict of arrays, which are valid during the call. It may write into them, and may return a dict
     of other arrays."""
 
-    def __init__(
-        self,
-        function: str,
-        *,
-        limit_s: float | None = None,
-        memory_limit: int | None = None,
-        deaths: int = 3,
-        budget: RestartBudget | None = None,
-        charge: Callable[[int], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """- `limit_s` is the time that an item may take.
-        - `memory_limit` is the bytes that the function may take beyond the process's own.
-        - `deaths` is how many processes one item may end.
-        - `charge` is called with shared memory taken (+) and given back (-)."""
-        if not re.fullmatch(r"[\w.]+:\w+", function) or function.startswith("__main__:"):
-            raise ValueError(
-                f"function {function!r}: name it as module:function, in a module that can be imported"
-            )
-        if (
-            deaths < 1
-            or (limit_s is not None and limit_s <= 0)
-            or (memory_limit is not None and memory_limit <= 0)
-        ):
-            raise ValueError(
-                f"WorkerProcess: deaths={deaths}, limit_s={limit_s}, memory_limit={memory_limit}: "
-                "each must be above 0"
-            )
-        self._function = function
-        self._limit_s = limit_s
-        self._memory_limit = memory_limit
-        self._deaths = deaths
-        self._budget, self._clock = budget or RestartBudget(clock=clock), clock
+    function: str
+    _: KW_ONLY
+    limit_s: float | None = None
+    """The time that an item may take."""
+    memory_limit: int | None = None
+    """The bytes that the function may take beyond the process's own."""
+    deaths: int = 3
+    """How many processes one item may end."""
+    budget: RestartBudget = field(default_factory=RestartBudget)
+    charge: Callable[[int, bool], None] = lambda size, own: None
+    """Called with memory taken (+) or given back (-), and whether it is the process's own."""
+    expected_bytes: int = 0
+    """The memory of its own that is charged until more was measured."""
+
+    def __post_init__(self) -> None:
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._child: Child | None = None
-        self._shelf = Shelf(charge)
+        self._starter: threading.Thread | None = None
+        self._shelf = Shelf(lambda size: self.charge(size, False))
+        self._charged = self.bytes = 0
+        """The most memory of its own that a process was seen to use."""
+        self._spent = (-1, 0.0, 0.0)
         self._sequence = 0
         self._lost: str | None = None
         self._closed = False
+        self._charge_own(self.expected_bytes)
 
     @property
     def pid(self) -> int | None:
@@ -160,6 +141,11 @@ class WorkerProcess:
         """The bytes of shared memory that it holds now, including results in use."""
         return self._shelf.bytes
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process is being started in the background."""
+        return self._starter is not None and self._starter.is_alive()
+
     def start(self) -> None:
         """Starts the process now. Otherwise the first call starts it, and waits for that."""
         with self._turn:
@@ -167,11 +153,21 @@ class WorkerProcess:
                 self._running()
             except Died as death:
                 self._forget()
-                raise WorkerError(f"worker for {self._function} cannot start: {death}") from None
+                raise WorkerError(f"worker for {self.function} cannot start: {death}") from None
+
+    def start_in_background(self) -> None:
+        """Starts the process. If it cannot start, the next call raises the error."""
+
+        def start() -> None:
+            with contextlib.suppress(WorkerError):
+                self.start()
+
+        self._starter = threading.Thread(target=start, daemon=True, name="sluice-start")
+        self._starter.start()
 
     def call(
         self, columns: protocol.Columns, label: str = "item", memory_limit: int | None = None
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> dict[str, protocol.Array]:
         """Returns all columns as the function left or returned them. `label` names the item in errors. `memory_limit`
         applies to this item instead of the worker's limit.
 
@@ -181,7 +177,10 @@ class WorkerProcess:
             died: list[str] = []
             while True:
                 try:
-                    return self._attempt(columns, label, memory_limit)
+                    result = self._attempt(columns, label, memory_limit)
+                    self.bytes = max(self.bytes, anonymous_bytes(self.pid))
+                    self._charge_own(max(self._charged, self.bytes))
+                    return result
                 except Died as death:
                     how, _, stack = str(death).partition("\n")
                     died.append(how)
@@ -194,8 +193,17 @@ class WorkerProcess:
                     raise
                 if self._closed:
                     raise WorkerClosed(f"{label}: the worker was closed")
-                if len(died) >= self._deaths:
+                if len(died) >= self.deaths:
                     raise WorkerCrashed(label, died, stack)
+
+    def spent(self) -> tuple[float, float]:
+        """Returns the seconds on a core and of waiting for one, since the last call."""
+        pid = self.pid
+        if pid is None:
+            return 0.0, 0.0
+        cpu, waited = core_seconds(pid)
+        before, self._spent = self._spent, (pid, cpu, waited)
+        return (cpu - before[1], waited - before[2]) if before[0] == pid else (cpu, waited)
 
     def stack(self) -> str:
         """Returns the stacks of the process now, to find out why it hangs."""
@@ -218,6 +226,7 @@ class WorkerProcess:
         with self._turn:
             self._forget()
             self._shelf.close()
+            self._charge_own(0)
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -227,7 +236,7 @@ class WorkerProcess:
 
     def _attempt(
         self, columns: protocol.Columns, label: str, memory_limit: int | None
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> dict[str, protocol.Array]:
         child = self._running()
         self._sequence += 1
         layout = protocol.RegionLayout(columns)
@@ -240,14 +249,18 @@ class WorkerProcess:
                     "sequence": self._sequence,
                     "region": [region.number, region.size, index],
                     "keep": self._shelf.numbers(),
-                    "memory_limit": memory_limit or self._memory_limit,
+                    "memory_limit": memory_limit or self.memory_limit,
                 },
-                region,
+                [region.fd],
             )
-            reply, refused = self._reply(child), None
-            if reply["kind"] == "need":
-                refused = self._grow(child, region, reply["bytes"])
-                reply = self._reply(child)
+            reply = child.receive(self.limit_s)
+            if reply["sequence"] != self._sequence:
+                raise WorkerError(
+                    f"worker answered item {reply['sequence']} while {self._sequence} was due"
+                )
+            if reply["kind"] == "refused":
+                raise region.refusal(reply["bytes"], reply["why"])
+            region.measure()
             if reply["kind"] == "done":
                 # The region is lent last. From here on, the arrays' lifetime decides when it is idle again.
                 data, lent = self._shelf.lend(region), True
@@ -255,28 +268,7 @@ class WorkerProcess:
         finally:
             if not lent:
                 self._shelf.give_back(region)
-        if refused is not None:
-            raise refused
         raise FunctionError.of(label, reply)
-
-    def _grow(self, child: Child, region: Region, size: int) -> SharedMemoryError | None:
-        """Handles a result that does not fit into the region after the input: grows the region, or tells the worker to
-        discard the result."""
-        try:
-            region.reserve(size)
-        except SharedMemoryError as error:
-            child.send({"kind": "refused"})
-            return error
-        child.send({"kind": "grown", "size": region.size})
-        return None
-
-    def _reply(self, child: Child) -> dict[str, Any]:
-        reply = child.receive(self._limit_s)
-        if reply["sequence"] != self._sequence:
-            raise WorkerError(
-                f"worker answered item {reply['sequence']} while {self._sequence} was due"
-            )
-        return reply
 
     def _running(self) -> Child:
         """Returns the child. Starts one if there is none."""
@@ -284,15 +276,15 @@ class WorkerProcess:
         if child is not None:
             return child
         if self._lost is not None and not self._closed:
-            self._budget.take(self._lost)
+            self.budget.take(self._lost)
         with self._state:
             if self._closed:
                 raise WorkerClosed("the worker is closed")
-            child = self._child = Child(self._function, self._clock)
+            child = self._child = Child(self.function)
         reply = child.receive(_START_S)
         if reply["kind"] == "error":
             self._forget()
-            raise FunctionError(f"worker for {self._function} cannot start", reply)
+            raise FunctionError.of(f"worker for {self.function} cannot start", reply)
         self._lost = None
         return child
 
@@ -301,3 +293,29 @@ class WorkerProcess:
             child, self._child = self._child, None
         if child is not None:
             child.close()
+
+    def _charge_own(self, size: int) -> None:
+        if size != self._charged:
+            self.charge(size - self._charged, True)
+            self._charged = size
+
+
+def anonymous_bytes(pid: int | None) -> int:
+    """Returns the bytes of a process's own memory. 0: it has ended. psutil takes ten times as long."""
+    try:
+        with open(f"/proc/{pid}/statm") as text:
+            _, resident, shared, *_ = map(int, text.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return (resident - shared) * resource.getpagesize()
+
+
+def core_seconds(pid: int) -> tuple[float, float]:
+    """Returns the seconds on a core and of waiting for one since a process's start. Zeros if it has ended, or if the
+    kernel does not count them. psutil does not read the time of waiting for a core."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as text:
+            cpu, waited, *_ = text.read().split()
+            return int(cpu) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0

@@ -98,20 +98,17 @@ class Asking:
         self._clock = clock
         self._patience = patience
         self.requests, self.use = fleet.requests, fleet.use
-        self._sources: dict[str, str] = {}
         self._pid = os.getpid()
         self._at_the_end: int | None = None
         self._alone_since: float | None = None
         self._is_alone = False
         self._rates: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=64))
-        self._over, self._watcher = (
-            threading.Event(),
-            threading.Thread(target=self._watch, daemon=True, name="sluice-remote-watch"),
-        )
+        self._over = threading.Event()
         self.counts: Counter[str] = Counter()
         """Counts units, calls and bytes. `retries`: repeated requests after a worker was lost, wrong or failed.
         `hedges`: requests to a second worker because the first was slow or silent. `late`: right answers that came
         after another worker's."""
+        threading.Thread(target=self._watch, daemon=True, name="sluice-remote-watch").start()
 
     def read(self, task: ReadTask, charge: Charge) -> ReadRows:
         unit = Unit.of(task)
@@ -128,9 +125,7 @@ class Asking:
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
         rows = max((array.shape[0] for array in arrays.values()), default=0)
-        if function not in self._sources:
-            self._sources[function] = source_digest(function)
-        found: Arrays = self.get(Call(function, self._sources[function], arrays, where, rows))
+        found: Arrays = self.get(Call(function, source_digest(function), arrays, where, rows))
         return found
 
     def get(self, unit: Unit | Call) -> Any:
@@ -140,8 +135,6 @@ class Asking:
         try:
             while True:
                 with fleet.lock:
-                    if self._watcher.ident is None:
-                        self._watcher.start()
                     if race.answer is not None:
                         return race.answer
                     if self._over.is_set():

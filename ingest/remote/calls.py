@@ -30,6 +30,7 @@ from sluice.ingest.stages.number_types import same_bytes
 _HEAD_BYTES = 2**18  # an error's text and traceback
 
 
+@cache
 def source_digest(function: str) -> str:
     """Returns a hash of the whole source of the module that defines `module:function`."""
     found = load(function)

@@ -11,16 +11,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Protocol
 
 from sluice.common import interpreter
 from sluice.ingest.errors import warn
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
+from sluice.ingest.process.worker import anonymous_bytes
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
-from sluice.ingest.stages.transform_worker import anonymous_bytes
 
 _PROGRAM = "sluice.ingest.remote.worker:local"
 _REST_S = 1.0  # how long a worker is not asked after it could not be reached
@@ -62,10 +62,6 @@ class RemoteWorker:
     """Unanswered pings in a row. Above 0, other workers are asked instead."""
     bytes: int = 0
     """The memory that it is charged with on this host."""
-
-    @property
-    def load(self) -> float:
-        return self.asked / max(1, self.threads)
 
     @property
     def is_there(self) -> bool:
@@ -132,7 +128,7 @@ class Fleet:
             for w in self.workers
             if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now
         ]
-        worker = min(free, default=None, key=lambda w: (w.load, w.heard))
+        worker = min(free, default=None, key=lambda w: (w.asked / max(1, w.threads), w.heard))
         self._reads = self._reads or reads
         if worker is not None:
             if not worker.asked:
@@ -178,37 +174,32 @@ class Fleet:
             worker.connection.close()
 
 
+@dataclass(eq=False)
 class StartedFleet(Fleet):
     """Worker processes that the loader starts, each with one core. They are started when needed, replaced when they
     die, and end with the loader."""
 
-    def __init__(
-        self,
-        start: Callable[[dict[str, Any]], RunningWorker],
-        job: RemoteJob,
-        table: str | list[str],
-        functions: Sequence[str],
-        *,
-        most: int,
-        first: int,
-        at_once: int,
-        local: bool,
-        leave: Callable[[], None] = lambda: None,
-    ):
-        """- Each worker opens `table`, a feature table or a list of files, and may call the `functions`.
-        - `most` workers may run, and `first` run at the start.
-        - At most `at_once` start at the same time, because each takes a core to start.
-        - `local` workers are processes of this host. If they cannot start, the run ends. Others are tried again.
-        - `leave` is called at the end."""
+    start: Callable[[dict[str, Any]], RunningWorker]
+    job: RemoteJob
+    table: str | list[str]
+    """The feature table or the files that each worker opens."""
+    functions: list[str]
+    """The functions that workers may call."""
+    _: KW_ONLY
+    most: int
+    """How many workers may run."""
+    first: int
+    """How many run at the start."""
+    at_once: int
+    """How many may start at the same time, because each takes a core to start."""
+    local: bool
+    """Whether they are processes of this host. If they cannot start, the run ends. Others are tried again."""
+    leave: Callable[[], None] = lambda: None
+    """Called at the end."""
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._start = start
-        self._job = job
-        self._given = {"table": table, "functions": list(functions)}
-        self.requests = REQUESTS_A_CORE * first
-        self._most = most
-        self._at_once = at_once
-        self._local = local
-        self._leave = leave
+        self.requests = REQUESTS_A_CORE * self.first
         self._processes: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = self._target = 0
         self.scale = {"requests_a_core": REQUESTS_A_CORE}
@@ -216,13 +207,13 @@ class StartedFleet(Fleet):
     @property
     def here(self) -> dict[int, RemoteWorker]:
         with self.lock:
-            return {w.process.pid: w for w in self.workers if self._local and w.process is not None}
+            return {w.process.pid: w for w in self.workers if self.local and w.process is not None}
 
     def use(self, requests: int) -> None:
         """Announces how many units will be requested at once. If fewer workers are needed, the least busy ones leave
         after they have answered."""
         with self.lock:
-            self._target = min(self._most, -(-requests // REQUESTS_A_CORE))
+            self._target = min(self.most, -(-requests // REQUESTS_A_CORE))
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
             for worker in staying[max(0, self._target - self.starting) :]:
                 worker.leaving = True
@@ -247,13 +238,13 @@ class StartedFleet(Fleet):
         end = time.monotonic() + _LEAVE_S
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
-        self._leave()
+        self.leave()
 
     @property
     def why_none_answers(self) -> str:
         waiting = (
             f"{self.starting} are starting"
-            if self._local
+            if self.local
             else f"{self.starting} wait for a free core of the Ray cluster; `ray status` shows what it has"
         )
         return "; ".join(
@@ -265,7 +256,7 @@ class StartedFleet(Fleet):
         while (
             not self.closed
             and self.error is None
-            and self.starting < self._at_once
+            and self.starting < self.at_once
             and self.starting + sum(not w.leaving for w in self.workers) < self._target
         ):
             self.starting += 1
@@ -283,11 +274,13 @@ class StartedFleet(Fleet):
         began = self._clock()
         try:
             with self.lock:
-                if self._failed and not self._local:  # earlier workers could not start
+                if self._failed and not self.local:  # earlier workers could not start
                     wait_s = min(_REST_MOST_S, 2.0**self._failed)
                     self.changed.wait_for(lambda: self.closed, wait_s)
-                job = asdict(self._job) if self._reads else None
-            with self._start({**self._given, "token": token, "job": job}) as process:
+                job = asdict(self.job) if self._reads else None
+            with self.start(
+                {"table": self.table, "functions": self.functions, "token": token, "job": job}
+            ) as process:
                 with self.lock:
                     self._processes[me] = process
                     if self.closed:
@@ -297,7 +290,7 @@ class StartedFleet(Fleet):
                     if line:
                         self.core_s()
                         worker = RemoteWorker(
-                            Connection(json.loads(line)["listening"], token, self._job),
+                            Connection(json.loads(line)["listening"], token, self.job),
                             process,
                             1,
                             answered=True,
@@ -331,7 +324,7 @@ class StartedFleet(Fleet):
         if not self.closed and (worker is None or not worker.leaving or worker.lost):
             if why != self.last_lost if worker is None else not worker.lost:
                 self.report_lost(why)
-            if self._failed >= _FAILED_STARTS and self._local:
+            if self._failed >= _FAILED_STARTS and self.local:
                 self.error = RemoteError(
                     f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
                     f"{why}. Standard error has its reason"

@@ -3,45 +3,37 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sluice.etl.schema import digest
 from sluice.ingest.choices import History
-from sluice.ingest.columns import Columns
+from sluice.ingest.loader_config import LoaderConfig
+from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor
-from sluice.ingest.read.parquet_files import ParquetFiles, located_of
-from sluice.ingest.read.reader import RowGroupReader, Work
-from sluice.ingest.read.user_history import histories_of
-from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, package
-from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.sources import Reading
+from sluice.ingest.remote.unit import Part, RemoteError, RemoteJob, Unit, package
+from sluice.ingest.row_order import EpochSchedule, Order, Read, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask, WindowPiece
-from sluice.ingest.stages.table_operators import Operators
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
-_PLAN = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
 
-
-def job_of(
-    source: FeatureTable | ParquetFiles,
-    *,
-    plan: RowsPlan,
-    split: str,
-    columns: Columns,
-    sample: str | None,
-    history: History | None = None,
-) -> RemoteJob:
+def job_of(given: LoaderInput) -> RemoteJob:
     """Describes a loader's job, as seen from this side."""
+    source, config, columns = given.table, given.config, given.columns
     plain = source if isinstance(source, ParquetFiles) else None
     if plain and plain.spec is not None:
         raise RemoteError(
@@ -63,22 +55,24 @@ def job_of(
     # Hosts may have the files at different paths.
     files = [
         [file.path.rpartition("/")[2].partition("?")[0], file.bytes, file.content]
-        for file in source.files_of(split)
+        for file in source.files_of(config.split)
     ]
+    history = config.history
     return RemoteJob(
         package=package(),
         version=str(source.version),
         files=digest(files),
-        split=split,
-        sample=sample,
+        split=config.split,
         roles=roles,
         hash=dict(plain.hash) if plain else {},
-        order=plan.digest,
-        plan={name: getattr(plan, name) for name in _PLAN},
+        batch_size=config.batch_size,
+        seed=config.seed,
+        order=asdict(config.order),
+        plan=given.plan.digest,
         columns=stored,
         bags={name: columns.bags[name] for name in columns.stored_bags},
         fill=dict(columns.fill),
-        history={**asdict(history), "columns": list(history.columns)} if history else None,
+        history=asdict(history) if history else None,
         made=digest(made),
     )
 
@@ -94,54 +88,37 @@ class UnitMaker:
     ):
         """The `governor` admits units within a memory limit. None: there is no limit."""
         self.job = job
-        plain = source if isinstance(source, ParquetFiles) else None
-        # The loader's transforms may add columns. The job lists only those that files hold.
-        fields = tuple(f for f in source.fields if f.name in job.columns)
-        operators = Operators(fields, source.state() if any(f.online for f in fields) else None)
-        columns = operators.filled(Columns.of(fields, job.fill, job.bags))
-        made = plain.made(job.split, columns.names) if plain else operators.made(columns)
-        history = History(**job.history) if job.history else None
-        histories = histories_of(history, source, job.split, columns, operators)
-        files = source.files_of(job.split)
-        self._groups = groups = RowGroupReader(
-            files,
-            made.sources if made else columns.names,
-            bags=columns.bags,
-            made=made,
-            sample=job.sample,
-            located=located_of(source),
-            history=histories,
-            ids=columns.foreign_ids,
-        )
-        if histories is not None:
-            columns = histories.columns
-        self._plan = plan = RowsPlan(
-            groups=groups.row_groups, chances=groups.chances() if job.sample else (), **job.plan
-        )
-        self._check(
-            source,
-            job_of(
-                source,
-                plan=plan,
+        if not isinstance(source, ParquetFiles):
+            # The loader's transforms may add columns. The job lists only those that files hold.
+            fields = tuple(field for field in source.fields if field.name in job.columns)
+            source = replace(source, fields=fields, transforms=())
+        given = open_input(
+            LoaderConfig(
+                source=source,
+                batch_size=job.batch_size,
                 split=job.split,
-                columns=columns,
-                sample=job.sample,
-                history=history,
-            ),
+                seed=job.seed,
+                order=Order(**job.order),
+                reading=Reading(
+                    reader="arrow"
+                ),  # the same rows, and Petastorm takes 0.3 s to import
+                fill=job.fill,
+                history=History(**job.history) if job.history else None,
+            )
         )
-        chunks = Chunks(plan, columns, 1, Buffers())
-        self._gatherer: Callable[[], Gatherer] = lambda: Gatherer(
-            plan, columns, chunks, groups.describe
-        )
+        self._groups, columns = given.groups, given.columns
+        self._check(source, job_of(given))
+        chunks = Chunks(given.plan, columns, 1, Buffers())
+        self._new_gatherer = partial(Gatherer, given.plan, columns, chunks, self._groups.describe)
         load_compiled(bags=bool(columns.stored_bags))
-        self._idle: deque[tuple[Work, Gatherer]] = deque()
+        self._idle: deque[Gatherer] = deque()
         self._row_bytes = columns.row_bytes
         self._governor = governor or Governor(2**62, 0)
         self._room = threading.Condition(self._governor.lock)
 
     def _check(self, source: FeatureTable | ParquetFiles, own: RemoteJob) -> None:
         """Raises RemoteError if this side finds another job than the loader sent."""
-        here, there = asdict(own), asdict(self.job)
+        here, there = json.loads(own.json), json.loads(self.job.json)
         if wrong := "; ".join(
             f"{name}: {there[name]!r} there, {here[name]!r} here"
             for name in here
@@ -153,7 +130,7 @@ class UnitMaker:
 
     def rows(self, unit: Unit) -> pa.RecordBatch:
         """Returns the rows of a unit's parts, one part after the other, as batches hold them."""
-        groups = self._plan.groups
+        groups = self._groups.row_groups
         rows = (
             groups[unit.file][unit.group]
             if unit.file < len(groups) and unit.group < len(groups[unit.file])
@@ -173,14 +150,15 @@ class UnitMaker:
             unit.draw,
         )
         try:
-            work, gatherer = self._idle.pop()
+            gatherer = self._idle.pop()
         except IndexError:
-            work, gatherer = self._groups.make_work(), self._gatherer()
+            gatherer = self._new_gatherer()
+        task = ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read)
         size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
         with self._admitted(size) as charge:
-            decoded = work(ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read), charge)
-            found = self._gather(unit, decoded, gatherer)
-        self._idle.append((work, gatherer))
+            decoded = Decoded(task, self._groups.read(read), charge)
+            found = [self._gather(unit, part, decoded, gatherer) for part in unit.parts]
+        self._idle.append(gatherer)
         return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
 
     @contextmanager
@@ -198,21 +176,14 @@ class UnitMaker:
             charge.release()
 
     @staticmethod
-    def _gather(unit: Unit, decoded: Decoded, gatherer: Gatherer) -> list[pa.RecordBatch]:
-        """Returns a batch for each part of the unit."""
-        found = []
-        for part in unit.parts:
-            window = Window(
-                part.stream, part.window, 0, (Slice(unit.file, unit.group, part.start, part.stop),)
-            )
-            found.append(
-                gatherer.gather_piece(
-                    WindowPiece(decoded, part.start, part.stop),
-                    unit.epoch,
-                    window if part.full else None,
-                )
-            )
-        return found
+    def _gather(unit: Unit, part: Part, decoded: Decoded, gatherer: Gatherer) -> pa.RecordBatch:
+        """Returns the rows of one part."""
+        rows = (Slice(unit.file, unit.group, part.start, part.stop),)
+        return gatherer.gather_piece(
+            WindowPiece(decoded, part.start, part.stop),
+            unit.epoch,
+            Window(part.stream, part.window, 0, rows) if part.full else None,
+        )
 
     def close(self) -> None:
         self._groups.close()

@@ -25,7 +25,6 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
     local_only = {
         "a store that is slow or faulty on purpose": files is not None and files.is_disturbed,
         "what Petastorm's Reader is asked for": given.reading.petastorm.asked_for,
-        "a function over rows (gives=…)": given.functions,
     }
     for what, wanted in local_only.items():
         if wanted:
@@ -33,21 +32,14 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
                 f"workers={workers!r}: {what} works only in this process; leave one of the two out"
             )
     source = given.table
-    job = job_of(
-        source,
-        plan=given.plan,
-        split=given.config.split,
-        columns=given.columns,
-        sample=given.config.order.sample,
-        history=given.config.history,
-    )
+    job = job_of(given)
     fleet_of = partial(
         StartedFleet,
         job=job,
         table=[file.path for file in source.files]
         if isinstance(source, ParquetFiles) and source.table is None
         else str(source.uri),
-        functions=[str(transform.code) for transform in given.transforms if transform.sendable],
+        functions=[str(one.code) for one in (*given.functions, *given.transforms) if one.sendable],
     )
     fleet: Fleet
     kind, _, rest = workers.partition(":")

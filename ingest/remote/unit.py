@@ -59,18 +59,19 @@ class RemoteJob:
     """Which rows a loader reads, in which order, and in which columns. A worker refuses a job that differs from what it
     finds itself.
 
-    Three fields are digests: `files` (names, sizes and known content), `order` (the plan and its row groups) and `made`
-    (the operators that make columns). Only plain Parquet has `roles`, because a feature table holds its own."""
+    Three fields are digests: `files` (names, sizes and known content), `plan` (with its row groups) and `made` (the
+    operators that make columns). Only plain Parquet has `roles`, because a feature table holds its own."""
 
     package: str
     version: str
     files: str
     split: str
-    sample: str | None
     roles: Mapping[str, list[str]]
     hash: Mapping[str, int]
-    plan: Mapping[str, Any]
-    order: str
+    batch_size: int
+    seed: int
+    order: Mapping[str, Any]
+    plan: str
     columns: Mapping[str, str]
     """Each column, and the type in a batch of its numbers or of the ids in its bags."""
     bags: Mapping[str, float]

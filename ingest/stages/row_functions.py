@@ -88,29 +88,30 @@ def memory_of(functions: Sequence[RowFunction], decoding: Decoding, largest: int
     return total
 
 
+@dataclass(eq=False)
 class RowFunctionWorker:
     """One worker of a function over rows."""
 
-    def __init__(
-        self, function: RowFunction, caller: TransformWorker, describe: Callable[[Read], str]
-    ):
-        self._function = function
-        self._caller = caller
-        self._describe = describe
-        transform = function.transform
-        self._gives = transform.gives
-        self._asks = asking_for(pa.schema(list(self._gives.items())), frame_of(transform))
+    function: RowFunction
+    caller: TransformWorker
+    describe: Callable[[Read], str]
+
+    def __post_init__(self) -> None:
+        transform = self.function.transform
+        self._asks = asking_for(pa.schema(list(transform.gives.items())), frame_of(transform))
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
         read = piece.task.read
-        rescue = self._caller.quarantine
+        rescue = self.caller.quarantine
         try:
             rows = self._columns(piece.rows, read)
         except ColumnError as error:
             if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
                 raise
-            schema = schema_with(piece.rows.schema, self._gives, self._function.keeps)
-            if frame_of(self._function.transform):  # it needs whole row groups
+            schema = schema_with(
+                piece.rows.schema, self.function.transform.gives, self.function.keeps
+            )
+            if frame_of(self.function.transform):  # it needs whole row groups
                 rows = rescue.replace_group(error, read, schema)
             else:
                 rows = rescue.replace_rows(
@@ -119,31 +120,31 @@ class RowFunctionWorker:
                     ),
                     read,
                     schema,
-                    f"transform {self._function.transform.name!r}",
+                    f"transform {self.function.transform.name!r}",
                 )
-        finish = self._function.finish
+        finish = self.function.finish
         if finish is not None:
             rows = finish(rows, read)
         piece.release()
         return Decoded(piece.task, rows, charge, parts=None if finish else 1)
 
     def close(self) -> None:
-        self._caller.close()
+        self.caller.close()
 
     def _columns(self, table: pa.Table, read: Read) -> pa.Table:
         """Returns the columns that are needed after the function, in memory of their own."""
-        name = self._function.transform.name
-        where = f"{self._describe(read)}, rows {read.first} to {read.first + read.rows}: transform {name!r}"
-        [rows] = table.select(self._function.transform.reads).combine_chunks().to_batches()
+        name = self.function.transform.name
+        where = f"{self.describe(read)}, rows {read.first} to {read.first + read.rows}: transform {name!r}"
+        [rows] = table.select(self.function.transform.reads).combine_chunks().to_batches()
         try:
-            made = self._caller.call_on_rows(rows.replace_schema_metadata(self._asks), where)
+            made = self.caller.call_on_rows(rows.replace_schema_metadata(self._asks), where)
         except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
         except Exception as error:
             raise ColumnError(f"{where}: {type(error).__name__}: {error}") from error
         columns = {}
-        for kept in self._function.keeps:
-            source = made if kept in self._gives else table
+        for kept in self.function.keeps:
+            source = made if kept in self.function.transform.gives else table
             column = source.column(kept)
             chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
             # A copy, because a view would keep the shared memory or the row group of all columns.

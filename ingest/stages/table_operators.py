@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,36 +19,28 @@ from sluice.etl.schema import Field
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.stages.number_types import to_batch_type
 
-Function = ops.Online
-
 
 class Operators:
-    """Runs a table's online operators. `stored` maps each such column to a function over its stored values, which any
-    thread may call."""
+    """A table's online operators. Any thread may apply them."""
 
     def __init__(self, fields: Sequence[Field], state: Any):
         """`state` is the table's fitted state."""
         self._functions = {f.name: ops.online(f, state) for f in fields if f.online}
-        self.stored: Mapping[str, Function] = {
-            name: partial(self._of_stored, name) for name in self._functions
-        }
 
     def filled(self, columns: Columns) -> Columns:
         """Returns the columns with a fill only for columns without online operators."""
-        return replace(
-            columns, fill={n: value for n, value in columns.fill.items() if n not in self.stored}
-        )
+        fill = {n: value for n, value in columns.fill.items() if n not in self._functions}
+        return replace(columns, fill=fill)
 
     def made(self, columns: Columns, names: Sequence[str] = ()) -> OperatorColumns | None:
         """Returns what makes these columns, or only those in `names`, from a decoded row group. None: no operator makes
         one of them."""
         names = names or columns.names
-        stored = {name: own for name, own in self.stored.items() if name in names}
-        return OperatorColumns(stored, columns, names) if stored else None
+        changed = [name for name in self._functions if name in names]
+        return OperatorColumns(self, changed, columns, names) if changed else None
 
-    def _of_stored(
-        self, name: str, values: npt.NDArray[Any] | pa.Array
-    ) -> npt.NDArray[Any] | pa.Array:
+    def apply(self, name: str, values: pa.Array) -> npt.NDArray[Any] | pa.Array:
+        """Applies the operators of a column to its stored values."""
         return to_batch_type(self._functions[name](values))
 
 
@@ -61,14 +52,16 @@ class OperatorColumns:
     optional = frozenset[str]()
     more_bytes = 0  # the stored columns of operators are texts or have eight bytes a value
 
-    def __init__(self, functions: Mapping[str, Function], columns: Columns, names: Sequence[str]):
-        self._functions, self.sources = functions, tuple(names)
+    def __init__(
+        self, operators: Operators, changed: Sequence[str], columns: Columns, names: Sequence[str]
+    ):
+        self._operators, self.sources = operators, tuple(names)
         kinds = {name: pa.from_numpy_dtype(columns.id_kind(name)) for name in columns.sparse}
         self._types = {
             name: pa.list_(kinds[name]) if name in columns.bags else kinds.get(name, pa.float32())
-            for name in functions
+            for name in changed
         }
-        self.row_bytes = round(sum(4 + 4 * columns.bags.get(name, 0.0) for name in functions))
+        self.row_bytes = round(sum(4 + 4 * columns.bags.get(name, 0.0) for name in changed))
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
         """Returns the schema of `table`'s result for a stored table of this schema."""
@@ -88,10 +81,13 @@ class OperatorColumns:
         made = {}
         for name in self.sources:
             made[name] = stored.column(name)
-            if name in self._functions:
+            if name in self._types:
                 try:
                     made[name] = pa.chunked_array(
-                        [pa.array(self._functions[name](chunk)) for chunk in made[name].chunks],
+                        [
+                            pa.array(self._operators.apply(name, chunk))
+                            for chunk in made[name].chunks
+                        ],
                         self._types[name],
                     )
                 except (Exception, SystemExit, KeyboardInterrupt) as error:

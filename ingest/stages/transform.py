@@ -77,15 +77,16 @@ class Transform:
         object.__setattr__(
             self, "gives", {name: self._type_of(name, kind) for name, kind in self.gives.items()}
         )
-        if isinstance(self.function, str):
-            if not re.fullmatch(r"[\w.]+:\w+", self.function) or self.function.startswith(
-                "__main__:"
-            ):
-                raise TransformError(
-                    f"transform {self.name!r}: {self.function!r} is not module:function in a module "
-                    "that can be imported"
-                )
-        elif self.limited:
+        if self.movable and not re.fullmatch(r"(?!__main__:)[\w.]+:\w+", str(self.function)):
+            raise TransformError(
+                f"transform {self.name!r}: {self.function!r} is not module:function in a module "
+                "that can be imported"
+            )
+        if any(limit is not None and limit <= 0 for limit in (self.limit_s, self.memory_limit)):
+            raise TransformError(
+                f"transform {self.name!r}: limit_s={self.limit_s} and memory_limit={self.memory_limit} must be above 0"
+            )
+        if self.limited and not self.movable:
             raise TransformError(
                 f"transform {self.name!r}: limit_s and memory_limit only work in processes; name the function as "
                 "module:function"
@@ -161,9 +162,14 @@ def frame_of(function: Transform) -> str:
 def _name_of(function: Any) -> str:
     if isinstance(function, str):
         return function.partition(":")[2] or function
+    function = _without_arguments(function)
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+
+
+def _without_arguments(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
-    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+    return function
 
 
 def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
@@ -186,9 +192,7 @@ def describe_argument(given: Any) -> str:
     """Describes a user's argument in a message. A function is described by its name and where it is defined."""
     if isinstance(given, Transform):
         return f"the transform {given.name!r}"
-    function = given
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _without_arguments(given)
     code = getattr(function, "__code__", None)
     return (
         repr(given)
@@ -211,30 +215,6 @@ def address_of(function: Any) -> str | None:
 
 UserTransform = Transform | Function | str | tuple[str, Function | str]
 """The forms in which a user may give a transform."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """The transforms of one stage. A batch passes all of them while it is in the core's cache."""
-
-    transforms: tuple[Transform, ...]
-
-    @property
-    def name(self) -> str:
-        return "+".join(t.name for t in self.transforms)
-
-    @property
-    def movable(self) -> bool:
-        """Whether it can also run in processes."""
-        return all(t.movable for t in self.transforms)
-
-    @property
-    def limited(self) -> bool:
-        return any(t.limited for t in self.transforms)
-
-    @property
-    def sendable(self) -> bool:
-        return all(t.sendable for t in self.transforms)
 
 
 def given_by(functions: Iterable[Transform]) -> dict[str, pa.DataType]:
@@ -262,13 +242,16 @@ def schema_with(
     )
 
 
-def group_into_stages(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
-    """Groups adjacent transforms into stages. Transforms that are `apart` or `movable` get their own stage."""
-    stages: list[Fused] = []
+def group_into_stages(
+    transforms: Iterable[Transform],
+) -> list[tuple[str, tuple[Transform, ...]]]:
+    """Groups adjacent transforms into stages with names. A batch passes all of a stage's transforms while it is in the
+    core's cache. Transforms that are `apart` or `movable` get their own stage."""
+    stages: list[tuple[Transform, ...]] = []
     for apart, some in itertools.groupby(transforms, lambda t: t.apart or t.movable):
         run = tuple(some)
-        stages += [Fused((t,)) for t in run] if apart else [Fused(run)]
-    return tuple(stages)
+        stages += [(t,) for t in run] if apart else [run]
+    return [("+".join(t.name for t in run), run) for run in stages]
 
 
 def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:

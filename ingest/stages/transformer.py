@@ -4,8 +4,8 @@ into the batch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,97 +16,84 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import BatchSeries, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
-from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
+from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
+from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 
 _ROWS_AT_ONCE = 8192
 """So many rows pass all fused stages together, so that they stay in the core's cache."""
 _LENGTHS = lengths_name("")
 
 
-class TransformCall(Protocol):
-    """Calls a transform's function on batch `number` of a series; `where` names it in errors."""
-
-    def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """A transform stage in one run of a pipeline, with its counters."""
 
-    fused: Fused
     counters: StageCounters
-    make_calls: Callable[[], list[TransformCall]]
-    """Makes the calls of its functions for one worker."""
+    transforms: Sequence[TransformStage]
+    """The transforms that run as one."""
 
 
+@dataclass(eq=False)
 class Transformer:
     """One worker of transform stage number `first`. It also does the work of the stages fused with that stage."""
 
-    def __init__(
-        self,
-        first: int,
-        stages: Sequence[Step],
-        columns: Columns,
-        clock: WorkerClock,
-        until: Callable[[], int],
-    ):
-        """`until` returns the number of the next stage that has its own workers."""
-        self._first = first
-        self._stages = stages
-        self._columns = columns
-        self._clock = clock
-        self._end_of_fused = until
-        self._calls: dict[int, list[TransformCall]] = {}
+    first: int
+    stages: Sequence[Step]
+    columns: Columns
+    end_of_fused: Callable[[], int]
+    """Returns the number of the next stage that has its own workers."""
+    clock: WorkerClock
+    workers: dict[int, list[TransformWorker]] = field(default_factory=dict)
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
-        until = self._end_of_fused()
+        until = self.end_of_fused()
         self._close_from(until)
-        for number in range(self._first, until):
-            self._calls[number] = self._calls.get(number) or self._stages[number].make_calls()
+        for number in range(self.first, until):
+            self.workers[number] = self.workers.get(number) or [
+                TransformWorker(one) for one in self.stages[number].transforms
+            ]
         at_once = series.steps
-        if until > self._first + 1:
+        if until > self.first + 1:
             at_once = max(1, _ROWS_AT_ONCE // series.floats.shape[2])
         for low in range(0, series.steps, at_once):
-            for number in range(self._first, until):
-                self._clock.go_over(self._stages[number].counters)
+            for number in range(self.first, until):
+                self.clock.go_over(self.stages[number].counters)
                 series = self._run_stage(
                     number, series, range(low, min(low + at_once, series.steps))
                 )
-        for number in range(self._first + 1, until):
-            self._clock.passed(self._stages[number].counters, sum(series.rows), series.nbytes)
+        for number in range(self.first + 1, until):
+            self.clock.passed(self.stages[number].counters, sum(series.rows), series.nbytes)
         series.charge.release()
         return series.replaced(charge=charge, done=until)
 
     def close(self) -> None:
         """Releases the worker's processes when the worker stops."""
-        self._close_from(self._first)
+        self._close_from(self.first)
 
     def _close_from(self, until: int) -> None:
-        """Closes the calls of stage `until` and of all later stages."""
-        for number in [n for n in self._calls if n >= until]:
-            for run in self._calls.pop(number):
-                run.close()
+        """Closes the workers of stage `until` and of all later stages."""
+        for number in [n for n in self.workers if n >= until]:
+            for worker in self.workers.pop(number):
+                worker.close()
 
     def _run_stage(self, number: int, series: BatchSeries, batches: range) -> BatchSeries:
         """Runs some batches of a series through one stage."""
         for n in batches:
-            for transform, run in zip(
-                self._stages[number].fused.transforms, self._calls[number], strict=True
-            ):
+            for worker in self.workers[number]:
+                transform = worker.stage.transform
                 where = f"transform {transform.name!r}, epoch {series.schedule.epoch}, step {series.step + n}"
-                arrays = columns_of(series, n, self._columns)
+                arrays = columns_of(series, n, self.columns)
                 changed = apply_result(
                     transform,
-                    run(series, n, arrays, where),
+                    worker(series, n, arrays, where),
                     arrays,
-                    self._columns.bags,
-                    self._columns.cardinalities,
+                    self.columns.bags,
+                    self.columns.cardinalities,
                     where,
                 )
                 if changed:
                     ids = list(series.ids)
-                    ids[n] = join_ids(self._columns, {**arrays, **changed}, series.floats.shape[2])
+                    ids[n] = join_ids(self.columns, {**arrays, **changed}, series.floats.shape[2])
                     series = series.replaced(ids=tuple(ids))
         return series
 

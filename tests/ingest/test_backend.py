@@ -25,11 +25,7 @@ from sluice.ingest.process import worker
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.ingest.stages.transform_worker import (
-    ProcessMemory,
-    TransformStage,
-    Worker,
-)
+from sluice.ingest.stages.transform_worker import TransformStage
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -38,12 +34,17 @@ pytestmark = pytest.mark.slow
 
 NAME = "tests.ingest.worker_functions:"
 PROCESS = Knobs(backend={"mine": "process"})
+both = pytest.mark.parametrize("backend", ["thread", "process"])
 
 
 def loading(table, function, knobs=PROCESS, **options):
     options = {"batch_size": 80, "window_rows": 60} | options  # so that an epoch is many items
     transform = function if isinstance(function, Transform) else Transform(function, "mine")
     return open_loader(table, transforms=[transform], knobs=knobs, **options)
+
+
+def quarantined(folder, **more):
+    return Errors(on_error="quarantine", max_rate=1, quarantine=folder / "aside", **more)
 
 
 def contents(batch):
@@ -103,32 +104,40 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
 
 
 class _Stages:
-    """Stages of transforms that share memory. Each process has its true size, which is known after it has worked."""
+    """Stages of transforms that share memory. Each process has its true size, which is known after it has worked. They
+    see this as their governor."""
 
-    def __init__(self, sizes, total, program_bytes=100):
+    base = 100
+
+    def __init__(self, sizes, total):
         self.sizes = sizes
         self.total = total
-        memory = ProcessMemory(self._free, lambda: self.stages, lambda: program_bytes)
+        self.lock = threading.RLock()
         self.stages = [
             TransformStage(
-                Transform(NAME + "shifted", "mine"),
+                transform=Transform(NAME + "shifted", "mine"),
                 columns=None,
                 quarantine=None,
                 backend="process",
+                counters=None,
+                governor=self,
                 budget=worker.RestartBudget(),
-                charge=lambda size, outside: None,
-                spent=lambda cpu_s, core_wait_s: None,
-                run_alone=None,
-                memory=memory,
+                running={"mine": []},
             )
             for _ in sizes
         ]
+        for stage in self.stages:
+            stage.running["mine"] += self.stages
 
-    def _free(self):
+    def hold(self, size, outside=False):
+        pass
+
+    @property
+    def free(self):
         return self.total - sum(len(s.workers()) * s.process_bytes for s in self.stages)
 
     def add(self, number):
-        return self.stages[number].add_worker() is not None
+        return self.stages[number].start_worker() is not None
 
     def measure(self, number):
         if self.stages[number].workers():
@@ -142,7 +151,7 @@ class _Stages:
 
 @pytest.fixture
 def unstarted(monkeypatch):
-    monkeypatch.setattr(Worker, "start", lambda worker: None)
+    monkeypatch.setattr(worker.WorkerProcess, "start_in_background", lambda worker: None)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -207,7 +216,7 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(table, name):
         loading(table, name, Knobs())
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
+@both
 def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
     few = Transform(NAME + "only_two", "mine", reads=("I1", "C1"))
     with loading(table, few, Knobs(backend={"mine": backend})) as loader:
@@ -217,7 +226,7 @@ def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
         assert not (batch.values.view(26, -1)[1] == 2).all()
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
+@both
 def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
     with loading(table, lambda columns: None, Knobs()) as loader:
         before = next(iter(loader))
@@ -265,7 +274,7 @@ def test_bags_that_a_function_changes_are_the_same_in_both_back_ends(bags):
     assert found["thread"] == found["process"]
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
+@both
 @pytest.mark.parametrize(
     "way",
     [
@@ -285,7 +294,7 @@ def test_what_does_not_fit_is_refused_by_both_back_ends(bags, monkeypatch, backe
             list(loader)
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
+@both
 def test_torch_has_one_thread_in_a_worker_and_as_many_as_before_in_others(table, backend):
     before, elsewhere = torch.get_num_threads(), []
     torch.set_num_threads(3)
@@ -331,7 +340,7 @@ class TestFaults:
         with loading(
             table,
             NAME + "crash",
-            errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+            errors=quarantined(tmp_path),
         ) as loader:
             assert not next(iter(loader)).weight.any()
             assert loader.quarantined["rows_set_aside"] >= 80
@@ -416,7 +425,7 @@ class TestMemory:
             backend == "thread"
         )
 
-    @pytest.mark.parametrize("backend", ["thread", "process"])
+    @both
     def test_what_does_not_fit_even_alone_is_named_with_what_there_was(
         self, table, scene, backend, tmp_path
     ):
@@ -427,7 +436,7 @@ class TestMemory:
                 table,
                 greedy,
                 Knobs(backend={"mine": backend}),
-                errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+                errors=quarantined(tmp_path),
             ) as loader,
             pytest.raises(
                 QuarantineError,
@@ -440,7 +449,7 @@ class TestMemory:
 
 
 class TestRows:
-    @pytest.mark.parametrize("backend", ["thread", "process"])
+    @both
     def test_the_error_names_file_row_group_and_row(self, table, backend):
         files = twin.Table(table.files_of("train"))
         with (
@@ -461,11 +470,11 @@ class TestRows:
         number = next(n for n, f in enumerate(table.files_of("train")) if f.path == words[0])
         assert files.groups[number, int(words[3])]["label"][int(words[5].rstrip(":"))] == 1
 
-    @pytest.mark.parametrize("backend", ["thread", "process"])
+    @both
     def test_quarantined_rows_keep_their_places_with_weight_0(self, table, backend, tmp_path):
-        files, path = twin.Table(table.files_of("train")), tmp_path / "aside.jsonl"
+        files, path = twin.Table(table.files_of("train")), tmp_path / "aside"
         few = Transform(NAME + "fails_on_odd_labels", "mine", reads=("I1", "label"))
-        errors = Errors(on_error="quarantine", max_rate=1, quarantine=path)
+        errors = quarantined(tmp_path)
         with loading(
             table,
             few,
@@ -495,14 +504,14 @@ class TestRows:
         assert {(names.index(x["file"]), x["row_group"], x["row"]) for x in lines} == bad
         assert len(lines) == len(bad) == summary["rows_set_aside"] > 100
 
-    @pytest.mark.parametrize("backend", ["thread", "process"])
+    @both
     def test_errors_of_the_program_are_never_quarantined(self, table, backend, tmp_path):
         with (
             loading(
                 table,
                 NAME + "no_such_name",
                 Knobs(backend={"mine": backend}),
-                errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"),
+                errors=quarantined(tmp_path),
             ) as loader,
             pytest.raises(QuarantineError, match="NameError is an error of the program"),
         ):
@@ -515,9 +524,7 @@ class TestRows:
                 table,
                 NAME + "fails_on_odd_labels",
                 Knobs(),
-                errors=Errors(
-                    on_error="quarantine", max_rows=20, max_rate=1, quarantine=tmp_path / "aside"
-                ),
+                errors=quarantined(tmp_path, max_rows=20),
             ) as loader,
             raises(QuarantineError, "'mine'", "max_rows=20"),
         ):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from sluice.ingest.machine import Machine, core_wait_s
-from sluice.ingest.stages.transform_worker import anonymous_bytes
+from sluice.ingest.process.worker import anonymous_bytes
 
 GIB = 2**30
 

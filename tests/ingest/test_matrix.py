@@ -18,6 +18,7 @@ from tests.raises import raises
 pytestmark = pytest.mark.slow
 
 THREAD, PROCESS = Knobs(), Knobs(backend={"mine": "process"})
+both = pytest.mark.parametrize("knobs", [THREAD, PROCESS])
 
 
 def first_batch(table, function, knobs=THREAD, **how):
@@ -26,7 +27,7 @@ def first_batch(table, function, knobs=THREAD, **how):
         return next(iter(loader))
 
 
-@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+@both
 @pytest.mark.parametrize("function", ["log_in_place", "log_anew", "log_as_float64"])
 def test_a_matrix_gives_the_same_batches_and_order_as_its_columns_one_by_one(
     table, function, knobs
@@ -37,7 +38,7 @@ def test_a_matrix_gives_the_same_batches_and_order_as_its_columns_one_by_one(
         assert all_of(loader) == expected
 
 
-@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+@both
 @pytest.mark.parametrize(
     "columns", [("I3", "I4", "I5"), ("I9", "I2"), ("C4", "C5"), ("C7", "C2", "C3"), ("I1",)]
 )
@@ -49,7 +50,7 @@ def test_columns_come_in_the_order_in_which_they_are_named(table, columns, knobs
         assert (batch[name].numpy() == np.asarray(changed)).all(), name
 
 
-@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+@both
 def test_rows_on_which_it_fails_are_quarantined_and_unchanged(table, knobs, tmp_path):
     def epoch_of(function, number):
         errors = Errors(
@@ -64,7 +65,7 @@ def test_rows_on_which_it_fails_are_quarantined_and_unchanged(table, knobs, tmp_
     assert epoch_of("log_but_fails", 1) == expected
 
 
-@pytest.mark.parametrize("knobs", [THREAD, PROCESS])
+@both
 @pytest.mark.parametrize(
     ("function", "how", "facts"),
     [

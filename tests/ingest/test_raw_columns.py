@@ -174,13 +174,13 @@ def test_a_server_applies_them_as_the_loader_does(tables):
 def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_piece_of_it(
     tables, monkeypatch
 ):
-    inner, calls = Operators._of_stored, Counter()
+    inner, calls = Operators.apply, Counter()
 
     def counted(self, name, values):
         calls[name] += 1
         return inner(self, name, values)
 
-    monkeypatch.setattr(Operators, "_of_stored", counted)
+    monkeypatch.setattr(Operators, "apply", counted)
     with open_loader(
         tables[1],
         batch_size=72,
@@ -198,7 +198,7 @@ def test_an_operator_that_fails_is_named_with_its_column_and_row_group(tables, m
     def fails(self, name, values):
         raise SystemExit("no such word")
 
-    monkeypatch.setattr(Operators, "_of_stored", fails)
+    monkeypatch.setattr(Operators, "apply", fails)
     with (
         open_loader(tables[1], batch_size=BATCH, reader="arrow") as loader,
         raises(ColumnError, "parquet", "row group", "column", "SystemExit: no such word"),

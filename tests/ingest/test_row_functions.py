@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader, Transform
-from sluice.common.errors import UsageError
 from sluice.ingest.choices import Errors, History
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoaderError
@@ -29,6 +28,7 @@ from tests.raises import raises
 
 HERE = "tests.ingest.test_row_functions"
 ROWS, GROUP = 20_000, 9_000
+LENGTH = {"label": "label", "dense": ["length"], "sparse": ["row"]}
 ROLES = {"label": "label", "dense": ["price", "length"], "sparse": ["row", "words"]}
 
 
@@ -156,20 +156,18 @@ def parse_length(columns):
 )
 def test_a_wrong_result_is_named_with_its_rows(queries, function, facts):
     wrong = Transform(function, "mine", reads=["row"], gives={"length": "int32"})
-    roles = {"label": "label", "dense": ["length"], "sparse": ["row"]}
     with raises(ColumnError, "a.parquet, row group 0, rows 0 to 8192", "'mine'", *facts):
-        epoch(queries, [wrong], roles=roles, shuffle=False, streams=1)
+        epoch(queries, [wrong], roles=LENGTH, shuffle=False, streams=1)
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_only_the_rows_on_which_it_fails_are_quarantined(queries, tmp_path, backend):
     errors = Errors(on_error="quarantine", quarantine=tmp_path / "list.jsonl", probation_rows=10**6)
     failing = Transform(f"{HERE}:fail_on_some", reads=["row"], gives={"length": "float32"})
-    roles = {"label": "label", "dense": ["length"], "sparse": ["row"]}
     with open_loader(
         queries,
         batch_size=800,
-        roles=roles,
+        roles=LENGTH,
         transforms=[failing],
         errors=errors,
         last="pad",
@@ -286,21 +284,14 @@ def test_hashed_columns_may_come_from_a_function(queries, tmp_path):
             LoaderError,
             ("history", "length"),
         ),
-        (
-            {"reads": ["row"], "gives": {"length": "int32"}},
-            {"workers": "local:1"},
-            UsageError,
-            ("workers", "gives"),
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_start(queries, how, options, error, facts):
-    roles = {"label": "label", "dense": ["length"], "sparse": ["row"]}
     with raises(error, *facts):
         open_loader(
             queries,
             batch_size=800,
-            roles=roles,
+            roles=LENGTH,
             transforms=[Transform(len, "mine", **how)],
             **options,
         )

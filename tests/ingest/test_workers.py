@@ -9,16 +9,13 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sluice.ingest.process import protocol
-from sluice.ingest.process.child import Child, Died
+from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import SharedMemoryError
 from sluice.ingest.process.worker import (
     FunctionError,
@@ -27,6 +24,7 @@ from sluice.ingest.process.worker import (
     RestartsExhausted,
     WorkerClosed,
     WorkerCrashed,
+    WorkerError,
     WorkerProcess,
 )
 from tests.ingest import worker_functions
@@ -40,25 +38,11 @@ ROOT = Path(__file__).resolve().parents[2]
 A = {"a": np.arange(5.0)}
 
 
-class Calls:
-    """A call in a thread of its own."""
-
-    def __init__(self, worker, columns, label="item"):
-        self.result = self.error = None
-
-        def call():
-            try:
-                self.result = worker.call(columns, label)
-            except Exception as error:
-                self.error = error
-
-        self._thread = threading.Thread(target=call)
-        self._thread.start()
-
-    def wait(self):
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the call hangs"
-        return self
+@pytest.fixture
+def submit():
+    """Calls a function in a thread of its own, and returns what waits for its result."""
+    with ThreadPoolExecutor() as threads:
+        yield threads.submit
 
 
 # ---- results
@@ -194,38 +178,38 @@ def test_an_interrupt_in_the_middle_of_an_item_leaves_nothing_to_the_next(scene)
         assert list(worker.call(A)) == ["a"]
 
 
-def test_a_worker_that_hangs_is_ended_and_its_stack_told(scene):
+def test_a_worker_that_hangs_is_ended_and_its_stack_told(scene, submit):
     with WorkerProcess(NAME + "stuck_in_native_code", limit_s=0.3, deaths=1) as worker:
-        call = Calls(worker, A, "part-9")
+        call = submit(worker.call, A, "part-9")
         assert scene.holders() == [worker.pid]
-        error = call.wait().error
+        error = call.exception(60)
     assert isinstance(error, WorkerCrashed)
     assert_names(str(error), "part-9", "0.3 s")
     assert "stuck_in_native_code" in error.stack
 
 
-def test_a_stopped_worker_that_comes_back_delivers_no_second_result(scene):
+def test_a_stopped_worker_that_comes_back_delivers_no_second_result(scene, submit):
     with WorkerProcess(NAME + "hold_until_told") as worker:
-        call = Calls(worker, A)
+        call = submit(worker.call, A)
         (pid,) = scene.holders()
         os.kill(pid, signal.SIGSTOP)
         scene.go()
         os.kill(pid, signal.SIGCONT)
-        np.testing.assert_array_equal(call.wait().result["a"], A["a"] * 2)
-        again = Calls(worker, {"b": np.arange(3)})
+        np.testing.assert_array_equal(call.result(60)["a"], A["a"] * 2)
+        again = submit(worker.call, {"b": np.arange(3)})
         assert scene.holders() == [pid]
         scene.go()
-        assert list(again.wait().result) == ["b"], "the next answer is to the next item"
+        assert list(again.result(60)) == ["b"], "the next answer is to the next item"
     assert scene.attempts == 2
 
 
-def test_a_stopped_worker_past_its_time_is_replaced(scene):
+def test_a_stopped_worker_past_its_time_is_replaced(scene, submit):
     with WorkerProcess(NAME + "hold_first", limit_s=0.5) as worker:
-        call = Calls(worker, A)
+        call = submit(worker.call, A)
         (victim,) = scene.holders()
         back = os.pidfd_open(victim)
         signal.pidfd_send_signal(back, signal.SIGSTOP)
-        np.testing.assert_array_equal(call.wait().result["a"], A["a"] * 2)
+        np.testing.assert_array_equal(call.result(60)["a"], A["a"] * 2)
         with pytest.raises(ProcessLookupError):  # it cannot come back
             signal.pidfd_send_signal(back, signal.SIGCONT)
         os.close(back)
@@ -310,12 +294,12 @@ def test_what_a_function_started_ends_with_its_worker(scene, who):
     assert_gone(watched)
 
 
-def test_close_in_the_middle_of_a_call(scene):
+def test_close_in_the_middle_of_a_call(scene, submit):
     worker = WorkerProcess(NAME + "hold")
-    call = Calls(worker, A)
+    call = submit(worker.call, A)
     (pid,) = scene.holders()
     worker.close()
-    assert isinstance(call.wait().error, WorkerClosed)
+    assert isinstance(call.exception(60), WorkerClosed)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     worker.close()
@@ -329,7 +313,7 @@ def test_close_in_the_middle_of_a_call(scene):
 
 @pytest.fixture
 def small_files():
-    """The kernel refuses any file, memfds as well, beyond 4 MiB. Workers keep the limit of their start."""
+    """The kernel refuses any file, memfds as well, beyond 4 MiB, also to workers that start now."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit():
@@ -346,10 +330,14 @@ def small_files():
 )
 def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
     charges = []
-    with WorkerProcess(NAME + "grow", charge=charges.append) as worker:
+    small_files()
+
+    def charge(size, own):
+        charges.append(0 if own else size)
+
+    with WorkerProcess(NAME + "grow", charge=charge) as worker:
         worker.call({"count": np.array([2])})
         pid = worker.pid
-        small_files()
         with raises(SharedMemoryError, "shared memory", "MiB", "backend=thread"):
             worker.call(columns)
         assert sum(charges) == worker.shared_bytes
@@ -358,14 +346,9 @@ def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
     assert sum(charges) == 0
 
 
-def test_a_process_that_ends_before_it_hears_its_first_word_leaves_nothing_open(monkeypatch):
-    def gone(*_):
-        raise protocol.Gone
-
-    monkeypatch.setattr(protocol, "send", gone)
-    gc.collect()
+def test_a_process_that_ends_before_its_first_word_leaves_nothing_open(monkeypatch):
+    monkeypatch.setattr(child, "_PROGRAM", "sys:exit")
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(Died):
-        Child(NAME + "double", time.monotonic)
-    gc.collect()
+    with WorkerProcess(NAME + "double") as worker, raises(WorkerError, "double", "exit code"):
+        worker.start()
     assert len(os.listdir("/proc/self/fd")) == before

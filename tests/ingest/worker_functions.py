@@ -47,6 +47,10 @@ def plus(columns):
     columns["I1"] += 1.0
 
 
+def minus(columns):
+    columns["I1"] -= 3.0
+
+
 def threads_of_torch(columns):
     import torch  # most of what is here needs none
 
@@ -55,10 +59,6 @@ def threads_of_torch(columns):
 
 def twice(columns):
     return {"I1": columns["I1"] * 2}
-
-
-def minus(columns):
-    columns["I1"] -= 3.0
 
 
 def waits(columns):
@@ -119,13 +119,6 @@ def hold_with_helper(columns):
 def crash(columns):
     _attempt()
     os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def modules(columns):
-    return {
-        name: np.array(name in sys.modules)
-        for name in ("numpy", "torch", "pyarrow", "pandas", "multiprocessing")
-    }
 
 
 def write_in_place(columns):

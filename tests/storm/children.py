@@ -9,16 +9,14 @@ process starts, waits for its socket, is killed at any message, hangs, and that 
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from sluice.ingest.process import child_main, protocol
 from sluice.ingest.process.child import Child
-from sluice.ingest.process.shared_memory import Region
 from tests.storm.scheduler import Killed, Scheduler, Task
 from tests.storm.threads import Thread, current
 
@@ -103,11 +101,11 @@ class Fate:
 class StormChild(Child):
     """A process that a thread of the run plays."""
 
-    def __init__(self, function: str, clock: Callable[[], float]):
-        self._clock = clock
+    def __init__(self, function: str):
+        self._function = function
         self._fate: Fate = current().world.fate
         self._sock, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pidfd, self._knows = _DEATH, set[int]()
+        self._pidfd = _DEATH
         self._poll = SimpleNamespace(poll=self._look)  # type: ignore[assignment]
         self._readable = {s: select.poll() for s in (self._sock, self._theirs)}
         for sock, poll in self._readable.items():
@@ -124,13 +122,12 @@ class StormChild(Child):
         self._fate.children.append(self)
         self._thread = Thread(target=self._live, name=self.name)
         self._thread.start()
-        self._send_function(function)
 
     # ---- the rank's side
 
-    def send(self, message: dict[str, Any], region: Region | None = None) -> None:
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         current().point(self.name)
-        super().send(message, region)
+        super().send(message, fds)
         self.to_process.give()
 
     def _look(self, limit_ms: float | None) -> list[tuple[int, int]]:
@@ -174,20 +171,15 @@ class StormChild(Child):
     # ---- the process's side
 
     def _live(self) -> None:
-        server = None
         try:
             self._fate.meet(self)
-            config, _ = protocol.receive(self)  # type: ignore[arg-type]
-            self._fate.meet(self)
-            function = child_main.load(config["function"])
+            function = child_main.load(self._function)
             protocol.send(self, {"kind": "ready", "sequence": 0})  # type: ignore[arg-type]
             server = child_main._Server(self, function, 0)  # type: ignore[arg-type]
             server.run()
         except protocol.Gone:
             pass
-        finally:  # what the kernel takes back
-            for fd, _ in server._regions.values() if server else ():
-                os.close(fd)
+        finally:
             if self.code is None:
                 self._end_with(0)
 

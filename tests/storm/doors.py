@@ -35,7 +35,11 @@ _NO_PROBE = SimpleNamespace(enter=lambda _: None, leave=lambda _: None, held_s=0
 # What a module does with the machine that has no place in a run of one seed, and what is too large for it.
 _INSTEAD = {
     "sluice.ingest.loader_input": {"RowGroupReader": store.MemoryGroups},
-    "sluice.ingest.process.worker": {"Child": StormChild},
+    "sluice.ingest.process.worker": {
+        "Child": StormChild,
+        "anonymous_bytes": lambda _pid: 0,
+        "core_seconds": lambda _pid: (0.0, 0.0),
+    },
     "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
     "sluice.ingest.progress": {"PROBE": _NO_PROBE},
     "sluice.ingest.pipeline": {
@@ -44,12 +48,8 @@ _INSTEAD = {
         "WORKER_PROCESS_BYTES": 300,
         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40)),
     },
-    "sluice.ingest.stages.transform_worker": {
-        "WORKER_PROCESS_BYTES": 300,
-        "anonymous_bytes": lambda _pid: 0,
-        "core_seconds": lambda _pid: (0.0, 0.0),
-    },
-    "sluice.ingest.process.shared_memory": {"_GRAIN": 64},
+    "sluice.ingest.stages.transform_worker": {"WORKER_PROCESS_BYTES": 300},
+    "sluice.ingest.process.protocol": {"_GRAIN": 64},
     "sluice.etl.table.commit": {
         "DeltaTable": steps.StepTable,
         "create_table_with_add_actions": steps.step("create", commit.create_table_with_add_actions),

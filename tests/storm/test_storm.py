@@ -187,9 +187,9 @@ MUTANTS = {
         300,
         worker.WorkerProcess,
         "_attempt",
-        "reply, refused = self._reply(child), None",
+        "reply = child.receive(self.limit_s)",
         """try:
-            reply, refused = self._reply(child), None
+            reply = child.receive(self.limit_s)
         except Died:
             self._forget()
             data, lent = self._shelf.lend(region), True
@@ -215,9 +215,9 @@ MUTANTS = {
         run_loader,
         1000,
         pipeline.Pipeline,
-        "_transformer",
-        "number, steps,",
-        "number, steps[:len(self._pools) - 2],",
+        "start",
+        "steps,",
+        "steps[:len(self._pools) - 2],",
         first=740,
     ),
     "a consumer waits for a worker that waits for the consumer": Mutant(

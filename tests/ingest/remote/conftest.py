@@ -20,9 +20,7 @@ TOKEN = "the token of these tests"
 def job_and_units(source, batch_size=160):
     """A loader's job for workers, and the units of its first epoch."""
     with open_loader(source, batch_size=batch_size, reader="arrow") as loader:
-        plan, columns, table = loader.plan, loader._input.columns, loader._input.table
-    schedule = plan.schedule(0)
-    job = job_of(table, plan=plan, split="train", columns=columns, sample=None)
+        schedule, job = loader.plan.schedule(0), job_of(loader._input)
     return job, [Unit.of(ReadTask(schedule, read)) for read in schedule.reads]
 
 
@@ -44,11 +42,21 @@ def serve():
 
 
 @pytest.fixture
-def worker(serve, table):
-    """A worker that has the small table."""
-    return serve(
-        lambda job: UnitMaker(job, FeatureTable.open(table.uri, int(job.version))), threads=2
-    )
+def serving(serve, table):
+    """A function that makes a worker of a kind, which has the small table."""
+
+    def make(kind=WorkerServer, **how):
+        def open_job(job):
+            return UnitMaker(job, FeatureTable.open(table.uri, int(job.version)))
+
+        return serve(open_job, kind, threads=2, **how)
+
+    return make
+
+
+@pytest.fixture
+def worker(serving):
+    return serving()
 
 
 @pytest.fixture

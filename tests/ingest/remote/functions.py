@@ -22,6 +22,14 @@ def put_in_place(columns):
     columns["I1"] = columns["I1"] * 2
 
 
+def length(columns):
+    """The length of each text. Fails on texts with a !."""
+    texts = columns["query"].to_pylist()
+    if any("!" in text for text in texts):
+        raise ValueError("too loud")
+    return {"length": [len(text) for text in texts]}
+
+
 def short(columns):
     return {"I1": columns["I1"][:-1]}
 

@@ -290,7 +290,7 @@ def outlives_the_head(table: Any, head: Node, address: str) -> None:
                     "no worker came"
                 )
                 pids = [w.process.pid for w in fleet.workers]
-            client = fleet._start.__self__._child
+            client = fleet.start.__self__._child
             head.end()
             began = time.monotonic()
             while client.poll() is None or fleet.workers or "reads the rows itself" not in said():
@@ -313,12 +313,12 @@ def comes_back(table: Any, folder: Path) -> None:
         opened(table, 10_000, address) as loader,
     ):
         fleet, found = loader._remote._fleet, iter_hashes(loader)
-        client = fleet._start.__self__._child
+        client = fleet.start.__self__._child
         next(found)
         client.kill()  # as Ray's own code ends it
         with fleet.changed:
             assert fleet.changed.wait_for(
-                lambda: fleet._start.__self__._child not in (client, None) and bool(fleet.workers),
+                lambda: fleet.start.__self__._child not in (client, None) and bool(fleet.workers),
                 _STARTS_S,
             ), said()
         before = loader.remote["units"]

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,7 +23,6 @@ from pyarrow import flight
 
 from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
@@ -51,41 +51,51 @@ def unit(table):
 
 
 @pytest.fixture
-def open_job(table):
-    return lambda job: UnitMaker(job, FeatureTable.open(table.uri))
+def right(table, job, unit):
+    """A function that asks for the unit and checks its rows."""
+    maker = UnitMaker(job, table)
+    expected = checksum(maker.rows(unit), job, unit)
+    maker.close()
+
+    def ask(asker):
+        assert checksum(asker.get(unit), job, unit) == expected
+
+    return ask
 
 
-_made = []
+@pytest.fixture
+def made():
+    """What makes an `Asking` of a fleet. It is closed with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(fleet, **how):
+            asker = Asking(fleet, None, **how)
+            stack.callback(asker.close)
+            return asker, fleet
+
+        yield make
 
 
-@pytest.fixture(autouse=True)
-def close_all():
-    yield
-    while _made:
-        _made.pop()[0].close()
+@pytest.fixture
+def asking(job, made):
+    def make(*servers, token=TOKEN, authority=None, **how):
+        return made(
+            Fleet(
+                [
+                    Connection(f"127.0.0.1:{server.port}", token, job, authority=authority)
+                    for server in servers
+                ]
+            ),
+            **how,
+        )
 
-
-def asking(job, *servers, token=TOKEN, authority=None, **how):
-    fleet = Fleet(
-        [
-            Connection(f"127.0.0.1:{server.port}", token, job, authority=authority)
-            for server in servers
-        ]
-    )
-    _made.append((Asking(fleet, None, **how), fleet))
-    return _made[-1]
+    return make
 
 
 def first(fleet):
     """Makes the first worker the one that is asked first: all others are busy."""
     for other in fleet.workers[1:]:
         other.asked += 1
-
-
-def right(batch, open_job, job, unit):
-    maker = open_job(job)
-    assert checksum(batch, job, unit) == checksum(maker.rows(unit), job, unit)
-    maker.close()
 
 
 class Held(WorkerServer):
@@ -102,12 +112,12 @@ class Held(WorkerServer):
 
 
 def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(
-    serve, worker, job, unit, open_job
+    serving, worker, asking, right
 ):
-    held = serve(open_job, Held)
-    asker, fleet = asking(job, held, worker, patience=lambda rates, rows: 0.0)
+    held = serving(Held)
+    asker, fleet = asking(held, worker, patience=lambda rates, rows: 0.0)
     first(fleet)
-    right(asker.get(unit), open_job, job, unit)
+    right(asker)
     assert held.asked.is_set()
     assert (asker.counts["hedges"], asker.counts["units"], asker.counts["retries"]) == (1, 1, 0)
     held.may_answer.set()
@@ -127,81 +137,82 @@ def test_what_is_slow_is_judged_by_what_was_measured():
     )
 
 
+def with_other_value(batch):
+    values = batch.column(0).to_numpy().copy()
+    values[5] += 1
+    return batch.set_column(0, batch.schema.field(0), pa.array(values))
+
+
+def with_null(batch):
+    column = pa.array([None, *batch.column(0).to_pylist()[1:]], batch.schema.field(0).type)
+    return batch.set_column(0, batch.schema.field(0), column)
+
+
+# What is sent in the place of an answer, and the checksum that comes with it: the answer's or one of its own.
+DAMAGED = {
+    "many": lambda batch, other: [batch, batch],
+    "value": lambda batch, other: [with_other_value(batch)],
+    "none": lambda batch, other: [],
+}
+LIES = {
+    "another unit's rows": lambda batch, other: [other],
+    "fewer columns": lambda batch, other: [batch.select(batch.schema.names[:-1])],
+    "fewer rows": lambda batch, other: [batch.slice(1)],
+    "more rows": lambda batch, other: [batch.take(pa.array([*range(batch.num_rows), 0]))],
+    "nulls": lambda batch, other: [with_null(batch)],
+}
+
+
 class Wrong(WorkerServer):
-    """A worker whose first answers are damaged on the way."""
+    """A worker whose first answers are damaged on the way, or lies with checksums of their own."""
 
     def __init__(self, *given, **how):
-        self.left = deque(["many", "value", "none"])
+        self.left = deque()
         super().__init__(*given, **how)
 
     def do_get(self, context, ticket):
         if not self.left:
             return super().do_get(context, ticket)
-        job, unit = Unit.from_request(ticket.ticket)
-        maker = self.open(job)
-        batch = maker.rows(unit)
-        summed = checksum(batch, job, unit).to_bytes(4, "little")
-        values = batch.column(0).to_numpy().copy()
-        values[5] += 1
-        answers = {
-            "many": [(batch, summed)] * 2,
-            "none": [],
-            "value": [(batch.set_column(0, batch.schema.field(0), pa.array(values)), summed)],
-        }
-        return flight.GeneratorStream(maker.job.schema, iter(answers[self.left.popleft()]))
-
-
-def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
-    serve, worker, job, unit, open_job
-):
-    damaged = serve(open_job, Wrong)
-    asker, _ = asking(job, damaged)
-    with raises(RemoteError, "3 times", "0 batches"):
-        asker.get(unit)
-    right(asker.get(unit), open_job, job, unit)
-    assert asker.counts["retries"] == 2
-    damaged.left.extend(["value"] * 9)
-    asker, _ = asking(job, damaged, worker)
-    for _ in range(4):
-        right(asker.get(unit), open_job, job, unit)
-
-
-LIES = {
-    "another unit's rows": lambda batch, other: other,
-    "fewer columns": lambda batch, other: batch.select(batch.schema.names[:-1]),
-    "fewer rows": lambda batch, other: batch.slice(1),
-    "more rows": lambda batch, other: batch.take(pa.array([*range(batch.num_rows), 0])),
-    "nulls": lambda batch, other: batch.set_column(
-        0,
-        batch.schema.field(0),
-        pa.array([None, *batch.column(0).to_pylist()[1:]], batch.schema.field(0).type),
-    ),
-}
-
-
-class Liar(WorkerServer):
-    """A worker that sends wrong rows, each with a checksum of its own."""
-
-    def do_get(self, context, ticket):
+        how = self.left.popleft()
         job, unit = Unit.from_request(ticket.ticket)
         maker = self.open(job)
         other = replace(unit, epoch=unit.epoch + 1, group=1 - unit.group % 2)
-        asked_for = other if self.lie == "another unit's rows" else unit
-        batch = LIES[self.lie](maker.rows(unit), maker.rows(other))
-        summed = checksum(batch, job, asked_for).to_bytes(4, "little")
-        return flight.GeneratorStream(batch.schema, iter([(batch, summed)]))
+        batch = maker.rows(unit)
+        sent = (DAMAGED | LIES)[how](batch, maker.rows(other))
+        if how in LIES:
+            [batch] = sent
+        summed = checksum(batch, job, other if how == "another unit's rows" else unit)
+        schema = sent[0].schema if sent else job.schema
+        answers = ((one, summed.to_bytes(4, "little")) for one in sent)
+        return flight.GeneratorStream(schema, answers)
+
+
+def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
+    serving, worker, asking, right, unit
+):
+    damaged = serving(Wrong)
+    damaged.left.extend(DAMAGED)
+    asker, _ = asking(damaged)
+    with raises(RemoteError, "3 times", "0 batches"):
+        asker.get(unit)
+    right(asker)
+    assert asker.counts["retries"] == 2
+    damaged.left.extend(["value"] * 9)
+    asker, _ = asking(damaged, worker)
+    for _ in range(4):
+        right(asker)
 
 
 @pytest.fixture
-def got_elsewhere(serve, worker, job, unit, open_job):
+def got_elsewhere(serving, worker, asking, right):
     """A function that asks a worker of a kind first, and gets the right rows from another one."""
 
-    def get(kind, lie=None):
-        bad = serve(open_job, kind)
-        bad.lie = lie
-        asker, fleet = asking(job, bad, worker)
+    def get(kind, lies=()):
+        bad = serving(kind)
+        bad.left = deque(lies)
+        asker, fleet = asking(bad, worker)
         first(fleet)
-        right(asker.get(unit), open_job, job, unit)
+        right(asker)
         return asker, fleet, bad
 
     return get
@@ -209,7 +220,7 @@ def got_elsewhere(serve, worker, job, unit, open_job):
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_worker_that_lies_is_named_and_its_rows_are_got_elsewhere(got_elsewhere, capsys, lie):
-    asker, fleet, liar = got_elsewhere(Liar, lie)
+    asker, fleet, liar = got_elsewhere(Wrong, [lie])
     assert asker.counts["retries"] == 1
     assert_names(capsys.readouterr().err, f"worker 127.0.0.1:{liar.port}", "other workers")
     assert fleet.workers[0].rests_until > fleet._clock() - 60, "it is not asked again at once"
@@ -251,7 +262,7 @@ def test_lists_that_point_outside_of_their_values_are_refused(serve, tmp_path):
 
     server = serve(lambda job: UnitMaker(job, source), Pointing)
     with raises(WrongAnswer, f"worker 127.0.0.1:{server.port}", "Arrow"):
-        asking(job, server)[1].workers[0].connection.ask(units[0], 60)
+        Connection(server.address, TOKEN, job).ask(units[0], 60)
 
 
 def test_a_worker_keeps_the_files_of_its_last_eight_jobs_open(serve, job):
@@ -262,19 +273,19 @@ def test_a_worker_keeps_the_files_of_its_last_eight_jobs_open(serve, job):
     assert closed == ["0", "1"]
 
 
-def test_a_worker_that_ended_costs_a_retry(serve, worker, job, unit, open_job):
-    gone = serve(open_job)
-    asker, fleet = asking(job, gone, worker)
+def test_a_worker_that_ended_costs_a_retry(serving, worker, asking, right, unit):
+    gone = serving()
+    asker, fleet = asking(gone, worker)
     first(fleet)
-    right(fleet.workers[0].connection.ask(unit, 60), open_job, job, unit)
+    fleet.workers[0].connection.ask(unit, 60)
     gone.shutdown()
-    right(asker.get(unit), open_job, job, unit)
+    right(asker)
     assert asker.counts["retries"] == 1
 
 
-def test_only_who_has_the_token_is_let_in(worker, job, unit):
+def test_only_who_has_the_token_is_let_in(worker, asking, job, unit):
     for token in ("", "another", TOKEN + "x"):
-        asker, _ = asking(job, worker, token=token)
+        asker, _ = asking(worker, token=token)
         with raises(RemoteError, "worker 127.0.0.1", "token"):
             asker.get(unit)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
@@ -297,18 +308,18 @@ def test_a_token_that_no_header_can_hold_is_refused_by_both_sides(table, tmp_pat
         open_loader(table, batch_size=160, workers=f"127.0.0.1:1?token={path}")
 
 
-def test_hundreds_of_connections_that_say_nothing_hold_nobody_up(worker, job, unit, open_job):
+def test_hundreds_of_connections_that_say_nothing_hold_nobody_up(worker, asking, right):
     with contextlib.ExitStack() as slow:
         for number in range(300):
             client = socket.create_connection(("127.0.0.1", worker.port))
             slow.enter_context(client)
             client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: 12 * (number % 3)])
-        asker, _ = asking(job, worker)
-        right(asker.get(unit), open_job, job, unit)
+        asker, _ = asking(worker)
+        right(asker)
         assert asker.counts["retries"] == 0
 
 
-def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, job, unit, open_job):
+def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, asking, right):
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + bytes(200), b""):
         with socket.create_connection(("127.0.0.1", worker.port)) as scanner:
             scanner.sendall(data)
@@ -321,24 +332,24 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, jo
     for action in (flight.Action("call", b"\x80\x04junk"), flight.Action("shutdown", b"")):
         with pytest.raises(flight.FlightServerError):
             list(client.do_action(action, options))
-    asker, _ = asking(job, worker)
-    right(asker.get(unit), open_job, job, unit)
+    asker, _ = asking(worker)
+    right(asker)
 
 
 def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(
-    worker, job, unit, open_job, monkeypatch
+    worker, asking, right, monkeypatch
 ):
     monkeypatch.setattr(asking_file, "_FIRST_S", 120.0)
     with socket.create_server(("127.0.0.1", 0)) as dead:
-        asker, fleet = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}), worker)
+        asker, fleet = asking(type("Dead", (), {"port": dead.getsockname()[1]}), worker)
         first(fleet)
         began = time.monotonic()
-        right(asker.get(unit), open_job, job, unit)
+        right(asker)
         assert fleet.workers[0].silent
         assert time.monotonic() - began < asking_file._FIRST_S / 2, "not by its answer being late"
         assert (asker.counts["hedges"], asker.counts["retries"]) == (1, 0)
         for _ in range(3):  # and it is left alone
-            right(asker.get(unit), open_job, job, unit)
+            right(asker)
         assert asker.counts["hedges"] == 1
     assert asking_file._QUIET_S * 2 + asking_file._PING_S <= 2
 
@@ -352,7 +363,7 @@ class Reachable(Held):
 
 
 def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
-    serve, named, table, monkeypatch, capsys
+    serving, named, table, monkeypatch, capsys
 ):
     """Also the function that workers were to call is called here. Then workers are asked again."""
 
@@ -372,8 +383,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
         ]
 
     monkeypatch.setattr(asking_file, "_NOBODY_S", 0.5)
-    held = serve(
-        lambda job: UnitMaker(job, FeatureTable.open(table.uri)),
+    held = serving(
         Reachable,
         permission=Permission(functions=frozenset(["tests.ingest.remote.functions:halved"])),
     )
@@ -418,17 +428,17 @@ def certificates(tmp_path_factory):
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
-    serve, job, unit, open_job, certificates
+    serving, asking, right, unit, certificates
 ):
     ours, another = certificates["ours"], certificates["another"]
-    server = serve(open_job, certificate=ours)
-    asker, _ = asking(job, server, authority=ours[0])
-    right(asker.get(unit), open_job, job, unit)
-    for other in (server, serve(open_job)):  # a certificate that nobody we know signed; none at all
-        asker, _ = asking(job, other, authority=another[0])
+    server = serving(certificate=ours)
+    asker, _ = asking(server, authority=ours[0])
+    right(asker)
+    for other in (server, serving()):  # a certificate that nobody we know signed; none at all
+        asker, _ = asking(other, authority=another[0])
         with raises(RemoteError, "worker 127.0.0.1", "certificate"):
             asker.get(unit)
-    plain, fleet = asking(job, server, clock=iter(range(0, 10**6, 10)).__next__)
+    plain, fleet = asking(server, clock=iter(range(0, 10**6, 10)).__next__)
     with pytest.raises(NoWorkerAnswers):
         plain.get(unit)
     assert "&ca=FILE" in fleet.why_none_answers
@@ -454,14 +464,15 @@ class Mortal:
         pass
 
 
-def mortal(lost, count=4):
-    """Asks workers that can be killed, whose rest is over each time that one looks."""
-    fleet = Fleet([Mortal(lost) for _ in range(count)], clock=iter(range(0, 10**9, 2)).__next__)
-    _made.append((Asking(fleet, None), fleet))
-    return _made[-1]
+@pytest.fixture
+def mortal(made):
+    """Asks four workers that can be killed, whose rest is over each time that one looks."""
+    return lambda lost: made(
+        Fleet([Mortal(lost) for _ in range(4)], clock=iter(range(0, 10**9, 2)).__next__)
+    )
 
 
-def test_kills_for_however_long_end_no_run_while_workers_answer(unit):
+def test_kills_for_however_long_end_no_run_while_workers_answer(mortal, unit):
     draw = random.Random(22)
     asker, fleet = mortal(lambda unit: draw.random() < 0.5)
     for _ in range(1000):
@@ -471,21 +482,14 @@ def test_kills_for_however_long_end_no_run_while_workers_answer(unit):
     assert not any(worker.asked for worker in fleet.workers)
 
 
-def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run(unit):
+def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run(mortal, unit):
     deadly = replace(unit, epoch=7)
     asker, _ = mortal(lambda asked: asked == deadly)
     tries = asking_file._TRIES[WorkerLost]
-    found = []
-
-    def get():
-        try:
-            asker.get(deadly)
-        except RemoteError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=get)
-    asker.get(unit)
-    thread.start()
-    while thread.is_alive():  # others go on, so workers come back
+    with ThreadPoolExecutor(1) as threads:
         asker.get(unit)
-    assert_names(found[0], f"{tries} times", "killed")
+        got = threads.submit(asker.get, deadly)
+        while not got.done():  # others go on, so workers come back
+            asker.get(unit)
+    with raises(RemoteError, f"{tries} times", "killed"):
+        got.result()

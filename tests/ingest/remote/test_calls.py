@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.spec.permission import Permission
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.process.worker import FunctionError
 from sluice.ingest.remote import calls
 from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
 from sluice.ingest.remote.client import Connection
-from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer
 from sluice.ingest.stages.quarantine import QuarantineError
@@ -35,14 +35,9 @@ REMOTE = Knobs(workers={"mine": 2}, backend={"mine": "remote"})
 
 
 @pytest.fixture
-def calling(serve, table):
+def calling(serving):
     """A function that makes a worker which may call these tests' functions."""
-    return lambda kind=WorkerServer, permission=ALLOWED: serve(
-        lambda job: UnitMaker(job, FeatureTable.open(table.uri)),
-        kind,
-        threads=2,
-        permission=permission,
-    )
+    return partial(serving, permission=ALLOWED)
 
 
 def mine(function, **how):
@@ -142,6 +137,31 @@ def test_rows_that_fail_there_are_quarantined_as_here_and_errors_name_the_batch(
     ):
         with raises(error, "'mine'", *facts):
             hashes(table, **mine(function), workers=named(server), knobs=REMOTE)
+
+
+def test_functions_over_rows_run_there_as_here_and_the_same_rows_are_quarantined(
+    calling, named, tmp_path
+):
+    texts = ["a" * (n % 50) + "!" * (n == 1234) for n in range(4000)]
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"label": [0, 1] * 2000, "query": texts}), path, row_group_size=900)
+    lengths = Transform(f"{HERE}:length", "mine", reads=["query"], gives={"length": "float32"})
+    found = []
+    for name, more in (("here", {}), ("there", {"workers": named(calling()), "knobs": REMOTE})):
+        with open_loader(
+            [path],
+            batch_size=160,
+            roles={"label": "label", "dense": "length"},
+            transforms=[lengths],
+            errors=Errors(on_error="quarantine", quarantine=tmp_path / name),
+            **more,
+        ) as loader:
+            batches = [(batch.dense.tolist(), batch.weight.tolist()) for batch in loader]
+            found.append((batches, loader.order_hash, loader.quarantined["rows_set_aside"]))
+    assert loader.remote["calls"] > 0
+    assert loader.remote["units"] == 0, "rows are read here"
+    assert found[0] == found[1]
+    assert found[0][2] == 1
 
 
 class Lying(WorkerServer):

@@ -13,10 +13,8 @@ from zlib import crc32
 
 import pytest
 
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
-from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
@@ -122,7 +120,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
 
 
 def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_and_its_workers_end_with_it(
-    serve, table, repo, named
+    serving, table, repo, named
 ):
     class Late(WorkerServer):
         """A worker whose first answers come when it is too late for them."""
@@ -137,7 +135,7 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
                     self.late.set()
             return super().do_get(context, ticket)
 
-    server = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Late, threads=2)
+    server = serving(Late)
     with open_loader(table, batch_size=160, reader="arrow") as loader:
         [expected] = hashes(loader, 1)
     code = (

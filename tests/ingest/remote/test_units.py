@@ -166,8 +166,8 @@ def test_another_version_plan_or_table_is_refused_by_name(asked, table, tmp_path
     job, _, _ = asked
     with raises(RemoteError, "sluice", "the loader 0.0.1"):
         RemoteJob.of(asdict(replace(job, package="0.0.1")))
-    with raises(RemoteError, "order: '0'"):
-        UnitMaker(replace(job, order="0"), table)
+    with raises(RemoteError, "plan: '0'"):
+        UnitMaker(replace(job, plan="0"), table)
     with raises(RemoteError, "made: '0'"):
         UnitMaker(replace(job, made="0"), table)
     other = small_table(tmp_path / "other", rows=5000, files=3, row_group_rows=256, seed=1)
@@ -237,7 +237,7 @@ def test_an_answer_to_another_request_is_none(asked):
         replace(unit, draw=1),
     ):
         assert checksum(batch, job, other) != checksum(batch, job, unit)
-    for name in ("version", "files", "order", "made", "split"):
+    for name in ("version", "files", "plan", "made", "split"):
         assert checksum(batch, replace(job, **{name: "7"}), unit) != checksum(batch, job, unit)
 
 
