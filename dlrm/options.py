@@ -13,7 +13,7 @@ from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
 from sluice.common.settings import check, setting
 from sluice.common.suggest import nearest
-from sluice.dlrm.liveness.activity import MOST_S
+from sluice.dlrm.liveness import MOST_S
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.choices import AUTO, LAST, READERS, History, history_name
 from sluice.ingest.knobs import parse_bytes
@@ -101,8 +101,7 @@ class ModelConfig:
     width: int = setting(16, "width of every embedding, and of the dense tower's output", least=1)
     table_width: int = setting(
         0,
-        "width of the tables, a part of --width: vectors are held, sent and updated so "
-        "narrow, and "
+        "width of the tables, a part of --width: vectors are held, sent and updated so narrow, and "
         "repeated to the full width for the tower (default: the full width)",
         metavar="N",
         least=0,
@@ -172,9 +171,6 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
-        object.__setattr__(self, "over_layers", tuple(self.over_layers))
-        object.__setattr__(self, "cin_layers", tuple(self.cin_layers))
         check(self, ConfigError)
         if (events := self.events) and not self.target:
             object.__setattr__(self, "target", events.columns[0])
@@ -223,9 +219,7 @@ class OptimConfig:
     lr: float = setting(0.05, "learning rate of the embedding tables", above=0)
     schedule: str = setting(
         "constant",
-        "how that rate changes: constant, or any of "
-        "warmup=,decay_start=,decay=,power=,floor=,"
-        "by=step|epoch",
+        "how that rate changes: constant, or any of warmup=,decay_start=,decay=,power=,floor=,by=step|epoch",
     )
     dense_optimiser: str = setting("adam", "what updates the dense layers", choices=OPTIMISERS)
     dense_lr: float = setting(
@@ -242,8 +236,7 @@ class OptimConfig:
     )
     table_decay: float = setting(
         0.0,
-        "pull of each vector that is looked up towards 0: D/2 · its squared length is "
-        "added to a row's loss",
+        "pull of each vector that is looked up towards 0: D/2 · its squared length is added to a row's loss",
         metavar="D",
         least=0,
     )
@@ -298,8 +291,7 @@ class LoopSettings:
     )
     last: str = setting(
         "pad",
-        "the rows at the end of an epoch that fill no batch: pad theirs with rows of weight 0,"
-        " or drop them",
+        "the rows at the end of an epoch that fill no batch: pad theirs with rows of weight 0, or drop them",
         choices=LAST,
     )
     seed: int = setting(0, "decides first weights and row order")
@@ -320,8 +312,7 @@ class LoopSettings:
     )
     on_nonfinite: str = setting(
         "stop",
-        "a batch whose loss is no number: stop, or skip it on all ranks before any "
-        "weight changes, and count it",
+        "a batch whose loss is no number: stop, or skip it on all ranks before any weight changes, and count it",
         choices=("stop", "skip"),
     )
     profile: int = setting(
@@ -398,9 +389,7 @@ class InputSettings(KnobOptions, TransformOptions):
     )
     memory_limit: int | None = setting(
         None,
-        "what one rank's loader may use, for instance 2GiB (default: what the "
-        "machine and "
-        "its control groups leave)",
+        "what one rank's loader may use, for instance 2GiB (default: what the machine and its control groups leave)",
         metavar="BYTES",
         parse=parse_bytes,
     )
@@ -434,8 +423,6 @@ class Config(
     def __post_init__(self) -> None:
         from sluice.ingest.row_order import default_streams
 
-        object.__setattr__(self, "slices", tuple(self.slices))
-        object.__setattr__(self, "transforms", tuple(self.transforms))
         check(self, ConfigError)
         if not is_whole(self.ranks, 1):
             raise ConfigError(f"ranks: {self.ranks!r} is not a whole number of 1 or more")
@@ -525,8 +512,12 @@ class Config(
 
 
 def _without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recorded run's settings without those that only earlier versions had."""
-    return {name: value for name, value in settings.items() if name not in _REMOVED}
+    """Returns a recorded run's settings without those that only earlier versions had. JSON has lists for tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+        if name not in _REMOVED
+    }
 
 
 def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from sluice.dlrm.options import (
     tables_of,
 )
 from sluice.dlrm.sharding.apply import asked, describe
-from sluice.dlrm.sharding.machine import TrainingMachine, read
+from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import place
 from sluice.dlrm.sharding.shard_sizes import (
     DTYPES,
@@ -30,8 +29,8 @@ from sluice.dlrm.sharding.shard_sizes import (
     PlacementError,
     Storage,
     gb,
+    step_traffic,
 )
-from sluice.dlrm.sharding.traffic import step_traffic
 from sluice.etl.spec.code_options import CodeOptions
 
 _EXAMPLES = """
@@ -41,8 +40,7 @@ examples:
   sluice plan --data TABLE --machine machine.json --sharding row
 
 A machine's file is a JSON object with ranks and memory_bytes ("80GB"). Other values default to those of an 80 GB A100:
-ranks_per_host, memory_bandwidth, host_bandwidth, network_bandwidth (bytes a second, a rank), reserve (part of the
-memory kept for everything that is not a table).
+ranks_per_host, reserve (part of the memory kept for everything that is not a table).
 
 The last line is JSON: fits, weights_bytes, state_bytes, missing_bytes, each_rank, bytes_per_rank, balance, plan. If the
 plan does not fit, the exit code is 2.
@@ -68,7 +66,7 @@ class PlanOptions:
     machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")
     sharding: str = setting("auto", "how every table is sharded", choices=("auto", *SHARDING_KINDS))
     batch_size: int = setting(
-        65_536, "global batch for which the step's time is estimated", metavar="B", least=1
+        65_536, "global batch whose reads and traffic are counted", metavar="B", least=1
     )
     samples: int = setting(
         0, "rows of an epoch (default: the table's training rows)", metavar="N", least=0
@@ -190,62 +188,51 @@ def main(argv: list[str]) -> dict[str, Any]:
             print(json.dumps(result), flush=True)  # The error follows, but the figures are useful.
         raise chosen
     say(describe(chosen, found, machine))
-    costs = _costs(args, given, chosen, machine)
-    return {**result, **costs, **_in_detail(chosen, found)}
+    return {**result, **_describe_chosen(args, given, chosen)}
 
 
-def _costs(
-    args: PlanOptions, given: PlanInput, placed: ModelPlacement, machine: TrainingMachine
-) -> dict[str, Any]:
-    """Says and returns how long a step's forward pass takes, and what the busiest rank holds, reads and sends."""
+def _describe_chosen(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> dict[str, Any]:
+    """Returns where the tables lie. Says and returns what the busiest rank holds, and what it reads and sends in a
+    step."""
     from sluice.ingest.row_order import default_streams
 
     batch = args.batch_size
     streams = args.streams or default_streams(batch)
     rows = batch // min(placed.ranks, streams)
-    traffic = step_traffic(placed, given.tables, batch=batch, wire=args.wire)
-    read_s = placed.most_reads * batch / machine.memory_bandwidth
-    exchange_s = machine.send_seconds(traffic.pooled)
-    say(
-        f"forward pass of a global batch of {batch:,} on the slowest rank: reading "
-        f"{read_s * 1e3:.3g} ms, exchange {exchange_s * 1e3:.3g} ms with the machine's figures"
-    )
-    holds = placed.most_bytes
-    vector_bytes = round(placed.most_reads * batch)
+    sent = step_traffic(placed, given.tables, batch=batch, wire=args.wire).total
+    holds, vector_bytes = placed.most_bytes, round(placed.most_reads * batch)
     row_bytes = round(rows * given.sample_bytes)
     steps = -(-given.samples // batch)
     stored = f" ({gb(row_bytes)} of files)" if row_bytes else ""
     say(
         f"each rank, at most: holds {gb(holds)}; reads {rows:,} rows{stored} and {gb(vector_bytes)} of vectors a step; "
-        f"sends {gb(traffic.total)} a step, without the dense layers' gradients"
+        f"sends {gb(sent)} a step, without the dense layers' gradients"
     )
     if given.samples:
         say(f"an epoch of {given.samples:,} rows: {steps:,} steps")
     each_rank = {
         "holds_bytes": holds,
         "reads_a_step": {"vector_bytes": vector_bytes, "rows": rows, "row_bytes": row_bytes},
-        "sends_a_step": traffic.total,
+        "sends_a_step": sent,
         "steps": steps,
     }
-    return {"read_s": read_s, "exchange_s": exchange_s, "each_rank": each_rank}
-
-
-def _in_detail(placed: ModelPlacement, tables: Sequence[Table]) -> dict[str, Any]:
+    plan = [
+        {
+            "table": p.name,
+            "rows": t.rows,
+            "width": t.width,
+            "bytes": p.bytes,
+            "kind": p.kind,
+            "ranks": list(p.ranks),
+            "why": p.why,
+        }
+        for p, t in zip(placed.places, given.tables, strict=True)
+    ]
     return {
+        "each_rank": each_rank,
         "bytes_per_rank": [placed.bytes_on(r) for r in range(placed.ranks)],
         "balance": _balance(placed),
-        "plan": [
-            {
-                "table": p.name,
-                "rows": t.rows,
-                "width": t.width,
-                "bytes": p.bytes,
-                "kind": p.kind,
-                "ranks": list(p.ranks),
-                "why": p.why,
-            }
-            for p, t in zip(placed.places, tables, strict=True)
-        ],
+        "plan": plan,
     }
 
 

@@ -13,8 +13,7 @@ from sluice.dlrm.optim.schedule import RateSchedule
 from sluice.dlrm.options import Config, ConfigError, profile_of, tables_of
 from sluice.dlrm.sharding.apply import describe, placed, summary
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement
-from sluice.dlrm.sharding.traffic import StepTraffic, step_traffic
+from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement, StepTraffic, step_traffic
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import format_bytes, nearest
 from sluice.ingest.row_order import rank_rows

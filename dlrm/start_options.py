@@ -1,5 +1,5 @@
-"""Reads the trainer's command line. `StartOptions` are the options that are not settings of a run. `fresh` and
-`resumed` make a run's `Config`: of a new run, or of a stored run with changes."""
+"""Reads the trainer's command line. `StartOptions` are the options that are not settings of a run. `resumed`
+changes the settings of a stored run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.common.settings import Given, make, read, replaced, setting
+from sluice.common.settings import Given, read, replaced, setting
 from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.spec.code_options import CodeOptions
 
@@ -86,11 +86,6 @@ def parse(argv: list[str], description: str | None = None) -> Given:
     return read(
         StartOptions, Config, CodeOptions, argv=argv, prog="sluice train", description=description
     )
-
-
-def fresh(given: Given, **known: Any) -> Config:
-    """Returns a new run's settings."""
-    return make(Config, given, **known)
 
 
 def resumed(stored: dict[str, Any], given: Given, **known: Any) -> Config:

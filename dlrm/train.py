@@ -25,7 +25,7 @@ from sluice.common.errors import Preempted, UsageError
 from sluice.common.extras import advice
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
 from sluice.dlrm import start_options
-from sluice.dlrm.liveness.rank_exit import (
+from sluice.dlrm.liveness import (
     Elsewhere,
     LostRanks,
     RankExit,

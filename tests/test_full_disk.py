@@ -17,8 +17,7 @@ from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.program import run, say
-from sluice.dlrm.telemetry.journal import written_journal
-from sluice.dlrm.telemetry.progress import TrainingProgress
+from sluice.dlrm.telemetry.journal import TrainingProgress, written_journal
 from sluice.ingest.choices import Errors
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache

@@ -18,7 +18,7 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime.saved_state import KnobContext, Registry, SavedState
 from sluice.dlrm.telemetry.journal import written_journal
-from sluice.dlrm.telemetry.prometheus import Endpoint
+from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.choices import Errors
@@ -115,16 +115,21 @@ def test_a_worker_is_reached_over_sockets_and_memory_without_a_name(tmp_path):
 
 
 def test_what_listens_does_so_on_this_machine_alone_and_takes_no_orders():
-    assert Endpoint.at_address("9400", rank=0, local_rank=1)._host == "127.0.0.1"
     assert DEFAULTS["spark.ui.enabled"] == "false"  # whoever reached it could end a job's stages
     port = ports.free()
     with (
-        Endpoint.at_address(str(port), rank=0, local_rank=0),
+        served(Endpoint(0), str(port), 0),
         socket.create_connection(("127.0.0.1", port), 60) as client,
     ):
         client.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         client.settimeout(60)
         assert b" 405 " in client.recv(4096).splitlines()[0]  # only asking is allowed
+        listening = [
+            c.laddr.ip
+            for c in psutil.Process().net_connections("inet")
+            if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+        ]
+        assert listening == ["127.0.0.1"]
 
 
 def test_a_link_that_waits_under_a_temporary_name_is_not_followed(tmp_path, monkeypatch):

@@ -115,8 +115,7 @@ class StoredTensor:
                 a + b > c for a, b, c in zip(chunk.first, chunk.size, self.size, strict=True)
             ):
                 raise ValueError(
-                    f"a piece of {chunk.size} elements from {chunk.first} on is none of a tensor of "
-                    f"{self.size}"
+                    f"a piece of {chunk.size} elements from {chunk.first} on is none of a tensor of {self.size}"
                 )
 
 

@@ -126,8 +126,7 @@ class CheckpointMeta:
             differences.append(f"column {name!r}: {how}")
         if tuple(self.dense) != now["dense"]:
             differences.append(
-                f"dense columns: {', '.join(self.dense)} in the checkpoint, "
-                f"{', '.join(now['dense'])} in the table"
+                f"dense columns: {', '.join(self.dense)} in the checkpoint, {', '.join(now['dense'])} in the table"
             )
         if not differences and self.fingerprint != now["fingerprint"]:
             differences.append(

@@ -218,8 +218,7 @@ class Checkpoints:
                 if self._world.first:
                     self.files.clear(path, META)
             raise NotFinite(
-                f"checkpoint {path} is not written: the model holds {describe_tensors(wrong)}; the one before it "
-                "stays"
+                f"checkpoint {path} is not written: the model holds {describe_tensors(wrong)}; the one before it stays"
             )
         file = f"rank-{self._world.rank:05d}.safetensors"
 
@@ -230,25 +229,20 @@ class Checkpoints:
 
         written = self._on_all_ranks(path, write)
         first = self._world.first
-        self._on_all_ranks(
-            path, lambda: self._write_meta(path, written, values, meta) if first else None
-        )
+
+        def complete() -> None:
+            described = layout_of(written, values)
+            self.files.write(path / LAYOUT, [described])
+            sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(described)}
+            _verify_checksums(path, {LAYOUT: sums[LAYOUT]})
+            self.files.sync_folder(
+                path
+            )  # meta.json lists these files, so they are written before it
+            meta.write(path, sums, self.files)
+
+        self._on_all_ranks(path, complete if first else lambda: None)
         if first:
             self._remove_old()
-
-    def _write_meta(
-        self,
-        path: Path,
-        written: list[dict[str, Any]],
-        values: dict[str, Any],
-        meta: CheckpointMeta,
-    ) -> None:
-        described = layout_of(written, values)
-        self.files.write(path / LAYOUT, [described])
-        sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(described)}
-        _verify_checksums(path, {LAYOUT: sums[LAYOUT]})
-        self.files.sync_folder(path)  # meta.json lists these files, so they are written before it
-        meta.write(path, sums, self.files)
 
     def _on_all_ranks(self, path: Path, act: Callable[[], Any]) -> list[Any]:
         """Calls `act` on every rank and returns all results. Raises CheckpointError on every rank if one call

@@ -144,8 +144,7 @@ def _causes(findings: Findings, lr: float) -> list[str]:
     if findings.columns and len(constant) * 2 >= findings.columns:
         causes.append(
             f"{len(constant)} of {findings.columns} sparse columns have one id in all rows "
-            f"({', '.join(constant[:3])}{' …' if len(constant) > 3 else ''}): the "
-            "vocabulary does not fit the data"
+            f"({', '.join(constant[:3])}{' …' if len(constant) > 3 else ''}): the vocabulary does not fit the data"
         )
     if findings.largest_dense is not None and findings.largest_dense[1] > 1000:
         causes.append(

@@ -73,11 +73,12 @@ def quality(logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike
 class Binned:
     """Does what `quality` does, but keeps no rows: sums are exact, the AUC is that of logits rounded to bins.
 
-    Bins are 1.5e-4 wide from -20 to 20; two rows in one bin count as a tie. `+` joins what two ranks saw."""
+    Bins are 1.5e-4 wide from -20 to 20; two rows in one bin count as a tie."""
 
-    def __init__(self) -> None:
-        self._counts: Array = np.zeros((2, _BINS))
-        self._total: Array = np.zeros(5)
+    def __init__(self, numbers: Array | None = None) -> None:
+        """`numbers` are the sum of those of several ranks."""
+        self.numbers: Array = np.zeros(2 * _BINS + 5) if numbers is None else numbers
+        """The weights of negative rows and then of positive rows in each bin, and the sums over all rows."""
 
     def add(self, logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> None:
         logits, labels, weights = (
@@ -85,31 +86,15 @@ class Binned:
         )
         within = np.nan_to_num(np.clip(logits, -_EDGE, _EDGE))
         place = np.minimum((within + _EDGE) * (_BINS / (2 * _EDGE)), _BINS - 1).astype(np.int64)
-        self._counts[1] += np.bincount(place, weights * labels, _BINS)
-        self._counts[0] += np.bincount(place, weights * (1 - labels), _BINS)
-        self._total += _sums(logits, labels, weights)
-
-    def __add__(self, other: Binned) -> Binned:
-        both = Binned()
-        both._counts, both._total = self._counts + other._counts, self._total + other._total
-        return both
-
-    def to_array(self) -> Array:
-        """Returns all counts as one array, which can be sent to another rank."""
-        return np.concatenate([self._counts.ravel(), self._total])
-
-    @classmethod
-    def from_array(cls, array: Array) -> Binned:
-        """Restores what `to_array` gave."""
-        binned = cls()
-        binned._counts, binned._total = array[: 2 * _BINS].reshape(2, _BINS), array[2 * _BINS :]
-        return binned
+        self.numbers[:_BINS] += np.bincount(place, weights * (1 - labels), _BINS)
+        self.numbers[_BINS:-5] += np.bincount(place, weights * labels, _BINS)
+        self.numbers[-5:] += _sums(logits, labels, weights)
 
     @property
     def quality(self) -> Quality:
         bins = np.arange(_BINS, dtype=np.float64)
-        area = auc(np.concatenate([bins, bins]), np.repeat([0.0, 1.0], _BINS), self._counts.ravel())
-        return _quality(area, self._total)
+        area = auc(np.concatenate([bins, bins]), np.repeat([0.0, 1.0], _BINS), self.numbers[:-5])
+        return _quality(area, self.numbers[-5:])
 
 
 def _sums(logits: Array, labels: Array, weights: Array) -> Array:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
-from sluice.dlrm.evaluation.single_columns import SingleColumns
+from sluice.dlrm.evaluation.metrics import Array, Binned, Quality, auc, quality
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.assemble import TrainingParts
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.model_input import ModelInput
 from sluice.etl.ops.base import MAX_ID
+from sluice.ingest.batch import Batch
 from sluice.ingest.gpu import staging_for
-
-if TYPE_CHECKING:
-    from sluice.dlrm.training.assemble import TrainingParts
-    from sluice.ingest.batch import Batch
-    from sluice.ingest.loader import BatchLoader
+from sluice.ingest.loader import BatchLoader
 
 SLICES = 8
 """Number of ids of a sliced column that are evaluated by themselves."""
@@ -193,12 +190,12 @@ class _Rough:
     def result(self, world: Ranks) -> _Counted:
         # All ranks slice by the same ids in the same order.
         own_counts = [
-            self._whole.to_array(),
-            *(part.to_array() for parts in self._parts for part in parts.values()),
+            self._whole.numbers,
+            *(part.numbers for parts in self._parts for part in parts.values()),
         ]
         ranks = world.gather_objects((own_counts, self._positives))
         qualities = [
-            sum(map(Binned.from_array, arrays), Binned()).quality
+            Binned(np.sum(arrays, axis=0)).quality
             for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)
         ]
         slice_qualities = iter(qualities[1:])
@@ -213,3 +210,62 @@ def _frequent(ids: Any) -> list[int]:
     """Returns the most frequent ids in falling order."""
     unique_ids, counts = np.unique(ids, return_counts=True)
     return [int(i) for i in unique_ids[np.argsort(-counts, kind="stable")][:SLICES]]
+
+
+_SINGLE_ROWS = 50_000  # of a split are looked at, over all ranks
+_LEAST = 10  # positive and negative rows that the AUC of a column needs
+
+
+class SingleColumns:
+    """Keeps a rank's first rows: its dense columns, and the first id of each row in each sparse one."""
+
+    def __init__(self, dense: Sequence[str], sparse: Sequence[str], world: Ranks) -> None:
+        self._dense = tuple(dense)
+        self._sparse = tuple(sparse)
+        self._world = world
+        self._room = _SINGLE_ROWS // world.ranks
+        self._parts: list[Array] = []
+
+    def add(self, batch: Batch) -> None:
+        """Keeps the rows of a batch that are real, as long as there is room."""
+        real = (batch.weight > 0).nonzero().flatten()[: self._room]
+        self._room -= len(real)
+        if not len(real):
+            return
+        columns = [batch.label[real].double(), *batch.dense[real].double().unbind(1)]
+        at = torch.cumsum(batch.lengths, 0) - batch.lengths  # where each bag begins
+        lengths = batch.lengths.view(len(self._sparse), -1)
+        padded = torch.cat([batch.values, batch.values.new_zeros(1)])
+        for starts, counts in zip(at.view(lengths.shape), lengths, strict=True):
+            columns.append(torch.where(counts > 0, padded[starts], 0)[real].double())
+        self._parts.append(torch.stack(columns).numpy())
+
+    def result(self) -> dict[str, float]:
+        """Column → the AUC of what it says alone, the highest first; nothing if a label is too rare. It has the same
+        answer on every rank.
+
+        A number is a score itself, in either direction. What ids say is learned on every other row and judged on the
+        rest."""
+        own = np.concatenate(self._parts, axis=1) if self._parts else None
+        table = np.concatenate(
+            [part for part in self._world.gather_objects(own) if part is not None], axis=1
+        )
+        label, values = table[0], table[1:]
+        judged = label[1::2]
+        if min(judged.sum(), len(judged) - judged.sum()) < _LEAST:
+            return {}
+        areas = {}
+        for number, name in enumerate((*self._dense, *self._sparse)):
+            is_dense = number < len(self._dense)
+            if is_dense:
+                scores = np.nan_to_num(values[number])
+            else:
+                # For each row, the rate of the label among the rows with an even number that have its id.
+                _, place = np.unique(values[number], return_inverse=True)
+                counts = np.bincount(place[::2], minlength=place.max() + 1)
+                positives = np.bincount(place[::2], label[::2], minlength=place.max() + 1)
+                scores = ((positives + label[::2].mean()) / (counts + 1))[place]
+            area = auc(scores[1::2], judged, np.ones(len(judged)))
+            assert area is not None  # both labels are there
+            areas[name] = max(area, 1 - area) if is_dense else area
+        return dict(sorted(areas.items(), key=lambda item: -item[1]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
+from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.diagnosis import (
     bad_predictions,
     chance,
@@ -16,19 +16,15 @@ from sluice.dlrm.evaluation.diagnosis import (
     telling_columns,
     too_good,
 )
-from sluice.dlrm.evaluation.single_columns import SingleColumns
-from sluice.dlrm.evaluation.split import Findings, evaluate
+from sluice.dlrm.evaluation.split import Findings, SingleColumns, evaluate
 from sluice.dlrm.options import Config
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.training import loaders
+from sluice.dlrm.training.assemble import TrainingParts
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.etl.table.table import FeatureTable
-
-if TYPE_CHECKING:
-    from sluice.dlrm.checkpoint.saving import Checkpoints
-    from sluice.dlrm.ranks import Ranks
-    from sluice.dlrm.telemetry.journal import Journal
-    from sluice.dlrm.training.assemble import TrainingParts
 
 
 @dataclass(kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.dlrm.follow.lineage import explain_difference
 from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable
@@ -172,3 +172,44 @@ def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState
 
 def _one_array(values: pa.ChunkedArray) -> pa.Array:
     return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+
+
+def explain_difference(before: Spec, after: Spec, column: str) -> str:
+    """Returns why equal values of a column of both specs differ in meaning. Empty: they do not."""
+    old, new = (
+        (made.role, made.ops, [_describe(spec, before, name) for name in made.sources])
+        for spec in (before, after)
+        for made in spec.columns
+        if made.name == column
+    )
+    if old[:2] != new[:2]:
+        return "the spec makes it in another way"
+    if old != new:
+        return (
+            "the spec takes its values from another place (input column, type, format of times or "
+            "numbers, join, lag or history)"
+        )
+    return ""
+
+
+def _describe(spec: Spec, before: Spec, name: str) -> tuple[Any, ...]:
+    """Describes a column of the input, of a join, a history or a lag, in the names of the version before. `was` in
+    `spec` refers to these."""
+    for join in spec.rows.joins:
+        if name in join.columns:
+            on = [_describe(spec, before, key) for key in join.on]
+            time = (_describe(spec, before, join.time), join.their_time) if join.time else ()
+            keys = join.their_on or join.on
+            return "join", join.path, on, keys, name, join.columns[name], time, join.decimal
+    for past in spec.rows.histories:
+        if name == past.name:
+            made = [_describe(spec, before, column) for column in (past.of, past.by, past.order)]
+            return "history", made, past.lag, past.difference, past.positive
+    source, earlier = spec.input, before.input
+    kind = source.with_place[name]
+    marks = (source.decimal, source.thousands) if kind in ("int", "float") else ()
+    # The name that the column had in the version before. A rename that stood there before says nothing new.
+    was = source.was.get(name, name)
+    if name in earlier.columns and earlier.was.get(name) == was:
+        was = name
+    return "input", was, kind, source.times.get(name), marks

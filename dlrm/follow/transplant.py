@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint, TensorPart, mean_row_states
+from sluice.dlrm.checkpoint.checkpoint import (
+    Checkpoint,
+    TensorPart,
+    leaves,
+    mean_row_states,
+    state_of,
+)
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, read
 from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.interactions import Labels, NamedLabels, Names
 from sluice.dlrm.model.local_parts import local_parts
+from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.table_compression import Compression, rows_of, table_name
 from sluice.dlrm.model.towers import tower_of
 from sluice.dlrm.options import Config, ModelConfig, Table
 
 if TYPE_CHECKING:
-    from sluice.dlrm.model.ranker import TableLayout
     from sluice.dlrm.training.assemble import TrainingParts
 
 _TABLES = "embedding_bags."
@@ -39,28 +45,11 @@ def transplant(
     stored, before = Checkpoint(path), read(path)
     parts.dense.init_state()  # Adam makes its state at the first step only
     parts.dense.zero_grad()
-    model = parts.model.state_dict()
-    tables = parts.table_states.state_dict()
-    other = parts.dense.state_dict()
-    columns = columns_of_tables(parts.layout)
-    sizes = {table.name: table.rows for table in parts.layout.tables}
+    state = state_of(parts)
+    layout, columns = parts.layout, columns_of_tables(parts.layout)
+    sizes = {table.name: table.rows for table in layout.tables}
     config = Config.from_dict(after.config).model
-    boxes: list[TensorPart] = []
-    for key, value in (
-        *_tensors_by_key("model", model),
-        *_tensors_by_key("tables.state", tables["state"]),
-    ):
-        _, is_table, rest = key.partition(_TABLES)
-        name = rest.partition(".weight")[0]
-        if not is_table or key not in stored.sizes or not changes.keeps(columns[name]):
-            continue
-        if (column := columns[name]) in changes.grown and config.compress.get(column) == "spread":
-            _fill_spread_table(stored.tensors([key])[key], value, *changes.grown[column])
-        else:
-            boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
-    stored.read(boxes)
     # Each weight's labels before and now: the feature of each index. A column that starts again counts as new.
-    layout = parts.layout
     history = layout.history.name if layout.history is not None else None
     old_columns = [
         name if changes.keeps(name) else f"{name}, before"
@@ -70,15 +59,24 @@ def transplant(
     old = labels_of(config, before.dense, old_columns)
     new = labels_of(config, after.dense, [column.name for column in layout.compressor.columns])
     labels = {name: (old[name], new[name]) for name in new}
-    for key, value in (
-        *_tensors_by_key("model", model),
-        *_tensors_by_key("dense.state", other["state"]),
-    ):
-        if _TABLES not in key and key in stored.sizes:
+    boxes: list[TensorPart] = []
+    for key, value, _ in leaves(state):
+        if not isinstance(value, Tensor) or key not in stored.sizes:
+            continue
+        _, is_table, rest = key.partition(_TABLES)
+        if not is_table:
             _fill_dense(stored, key, value, labels)
-    parts.model.load_state_dict(model)
-    parts.table_states.load_state_dict(tables)
-    parts.dense.load_state_dict(other)
+            continue
+        name = rest.partition(".weight")[0]
+        column = columns[name]
+        if column in changes.grown and config.compress.get(column) == "spread":
+            _fill_spread_table(stored.tensors([key])[key], value, *changes.grown[column])
+        elif changes.keeps(column):
+            boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
+    stored.read(boxes)
+    parts.model.load_state_dict(state["model"])
+    parts.table_states.load_state_dict(state["tables"])
+    parts.dense.load_state_dict(state["dense"])
 
 
 def columns_of_tables(layout: TableLayout) -> dict[str, str]:
@@ -150,15 +148,6 @@ def _fill_dense(
             f"{key} is {tuple(old.shape)} in the checkpoint, and {tuple(value.shape)} is needed"
         )
     value.copy_(old)
-
-
-def _tensors_by_key(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the tensors of a state with their keys in a checkpoint."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _tensors_by_key(f"{prefix}.{key}", value)
-        elif isinstance(value, Tensor) or hasattr(value, "local_shards"):
-            yield f"{prefix}.{key}", value
 
 
 def labels_of(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:

@@ -4,16 +4,13 @@ history and the target can share a table."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sluice.dlrm.options import ConfigError, ModelConfig
-
-if TYPE_CHECKING:
-    from sluice.etl.spec.columns import ColumnSpec
-    from sluice.etl.table.table import FeatureTable
+from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.table.table import FeatureTable
 
 
 def _id_meaning(column: ColumnSpec) -> object:

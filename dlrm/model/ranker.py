@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,10 +27,8 @@ from sluice.dlrm.model.table_compression import (
 )
 from sluice.dlrm.model.towers import WIDE, build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig, Table
+from sluice.ingest.batch import Batch
 from sluice.ingest.knobs import nearest
-
-if TYPE_CHECKING:
-    from sluice.ingest.batch import Batch
 
 _BLOCK_ROWS = 65_536  # so many rows of a table get their first weights from one random generator
 
@@ -57,8 +55,7 @@ class TableLayout:
                 f"--model {config.kind} needs --history by=USER,time=TIME,columns=ITEM, or --history COLUMN, a column "
                 "of bags, and --target COLUMN, the item in question"
                 if reads
-                else f"--history and --target are of --model {' and '.join(of_history)} alone, not of "
-                f"{config.kind}"
+                else f"--history and --target are of --model {' and '.join(of_history)} alone, not of {config.kind}"
             )
         self.history = (
             _find_column(config.history_column, "history", columns) if config.history else None
@@ -153,8 +150,7 @@ class TableLayout:
         if history.rows != target.rows:
             raise ConfigError(
                 f"history table: {history.name!r} ({history.rows} ids) cannot be looked up in the table of "
-                f"{target.name!r} ({target.rows} ids): it needs a table with as many ids; write "
-                "--history-table own"
+                f"{target.name!r} ({target.rows} ids): it needs a table with as many ids; write --history-table own"
             )
         del self.keys[history.name]
         shared = self.compressor.tables[self.target or 0].name
@@ -213,7 +209,12 @@ class Ranker(nn.Module):
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
     ) -> torch.Tensor:
         """Returns a logit for each row. `rows`: the number of rows without padding. None: there is no padding."""
-        pooled = by_table(self.tables(sparse))
+        found: Any = self.tables(sparse)
+        if isinstance(found, LazyAwaitable):
+            found = found.wait()
+        # One split makes each table's vectors. The gradient of a slice is as large as all vectors, so the backward pass
+        # of a slice for each table takes ten times as long.
+        pooled = found.to_dict() if isinstance(found, KeyedTensor) else found
         vectors = torch.stack([pooled[name] for name in self._own], 1)
         if self._decay:
             vectors = decayed(vectors, self._decay / (rows or len(dense)))
@@ -225,20 +226,8 @@ class Ranker(nn.Module):
                 lengths = sparse.lengths().view(-1, len(dense))[-len(self._past) :].sum(0)
                 history = torch.stack([pooled[name] for name in self._past], 1)
                 inputs += [history, lengths, inputs[1][:, self._target]]
-            logits = self.tower(*inputs)
-        found: torch.Tensor = logits.float()  # bfloat16 until here
-        return found
-
-
-def by_table(pooled: Any) -> Mapping[str, torch.Tensor]:
-    """Returns each table's vectors, by one split. The gradient of a slice is as large as all vectors, so the backward
-    pass of a slice for each table takes ten times as long."""
-    if isinstance(pooled, LazyAwaitable):
-        pooled = pooled.wait()
-    found: Mapping[str, torch.Tensor] = (
-        pooled.to_dict() if isinstance(pooled, KeyedTensor) else pooled
-    )
-    return found
+            logits: torch.Tensor = self.tower(*inputs)
+        return logits.float()  # bfloat16 until here
 
 
 class _Decay(torch.autograd.Function):
@@ -290,7 +279,9 @@ def first_weights(model: nn.Module, seed: int, starts: Mapping[str, float]) -> N
             for block in range(top // _BLOCK_ROWS, -(-(top + height) // _BLOCK_ROWS)):
                 start = block * _BLOCK_ROWS
                 values = torch.empty(min(_BLOCK_ROWS, rows - start), width)
-                values.uniform_(-bound, bound, generator=_generator(seed, name, block))
+                digest = hashlib.sha256(f"{seed}\0{name}\0{block}".encode()).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+                values.uniform_(-bound, bound, generator=generator)
                 low, high = max(start, top), min(start + len(values), top + height)
                 part[low - top : high - top] = values[
                     low - start : high - start, left : left + breadth
@@ -307,8 +298,3 @@ def first_bias(model: Any, rate: float) -> None:
         if ".tower.over." in f".{name}" and name.endswith("bias")
     ][-1]
     last.fill_(math.log(rate / (1 - rate)))
-
-
-def _generator(*key: Any) -> torch.Generator:
-    digest = hashlib.sha256("\0".join(map(str, key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

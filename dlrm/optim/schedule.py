@@ -49,8 +49,7 @@ class RateSchedule:
             raise ConfigError("schedule: power is 0; leave out the decay for a constant rate")
         if self.decay and self.decay_start < self.warmup:
             raise ConfigError(
-                f"schedule: the decay begins at {self.decay_start:g}, within the warm-up of "
-                f"{self.warmup:g}"
+                f"schedule: the decay begins at {self.decay_start:g}, within the warm-up of {self.warmup:g}"
             )
         if self.decay_start and not self.decay:
             raise ConfigError(
@@ -67,8 +66,7 @@ class RateSchedule:
             name, equals, value = part.strip().partition("=")
             if name not in known or not equals:
                 raise ConfigError(
-                    f"schedule {text!r}: {part.strip()!r}: write NAME=NUMBER, or constant"
-                    f"{nearest(name, known)}"
+                    f"schedule {text!r}: {part.strip()!r}: write NAME=NUMBER, or constant{nearest(name, known)}"
                 )
             try:
                 values[name] = value if name == "by" else float(value)

@@ -69,14 +69,25 @@ class Batcher:
         while True:
             for _ in range(_TURNS_BEFORE_BATCH):
                 await asyncio.sleep(0)
-            batch, size = self._next_batch()
+            batch: list[tuple[Any, asyncio.Future[Any]]] = []
+            batch_size = 0
+            while self._queue and len(batch) < self.batch_limit:
+                request, size, future = self._queue[0]
+                is_wanted = not future.done()  # otherwise its caller has stopped waiting
+                if is_wanted and batch and batch_size + size > BATCH_SIZE:
+                    break
+                self._queue.popleft()
+                self._queued_size -= size
+                if is_wanted:
+                    batch.append((request, future))
+                    batch_size += size
             if not batch:
                 self._running = None
                 return
             requests = [request for request, _ in batch]
             try:
                 self.on_batch(len(batch))
-                if size <= INLINE_SIZE:
+                if batch_size <= INLINE_SIZE:
                     answers = self.work(requests)
                 else:
                     answers = await asyncio.to_thread(self.work, requests)
@@ -87,19 +98,3 @@ class Batcher:
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
-
-    def _next_batch(self) -> tuple[list[tuple[Any, asyncio.Future[Any]]], int]:
-        """Takes the next batch from the queue. Returns it with its size."""
-        batch: list[tuple[Any, asyncio.Future[Any]]] = []
-        batch_size = 0
-        while self._queue and len(batch) < self.batch_limit:
-            request, size, future = self._queue[0]
-            is_wanted = not future.done()  # otherwise its caller has stopped waiting
-            if is_wanted and batch and batch_size + size > BATCH_SIZE:
-                break
-            self._queue.popleft()
-            self._queued_size -= size
-            if is_wanted:
-                batch.append((request, future))
-                batch_size += size
-        return batch, batch_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -48,13 +48,8 @@ class JoinedWrites:
 
 def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with limits: `seconds` to wait for a request's head, and `limit` open connections."""
-
-    class LimitedProtocol(GuardedProtocol):
-        head_timeout_s = seconds
-        most_open = limit
-        idle: ClassVar[dict[GuardedProtocol, None]] = {}
-
-    return LimitedProtocol
+    limits = {"head_timeout_s": seconds, "most_open": limit}
+    return type("LimitedProtocol", (GuardedProtocol,), limits)
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -62,8 +57,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     head_timeout_s: float
     most_open: int
-    idle: ClassVar[dict[GuardedProtocol, None]]
-    """The connections without a request under way. The one that has been idle for longest comes first."""
     _head_timer: asyncio.TimerHandle | None = None
     _message_begun = False
     _outside_body = 0
@@ -72,18 +65,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self.most_open:
-            longest_idle = next(iter(self.idle), None)
-            if longest_idle is None:
-                self._answer_and_close(
-                    503,
-                    "Service Unavailable",
-                    f"{self.most_open} connections are open, and all of them are busy",
-                    "retry-after: 1\r\n",
-                )
-                return
-            del self.idle[longest_idle]
-            longest_idle.transport.close()
-        self.idle[self] = None
+            self._answer_and_close(
+                503,
+                "Service Unavailable",
+                f"{self.most_open} connections are open already",
+                "retry-after: 1\r\n",
+            )
+            return
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
 
     def data_received(self, data: bytes) -> None:
@@ -105,7 +93,6 @@ class GuardedProtocol(HttpToolsProtocol):
             )
         if not self._is_idle():
             self._stop_head_timer()
-            self.idle.pop(self, None)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
 
@@ -137,14 +124,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._message_begun = False
         super().on_message_complete()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._is_idle() and self in self.connections:
-            self.idle[self] = None
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
-        self.idle.pop(self, None)
         super().connection_lost(exc)
 
     def _answer_and_close(self, status: int, phrase: str, text: str, headers: str = "") -> None:

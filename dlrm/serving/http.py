@@ -15,9 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sluice.common.suggest import nearest
 from sluice.dlrm.serving.batcher import Batcher
 from sluice.dlrm.serving.decode import Refusal
-from sluice.dlrm.serving.limits import ServerLimits
 from sluice.dlrm.serving.metrics import ServerMetrics
 from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
+from sluice.dlrm.serving.server import ServerLimits
 
 if TYPE_CHECKING:
     from sluice.dlrm.serving.reload import Reload
@@ -60,7 +60,7 @@ class HttpApp:
             self._answer_batch,
             size=lambda request: request.size,
             waiting_limit=limits.max_waiting,
-            on_batch=self.served.batch,
+            on_batch=self.served.batches.observe,
         )
         self.take(scorer)
 
@@ -74,18 +74,16 @@ class HttpApp:
         """Answers one request."""
         begun_at = time.monotonic()
         path, status, headers = scope["path"], 200, {"content-type": "application/json"}
-        refusal: Refusal | None = None
         failure: Exception | None = None
         try:
             body = await self._body_of_answer(path, scope, receive)
             if path == "/metrics":
                 headers["content-type"] = CONTENT_TYPE_LATEST
-        except Refusal as error:
-            refusal = error
         except Exception as error:
-            failure = error
-            refusal = Refusal(500, "the server failed on this request; its log says why")
-        if refusal is not None:
+            refusal = error
+            if not isinstance(refusal, Refusal):
+                failure = error
+                refusal = Refusal(500, "the server failed on this request; its log says why")
             status, headers = refusal.status, {**headers, **refusal.headers}
             # A lone surrogate, which a client's JSON may contain, cannot be encoded.
             body = json.dumps({"error": str(refusal)}, ensure_ascii=False).encode(errors="replace")
@@ -105,7 +103,8 @@ class HttpApp:
         if scope["method"] not in methods:
             raise Refusal(405, f"{path} takes {methods[0]}", {"allow": ", ".join(methods)})
         if path == "/metrics":
-            return self.served.text(self.batcher.waiting)
+            self.served.waiting.set(self.batcher.waiting)
+            return self.served.text()
         if path == "/predict":
             content = await self._predict(dict(scope["headers"]), receive)
         else:
@@ -118,16 +117,24 @@ class HttpApp:
         return _JSON.encode(content).encode()
 
     async def _predict(self, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
-        timeout = self.limits.timeout
-        try:
-            async with asyncio.timeout(timeout):
-                body = await self._read_body(receive)
-        except TimeoutError:
-            raise Refusal(408, f"the body did not come within {timeout:g} s", _CLOSE) from None
+        timeout, largest = self.limits.timeout, self.limits.max_body
         content_type, encoding = (
             headers.get(name, b"").decode("latin-1").strip().lower()
             for name in (b"content-type", b"content-encoding")
         )
+        body, size, more = bytearray(), int(headers.get(b"content-length", 0)), True
+        try:
+            async with asyncio.timeout(timeout):
+                while more and size <= largest:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(499, "the client went away")
+                    body += message.get("body", b"")
+                    more, size = message.get("more_body", False), len(body)
+        except TimeoutError:
+            raise Refusal(408, f"the body did not come within {timeout:g} s", _CLOSE) from None
+        if size > largest:
+            raise Refusal(413, f"the body is larger than {largest} bytes", _CLOSE)
         if encoding not in ("", "identity"):
             raise Refusal(
                 415,
@@ -136,7 +143,7 @@ class HttpApp:
         try:
             async with asyncio.timeout(timeout):
                 answer: Answer | Refusal = await self.batcher.ask(
-                    PredictRequest(content_type, body)
+                    PredictRequest(content_type, bytes(body))
                 )
         except TimeoutError:
             raise Refusal(
@@ -144,7 +151,7 @@ class HttpApp:
             ) from None
         if isinstance(answer, Refusal):
             raise answer
-        self.served.answered(len(answer.probabilities))
+        self.served.rows.inc(len(answer.probabilities))
         return answer.to_dict()
 
     def _answer_batch(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
@@ -152,15 +159,3 @@ class HttpApp:
         answers = scorer.answer(requests)
         self.served.missing(scorer.missing)
         return answers
-
-    async def _read_body(self, receive: Receive) -> bytes:
-        body, more = bytearray(), True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refusal(499, "the client went away")
-            body += message.get("body", b"")
-            if len(body) > self.limits.max_body:
-                raise Refusal(413, f"the body is larger than {self.limits.max_body} bytes", _CLOSE)
-            more = message.get("more_body", False)
-        return bytes(body)

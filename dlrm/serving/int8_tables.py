@@ -6,8 +6,8 @@ row of width 16 takes 18 bytes instead of 64. A lookup is one gather over all ta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -35,33 +35,49 @@ class NarrowTables(nn.Module):
         super().__init__()
         self.kind = kind
         self._tables = {table.name: table for table in tables}
+        self._first: dict[str, int] = {}
+        """The number of each table's first row among all rows of its width."""
+        rows: Counter[int] = Counter()
+        for table in tables:
+            self._first[table.name] = rows[table.width]
+            rows[table.width] += table.rows
+        self._weights = {w: torch.zeros(n, w, dtype=_DTYPES[kind]) for w, n in rows.items()}
+        self._scales = {
+            w: torch.zeros(n if kind == "int8" else 0, 1, dtype=torch.float16)
+            for w, n in rows.items()
+        }
         table_of = {key: table for table in tables for key in keys[table.name]}
         self._features = list(names or table_of)
-        self._stacks = {}
-        for width in {table.width for table in tables}:
-            stacked = [table for table in tables if table.width == width]
-            looked_up = {
-                number: table_of[name].name
-                for number, name in enumerate(self._features)
-                if table_of[name] in stacked
-            }
-            self._stacks[width] = _Stack(stacked, looked_up, kind)
+        looked_up = [table_of[name] for name in self._features]
+        self._numbers = {
+            w: [number for number, table in enumerate(looked_up) if table.width == w] for w in rows
+        }
+        """The numbers of the features that are looked up in the tables of each width."""
+        self._starts = {
+            w: torch.tensor([self._first[looked_up[number].name] for number in numbers])
+            for w, numbers in self._numbers.items()
+        }
 
     def fill(self, name: str, rows: Tensor) -> None:
         """Sets a table's weights."""
         table = self._tables[name]
         if len(rows) != table.rows:
             raise ValueError(f"table {name!r}: {len(rows)} rows were given for its {table.rows}")
-        stack = self._stacks[table.width]
-        first = stack.first[name]
-        for block in torch.split(rows, _BLOCK_ROWS):
-            stack.put(first, block.float())
+        first = self._first[name]
+        for stored in torch.split(rows, _BLOCK_ROWS):
+            place, block = slice(first, first + len(stored)), stored.float()
+            if self.kind == "int8":
+                scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
+                self._scales[table.width][place] = scale
+                # Divides by the rounded scale that is stored, so that its rounding adds no error.
+                block = (block / scale.float()).round().clamp(-127, 127)
+            self._weights[table.width][place] = block
             first += len(block)
 
     @property
     def bytes(self) -> int:
         """The bytes that the tables take."""
-        return sum(stack.weights.nbytes + stack.scales.nbytes for stack in self._stacks.values())
+        return sum(one.nbytes for one in (*self._weights.values(), *self._scales.values()))
 
     @property
     def wide_bytes(self) -> int:
@@ -70,53 +86,24 @@ class NarrowTables(nn.Module):
 
     def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
         lengths = sparse.lengths().view(len(self._features), -1)
-        counts = lengths.sum(1, dtype=torch.int64).tolist()
+        counts = lengths.sum(1, dtype=torch.int64)
         given = sparse.weights_or_none()
-        ids = torch.split(sparse.values(), counts)
-        weights = None if given is None else torch.split(given, counts)
+        ids = torch.split(sparse.values(), counts.tolist())
+        weights = None if given is None else torch.split(given, counts.tolist())
         pooled: dict[str, Tensor] = {}
-        for stack in self._stacks.values():
-            numbers = list(stack.looked_up)
-            sums = stack.sums(
-                torch.cat([ids[n] for n in numbers]),
-                lengths[numbers],
-                None if weights is None else torch.cat([weights[n] for n in numbers]),
+        for width, numbers in self._numbers.items():
+            bags = lengths[numbers]
+            row_numbers = torch.cat([ids[n] for n in numbers])
+            row_numbers = row_numbers + torch.repeat_interleave(
+                self._starts[width], counts[numbers]
             )
+            rows = self._weights[width].index_select(0, row_numbers).float()
+            if self.kind == "int8":
+                rows *= self._scales[width].index_select(0, row_numbers).float()
+            if weights is not None:
+                rows *= torch.cat([weights[n] for n in numbers]).unsqueeze(1)
+            if not (len(rows) == bags.numel() and bool((bags == 1).all())):
+                rows = torch.segment_reduce(rows, "sum", lengths=bags.flatten().long(), initial=0)
+            sums = rows.view(*bags.shape, -1)
             pooled |= zip((self._features[n] for n in numbers), sums.unbind(), strict=True)
         return pooled
-
-
-class _Stack:
-    """Tables of one width in one array."""
-
-    def __init__(self, tables: Sequence[Table], looked_up: Mapping[int, str], kind: str) -> None:
-        """`looked_up` has the table of each feature, by the feature's number."""
-        rows = [table.rows for table in tables]
-        self.first = dict(
-            zip((table.name for table in tables), accumulate(rows, initial=0), strict=False)
-        )
-        self.looked_up = looked_up
-        self.weights = torch.zeros(sum(rows), tables[0].width, dtype=_DTYPES[kind])
-        self.scales = torch.zeros(sum(rows) if kind == "int8" else 0, 1, dtype=torch.float16)
-        self._starts = torch.tensor([self.first[name] for name in looked_up.values()])
-
-    def put(self, first: int, block: Tensor) -> None:
-        end = first + len(block)
-        if len(self.scales):
-            scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
-            self.scales[first:end] = scale
-            # Divides by the rounded scale that is stored, so that its rounding adds no error.
-            block = (block / scale.float()).round().clamp(-127, 127)
-        self.weights[first:end] = block
-
-    def sums(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-        """Returns [features, batch, width]. `lengths` is [features, batch]."""
-        row_numbers = ids + torch.repeat_interleave(self._starts, lengths.sum(1, dtype=torch.int64))
-        rows = self.weights.index_select(0, row_numbers).float()
-        if len(self.scales):
-            rows *= self.scales.index_select(0, row_numbers).float()
-        if weights is not None:
-            rows *= weights.unsqueeze(1)
-        if not (len(rows) == lengths.numel() and bool((lengths == 1).all())):
-            rows = torch.segment_reduce(rows, "sum", lengths=lengths.flatten().long(), initial=0)
-        return rows.view(*lengths.shape, -1)

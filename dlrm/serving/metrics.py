@@ -22,7 +22,6 @@ class ServerMetrics:
         requests = Counter(
             "sluice_serve_requests", "Requests for predictions, by status", ["status"], **home
         )
-        self._rows = Counter("sluice_serve_rows", "Rows predicted", **home)
         missing = Counter(
             "sluice_serve_missing_features",
             "Rows in which a feature was missing or null",
@@ -32,13 +31,14 @@ class ServerMetrics:
         # Cached, because finding a label's counter takes longer than counting.
         self._requests_by_status = functools.cache(requests.labels)
         self._missing_by_feature = functools.cache(missing.labels)
+        self.rows = Counter("sluice_serve_rows", "Rows predicted", **home)
         self._seconds = Histogram(
             "sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS, **home
         )
-        self._batch_requests = Histogram(
+        self.batches = Histogram(
             "sluice_serve_batch_requests", "Requests in a batch", buckets=_BATCH_SIZES, **home
         )
-        self._waiting = Gauge("sluice_serve_waiting", "Requests that wait for the model", **home)
+        self.waiting = Gauge("sluice_serve_waiting", "Requests that wait for the model", **home)
         self._step = Gauge(
             "sluice_serve_model_step", "Training step of the model that answers", **home
         )
@@ -46,17 +46,14 @@ class ServerMetrics:
             "sluice_serve_model_version", "Version of the feature table behind it", **home
         )
         self._bytes = Gauge("sluice_serve_table_bytes", "Bytes of its embedding tables", **home)
-        self._reloads = Counter(
+        reloads = Counter(
             "sluice_serve_reloads",
             "Newer checkpoints looked at, by what came of it",
             ["result"],
             **home,
         )
-        for result in ("taken", "refused"):
-            self._reloads.labels(result)
+        self.taken, self.refused = map(reloads.labels, ("taken", "refused"))
         self.statuses: Count[int] = Count()
-        self.rows = 0
-        self.taken = 0
 
     def request(self, status: int, seconds: float) -> None:
         """Counts an answered request, with any status."""
@@ -64,19 +61,10 @@ class ServerMetrics:
         self._requests_by_status(status).inc()
         self._seconds.observe(seconds)
 
-    def answered(self, rows: int) -> None:
-        """Counts the rows of a request that got predictions."""
-        self.rows += rows
-        self._rows.inc(rows)
-
     def missing(self, features: Mapping[str, int]) -> None:
         """Counts the rows of a batch that lacked a feature, by feature."""
         for name, rows in features.items():
             self._missing_by_feature(name).inc(rows)
-
-    def batch(self, requests: int) -> None:
-        """Counts a batch of so many requests."""
-        self._batch_requests.observe(requests)
 
     def model(self, about: Mapping[str, Any]) -> None:
         """Notes which model answers from now on."""
@@ -84,12 +72,6 @@ class ServerMetrics:
         self._version.set(about["version"])
         self._bytes.set(about["table_bytes"])
 
-    def reload(self, result: str) -> None:
-        """Counts a newer checkpoint that was `taken` or `refused`."""
-        self.taken += result == "taken"
-        self._reloads.labels(result).inc()
-
-    def text(self, waiting: int) -> bytes:
+    def text(self) -> bytes:
         """Returns all metrics in the format of Prometheus."""
-        self._waiting.set(waiting)
         return generate_latest(self.registry)

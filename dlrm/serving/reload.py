@@ -58,7 +58,7 @@ class Reload:
             text = str(error) if is_usual else f"{type(error).__name__}: {error}"
             if text != self._error:
                 self._error, self._failing_since = text, self.wall_clock()
-                service.served.reload("refused")
+                service.served.refused.inc()
                 self._report(
                     f"a newer checkpoint cannot be served, so the one before it stays: {text}"
                 )
@@ -66,7 +66,7 @@ class Reload:
         self._error = None
         if not is_newer:
             return False
-        service.served.reload("taken")
+        service.served.taken.inc()
         about = service.scorer.servable.about()
         self._report(
             f"now serving {about['checkpoint']}, trained on version {about['version']} of the table"

@@ -159,7 +159,18 @@ class Servable:
                     values, bag_lengths = flat(values)
                     arrays[lengths_name(name)] = bag_lengths.astype(np.int32)
                 values = values.to_numpy(zero_copy_only=False)
-            arrays[name] = _as_float32(name, values) if name in self.meta.dense else values
+            if name in self.meta.dense:
+                with np.errstate(over="ignore"):
+                    numbers = values.astype(np.float32)
+                if (wrong := np.isinf(numbers)).any():
+                    row = int(wrong.argmax())
+                    raise BadValue(
+                        row,
+                        f"feature {name!r}: the operators of the spec make {values[row]:g} of it, "
+                        "which is too large for float32; a job rejects such a row",
+                    )
+                values = numbers
+            arrays[name] = values
         arrays = self.transforms(arrays, rows)
         dense = np.empty((len(self.meta.dense), rows), np.float32)
         for number, name in enumerate(self.meta.dense):
@@ -209,8 +220,7 @@ class Servable:
             name = self.meta.dense[int(largest.argmax())]
             raise BadValue(
                 row,
-                f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is "
-                "too large",
+                f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is too large",
             )
         probabilities: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
         return probabilities
@@ -238,20 +248,6 @@ class Servable:
         """The fingerprint of the features. A request may name it. The server refuses the request if the model has other
         features by then."""
         return self.meta.fingerprint["layout"]
-
-
-def _as_float32(name: str, given: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Returns the numbers of a feature as float32. Raises BadValue for rows whose number is too large."""
-    with np.errstate(over="ignore"):
-        numbers = given.astype(np.float32)
-    if (wrong := np.isinf(numbers)).any():
-        row = int(wrong.argmax())
-        raise BadValue(
-            row,
-            f"feature {name!r}: the operators of the spec make {given[row]:g} of it, "
-            "which is too large for float32; a job rejects such a row",
-        )
-    return numbers
 
 
 def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.Online]:

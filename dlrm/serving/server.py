@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.errors import UsageError
-from sluice.common.settings import setting
-from sluice.dlrm.options import SERVED_DTYPES
-from sluice.dlrm.serving.limits import ServerLimits
+from sluice.common.settings import check, setting
+from sluice.dlrm.options import SERVED_DTYPES, ConfigError
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.ingest.knobs import format_bytes
+from sluice.ingest.knobs import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from sluice.dlrm.serving.scorer import Scorer
@@ -29,6 +28,38 @@ Say = Callable[[str], None]
 _SWITCH_INTERVAL_S = 1e-4
 """The longest time for which a large batch in another thread keeps the event loop waiting for the interpreter's
 lock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """The limits of requests, clients and the server."""
+
+    title = "limits"
+    max_body: int = setting(
+        4 * 2**20,
+        "bytes of a request",
+        metavar="BYTES",
+        parse=parse_bytes,
+        show=format_bytes,
+        least=1,
+    )
+    max_rows: int = setting(4096, "rows of a request", least=1)
+    timeout: float = setting(
+        10.0,
+        "for a request's head, its body, and its answer, each",
+        metavar="SECONDS",
+        above=0,
+    )
+    max_waiting: int = setting(1024, "requests that wait for the model", least=1)
+    max_connections: int = setting(
+        512,
+        "connections that are open; a further one gets 503. Each takes a file (ulimit -n)",
+        least=1,
+    )
+    drain: int = setting(20, "how long SIGTERM waits", metavar="SECONDS", least=0)
+
+    def __post_init__(self) -> None:
+        check(self, ConfigError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +76,6 @@ class ServerOptions:
     )
     port: int = setting(8000, "0: any that is free")
     tables: str = setting("int8", "how embedding tables are held", choices=SERVED_DTYPES)
-    measure_rows: int = setting(
-        200_000,
-        "rows of the test split on which the AUC of narrow tables is compared with "
-        "that of float32 at the start; 0: none",
-    )
     reload_every: float = setting(
         5.0, "how often to look for a newer checkpoint; 0: never", metavar="SECONDS"
     )
@@ -102,9 +128,13 @@ class Server:
         self._options, self._pins, self._say = options, pins, say
         try:
             scorer = self._load()
-            say(_tables_text(scorer.servable, options.measure_rows))
         except OSError as error:
             raise UsageError(str(error)) from None
+        tables = scorer.servable.tables
+        say(
+            f"tables: {tables.kind}, {format_bytes(tables.bytes)} instead of {format_bytes(tables.wide_bytes)} "
+            f"(÷ {tables.wide_bytes / tables.bytes:.2f})"
+        )
         gc.collect()
         gc.freeze()  # otherwise each collection of the libraries' and the model's objects delays requests by 0.2 s
         self._reload = None
@@ -150,11 +180,12 @@ class Server:
         if self._interrupted:
             raise KeyboardInterrupt
         served = self._app.served
+        value = served.registry.get_sample_value
         return {
-            "requests": sum(served.statuses.values()),
+            "requests": served.statuses.total(),
             "statuses": {str(status): n for status, n in sorted(served.statuses.items())},
-            "rows": served.rows,
-            "reloads": served.taken,
+            "rows": int(value("sluice_serve_rows_total") or 0),
+            "reloads": int(value("sluice_serve_reloads_total", {"result": "taken"}) or 0),
             "step": self._app.scorer.servable.meta.step,
             "seconds": round(time.monotonic() - began, 1),
         }
@@ -200,30 +231,3 @@ class Server:
         else:
             self._say("asked to leave: requests that have come are still answered")
         self._server.should_exit = True
-
-
-def _tables_text(servable: Any, rows: int) -> str:
-    """Returns a text about the memory of the tables and its cost in AUC."""
-    from sluice.dlrm.serving.int8_accuracy import compared
-
-    tables = servable.tables
-    text = (
-        f"tables: {tables.kind}, {format_bytes(tables.bytes)} instead of {format_bytes(tables.wide_bytes)} "
-        f"(÷ {tables.wide_bytes / tables.bytes:.2f})"
-    )
-    if tables.kind == "fp32" or not rows:
-        return text
-    unknown = f"{text}; what that costs is unknown"
-    split = next((s for s in ("test", "validation") if s in servable.table.splits), None)
-    if split is None:
-        return f"{unknown}: the table has no test split"
-    try:
-        float32, narrow = compared(servable, split, rows)
-    except OSError as error:
-        return f"{unknown}: the {split} split cannot be read ({error})"
-    if float32.auc is None or narrow.auc is None:
-        return f"{unknown}: the {split} split has labels of one kind"
-    return (
-        f"{text}; AUC {narrow.auc:.6f} instead of {float32.auc:.6f} ({narrow.auc - float32.auc:+.6f}) on "
-        f"{float32.rows:,} rows of {split}"
-    )

@@ -1,5 +1,5 @@
-"""What is saved of a run, and resumed: `TrainingRun`. `open_run` finds it for a command line, at the run's beginning or
-at its newest checkpoint, and `follow` moves it to another version of its table."""
+"""`TrainingRun`: what is saved of a run, and resumed: settings, position, version of its table, and weights. `open_run`
+finds it for a command line, at the run's beginning or at its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sluice.dlrm.options import (
     tables_of,
 )
 from sluice.dlrm.session.defaults import defaults, describe_defaults
-from sluice.dlrm.start_options import StartOptions, fresh, resumed
+from sluice.dlrm.start_options import StartOptions, resumed
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
@@ -52,84 +52,93 @@ class TrainingRun:
     def folder(self) -> Path:
         return self.options.run
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def at_newest(self) -> TrainingRun:
+        """Returns the run at its newest checkpoint."""
+        path, meta = latest(self.checkpoints)
+        return replace(self, checkpoint=path, meta=meta)
+
+    def on_version(self, version: int) -> TrainingRun:
+        """Returns the run that continues from its checkpoint on another version of its table."""
+        config = self.config
+        table = config.changed_table(
+            FeatureTable.open(
+                config.data,
+                version,
+                allow_code=self.table.permission,
+                transforms=config.transforms,
+            )
+        )
+        changes = between(self.table, table)
+        config = replace(
+            config,
+            version=version,
+            model=_model(config.model, changes),
+            slices=tuple(name for name in config.slices if name not in changes.dropped),
+        )
+        return replace(
+            self,
+            config=config,
+            table=versions.view(table, config.follow),
+            meta=self.meta.following(table, config.to_dict()),
+            changes=changes,
+            seen=versions.seen_in(table, self.meta, self.options.split_moved),
+        )
+
+
+def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
+    """Returns the model's settings without those of dropped columns."""
+    gone = changes.dropped
+    for name in (model.history, model.target):
+        if name and name in gone:
+            raise ConfigError(
+                f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
+                "train another model on it, or go on without --follow"
+            )
+    compress, bags = (
+        {column: kind for column, kind in kinds.items() if column not in gone}
+        for kinds in (model.compress, model.bags)
+    )
+    return replace(model, compress=compress, bags=bags)
+
 
 def open_run(given: Given, version: int | None = None) -> TrainingRun:
-    """Returns where the run starts: at its beginning, or at its newest checkpoint. `version`: on this version of the
-    table, which another rank has chosen."""
+    """Returns the run of a command line. `version`: on this version of the table, which another rank has chosen."""
     options = make(StartOptions, given)
     saved = (options.run / "checkpoints" / LATEST).exists()
     if options.resume and not saved and "data" not in given:
         raise CheckpointError(
-            f"{options.run}: holds no checkpoint to go on from; give --data, too, to begin a run "
-            "there"
+            f"{options.run}: holds no checkpoint to go on from; give --data, too, to begin a run there"
         )
-    request = make(PetastormRequest, given)
     permission = make(CodeOptions, given).permission_with(
-        given.get("transforms", ()), request.functions.values()
+        given.get("transforms", ()), make(PetastormRequest, given).functions.values()
     )
+    own_spec = Path(given["own_spec"]).read_text("utf-8") if "own_spec" in given else ""
+    ranks = options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     if options.goes_on and saved:
-        return _resume(given, options, permission, version)
+        return _resume(given, options, permission, own_spec, ranks=ranks, version=version)
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
-    if version is not None:
-        given = {**given, "version": version}
-    return _start_new(given, options, permission)
-
-
-def _resume(
-    given: Given, options: StartOptions, permission: Permission, version: int | None
-) -> TrainingRun:
-    """Starts at the newest checkpoint: with the next version of the table if there is one, else with the same one."""
-    path, meta = latest(options.run / "checkpoints")
-    config = resumed(meta.config, given, ranks=_ranks(options))
-    meta = replace(meta, config=config.to_dict())
-    if config.spec and _own_spec(given) not in ("", config.spec):
-        raise ConfigError(
-            f"{given['own_spec']}: the run has another spec, and its rows and columns stay; leave out --spec, or begin "
-            "another run"
-        )
-    if version is None:
-        version = versions.next_version(config, meta)
-    if version is not None and version != meta.version:
-        return follow(options, path, meta, version, permission)
-    table = config.changed_table(
-        open_table(
-            config.data,
-            config.version,
-            spec=config.spec,
-            allow_code=permission,
-            transforms=config.transforms,
-        )
-    )
-    meta.check(table)
-    return TrainingRun(
-        options=options,
-        config=config,
-        table=versions.view(table, config.follow),
-        meta=meta,
-        checkpoint=path,
-        seen=versions.seen_in(table, meta, options.split_moved),
-    )
-
-
-def _start_new(given: Given, options: StartOptions, permission: Permission) -> TrainingRun:
-    """Starts at the beginning of the table's newest version. A run over all parts starts with the oldest version."""
+    # A run over all parts starts with the oldest version, and any other with the newest.
     first_version = 0 if given.get("follow") == "parts" else None
     table = open_table(
         given["data"],
-        given.get("version", first_version),
-        spec=_own_spec(given),
+        given.get("version", first_version) if version is None else version,
+        spec=own_spec,
         allow_code=permission,
         transforms=given.get("transforms", ()),
     )
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
-    chosen = defaults(rows, given.get("streams", STREAMS))
-    config = fresh(
-        {**chosen, **given},
+    config = make(
+        Config,
+        {**defaults(rows, given.get("streams", STREAMS)), **given},
         data=table.uri,
         version=table.version,
-        spec=_own_spec(given) if isinstance(table, ForeignTable) else "",
-        ranks=_ranks(options),
+        spec=own_spec if isinstance(table, ForeignTable) else "",
+        ranks=ranks,
     )
     table = config.changed_table(table)
     columns = tables_of(table.fields, config.model, profile_of(table))
@@ -143,62 +152,43 @@ def _start_new(given: Given, options: StartOptions, permission: Permission) -> T
     )
 
 
-def _own_spec(given: Given) -> str:
-    return Path(given["own_spec"]).read_text("utf-8") if "own_spec" in given else ""
-
-
-def _ranks(options: StartOptions) -> int:
-    return options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def follow(
+def _resume(
+    given: Given,
     options: StartOptions,
-    checkpoint: Path,
-    meta: CheckpointMeta,
-    version: int,
     permission: Permission,
+    own_spec: str,
+    *,
+    ranks: int,
+    version: int | None,
 ) -> TrainingRun:
-    """Returns the run that continues from a checkpoint on another version of its table."""
-    config = Config.from_dict(meta.config)
-    before, after = (
-        config.changed_table(
-            FeatureTable.open(
-                config.data, number, allow_code=permission, transforms=config.transforms
-            )
+    """Returns the run at its newest checkpoint: on the next version of the table if there is one, else on the same
+    one."""
+    path, meta = latest(options.run / "checkpoints")
+    config = resumed(meta.config, given, ranks=ranks)
+    if config.spec and own_spec not in ("", config.spec):
+        raise ConfigError(
+            f"{given['own_spec']}: the run has another spec, and its rows and columns stay; leave out --spec, or begin "
+            "another run"
         )
-        for number in (meta.version, version)
+    table = config.changed_table(
+        open_table(
+            config.data,
+            config.version,
+            spec=config.spec,
+            allow_code=permission,
+            transforms=config.transforms,
+        )
     )
-    seen = versions.seen_in(after, meta, options.split_moved)
-    changes = between(before, after)
-    new_config = replace(
-        config,
-        version=version,
-        model=_model(config.model, changes),
-        slices=tuple(name for name in config.slices if name not in changes.dropped),
-    )
-    return TrainingRun(
+    run = TrainingRun(
         options=options,
-        config=new_config,
-        table=versions.view(after, new_config.follow),
-        meta=meta.following(after, new_config.to_dict()),
-        checkpoint=checkpoint,
-        changes=changes,
-        seen=seen,
+        config=config,
+        table=versions.view(table, config.follow),
+        meta=replace(meta, config=config.to_dict()),
+        checkpoint=path,
     )
-
-
-def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
-    """Returns the model's settings without those of dropped columns."""
-    for name in (model.history, model.target):
-        if name and name in changes.dropped:
-            raise ConfigError(
-                f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
-                "train another model on it, or go on without --follow"
-            )
-    return replace(
-        model,
-        compress={
-            column: kind for column, kind in model.compress.items() if column not in changes.dropped
-        },
-        bags={column: kind for column, kind in model.bags.items() if column not in changes.dropped},
-    )
+    if version is None:
+        version = versions.next_version(config, meta)
+    if version not in (None, meta.version):
+        return run.on_version(version)
+    meta.check(table)
+    return replace(run, seen=versions.seen_in(table, meta, options.split_moved))

@@ -3,7 +3,7 @@
 `train` repeats `_train_epoch`, which shows the order of things: a step (`_step`), its figures (`_count`), a line of the
 log (`_report`), a checkpoint (`_save`), an evaluation (`_evaluate`). The parts that it calls have names:
 `synced_batches`, `checker`, `guard`, `parts` (model and optimisers), `checkpoints`, `validator` and `journal`.
-`sluice.dlrm.session.version_run` makes them.
+`sluice.dlrm.session.version` makes them.
 """
 
 from __future__ import annotations
@@ -104,10 +104,6 @@ class TrainingOutcome:
     peak_bytes: int = 0
     """The most memory that this rank was seen to use."""
 
-    @property
-    def is_over(self) -> bool:
-        return self.stopped or self.good_enough or self.table_changed
-
 
 @dataclass(kw_only=True)
 class Trainer:
@@ -151,8 +147,10 @@ class Trainer:
     def train(self, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
         self._outcome = outcome = TrainingOutcome(meta, saved_at=meta.step)
-        while outcome.meta.epoch < self.config.epochs and not outcome.is_over:
+        while outcome.meta.epoch < self.config.epochs:
             self._train_epoch()
+            if outcome.stopped or outcome.good_enough or outcome.table_changed:
+                break
         return outcome
 
     def _train_epoch(self) -> None:

@@ -1,7 +1,6 @@
 """A machine that tables are placed on, described by its figures alone: `TrainingMachine`. Standard library only.
 
-`8x80GB` is eight ranks of 80 GB; what its name does not say has the figures of an 80 GB A100 (published by its maker):
-2.0 TB/s of memory, 300 GB/s each way between ranks of a host, 25 GB/s of network a rank, eight ranks a host.
+`8x80GB` is eight ranks of 80 GB, with eight ranks a host.
 """
 
 from __future__ import annotations
@@ -22,18 +21,12 @@ class MachineError(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMachine:
-    """Ranks that are all alike, and how fast bytes move in and between them."""
+    """Ranks that are all alike."""
 
     ranks: int
     memory_bytes: int
     """The memory of one rank's accelerator (on a CPU, its part of the host's memory)."""
     ranks_per_host: int = 8
-    memory_bandwidth: float = 2.0e12
-    """Bytes a second that a rank reads from its own memory."""
-    host_bandwidth: float = 300e9
-    """Bytes a second that a rank sends to others on its host."""
-    network_bandwidth: float = 25e9
-    """Bytes a second that a rank sends to other hosts."""
     host_memory_bytes: int = 0
     """A rank's part of the host's memory that tables may spill to, read through the accelerator (UVM). 0: none."""
     device: str = "cuda"
@@ -46,16 +39,9 @@ class TrainingMachine:
             value = getattr(self, name)
             if not is_whole(value, 1):
                 raise MachineError(f"machine: {name} is {value!r}, not a whole number of 1 or more")
-        for name in ("memory_bandwidth", "host_bandwidth", "network_bandwidth"):
-            value = getattr(self, name)
-            if not is_number(value) or not value:
-                raise MachineError(
-                    f"machine: {name} is {value!r}, not a number of bytes a second above 0"
-                )
         if not is_whole(self.host_memory_bytes):
             raise MachineError(
-                f"machine: host_memory_bytes is {self.host_memory_bytes!r}, not a whole number of 0 or "
-                "more"
+                f"machine: host_memory_bytes is {self.host_memory_bytes!r}, not a whole number of 0 or more"
             )
         if self.device not in ("cuda", "cpu"):
             raise MachineError(f"machine: device is {self.device!r}, neither cuda nor cpu")
@@ -72,15 +58,6 @@ class TrainingMachine:
     @property
     def hosts(self) -> int:
         return -(-self.ranks // self.ranks_per_host)
-
-    def send_seconds(self, byte_count: float) -> float:
-        """Returns the time for one rank to send so many bytes, spread evenly over all other ranks."""
-        if self.ranks == 1:
-            return 0.0
-        near = min(self.ranks, self.ranks_per_host) - 1
-        far = self.ranks - 1 - near
-        each = byte_count / (self.ranks - 1)
-        return max(near * each / self.host_bandwidth, far * each / self.network_bandwidth)
 
 
 def read(text: str) -> TrainingMachine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -25,19 +26,11 @@ _EVAL = ("auc", "ne", "logloss", "calibration")
 
 
 class Endpoint:
-    """A sink of the journal that collects figures, and a context in which they are served."""
+    """A sink of the journal that collects a rank's figures. `served` shows them over HTTP."""
 
-    def __init__(
-        self,
-        rank: int,
-        host: str = "127.0.0.1",
-        port: int | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Without a port, the endpoint only collects and serves nothing. `clock` tells seconds since 1970."""
+    def __init__(self, rank: int, clock: Callable[[], float] = time.time) -> None:
+        """`clock` tells seconds since 1970."""
         self._rank = rank
-        self._host = host
-        self._port = port
         self._clock = clock
         self._last: dict[str, tuple[str, float]] = {}
         self._train: dict[str, float] = {}
@@ -47,38 +40,6 @@ class Endpoint:
         self._version = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
-
-    @classmethod
-    def at_address(cls, address: str, rank: int, local_rank: int) -> Endpoint:
-        """Returns the endpoint at `address`, [HOST:]PORT; a machine's rank n takes PORT + n. Empty: it is not
-        served."""
-        if not address:
-            return cls(rank)
-        host, _, port = address.rpartition(":")
-        if not port.isdigit() or not 0 < int(port) + local_rank < 2**16:
-            raise ConfigError(
-                f"metrics: {address!r} is not [HOST:]PORT, with a port from 1 to 65535 for each rank"
-            )
-        return cls(rank, host or "127.0.0.1", int(port) + local_rank)
-
-    def __enter__(self) -> Endpoint:
-        if self._port is not None:
-            try:
-                self._server, self._thread = start_http_server(
-                    self._port, self._host, self.registry
-                )
-            except OSError as error:
-                raise ConfigError(
-                    f"metrics: {self._host}:{self._port}, for rank {self._rank}, cannot be listened on "
-                    f"({error.strerror or error})"
-                ) from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._port is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
 
     def show_loader(self, loader: Measured | None, version: int) -> None:
         """Sets the loader whose counters are shown from now on. None: there is no loader."""
@@ -128,3 +89,32 @@ class Endpoint:
             yield by_split
         if self._loader is not None:
             yield from LoaderMetrics(self._loader).collect()
+
+
+@contextmanager
+def served(endpoint: Endpoint, address: str, local_rank: int) -> Iterator[None]:
+    """Returns a context in which the figures are served at `address`, [HOST:]PORT. A machine's rank n takes PORT + n.
+    Empty: they are not served."""
+    if not address:
+        yield
+        return
+    host, _, text = address.rpartition(":")
+    port = int(text) + local_rank if text.isdigit() and int(text) else 0
+    if not 0 < port < 2**16:
+        raise ConfigError(
+            f"metrics: {address!r} is not [HOST:]PORT, with a port from 1 to 65535 for each rank"
+        )
+    host = host or "127.0.0.1"
+    try:
+        server, thread = start_http_server(port, host, endpoint.registry)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics: {host}:{port}, for local rank {local_rank}, cannot be listened on "
+            f"({error.strerror or error})"
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

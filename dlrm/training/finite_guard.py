@@ -6,19 +6,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sluice.common.errors import UsageError
+from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import EXTREME, BatchChecker
+from sluice.ingest.batch import Batch
 from sluice.ingest.gpu import fetch
-
-if TYPE_CHECKING:
-    from sluice.dlrm.options import Config
-    from sluice.ingest.batch import Batch
 
 _MOST_SKIPS_IN_A_ROW = 10
 """The most batches that are skipped one after the other. More are a sign that the weights are not finite."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from sluice.dlrm.model.ranker import TableLayout
+from sluice.ingest.batch import Batch
 from sluice.ingest.gpu import PinnedStaging
-
-if TYPE_CHECKING:
-    from sluice.dlrm.model.ranker import TableLayout
-    from sluice.ingest.batch import Batch
 
 
 @dataclass

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from sluice.dlrm.model.ranker import loss_of
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.assemble import TrainingParts
+from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.model_input import ModelInput
+from sluice.dlrm.training.synced_batches import TrainingStep
+from sluice.ingest.batch import Batch
 from sluice.ingest.gpu import staging_for
-
-if TYPE_CHECKING:
-    from sluice.dlrm.ranks import Ranks
-    from sluice.dlrm.training.assemble import TrainingParts
-    from sluice.dlrm.training.finite_guard import FiniteGuard
-    from sluice.dlrm.training.synced_batches import TrainingStep
-    from sluice.ingest.batch import Batch
 
 
 class _Lookup(nn.Module):

@@ -1,4 +1,4 @@
-"""Receives signals, and the reason why another rank ended.
+"""Receives signals: `StopSignals`.
 
 Python runs a signal's handler only after the main thread has returned from C code, for example from a collective. A
 small thread sees each signal at once.
@@ -13,12 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
 
 from sluice.ingest.process.stacks import tell
 
 _GRACE_S = 1.0  # torchrun itself takes some of the two seconds
-_FAULT = "sluice/fault"
 
 
 class StopSignals:
@@ -26,8 +24,6 @@ class StopSignals:
 
     def __init__(
         self,
-        store: Any,
-        rank: int,
         *,
         preempt_s: float = 20.0,
         too_late: Callable[[], None] = lambda: None,
@@ -44,8 +40,6 @@ class StopSignals:
         """Called a second after SIGTERM. It ends a wait of the main thread."""
         self._preempt_s = preempt_s
         self._too_late = too_late
-        self._store = store.clone()
-        self._rank = rank
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-watch", daemon=True)
 
@@ -72,15 +66,6 @@ class StopSignals:
     def worker_stacks(self) -> str:
         """Returns the current stacks of the worker processes."""
         return self.workers()
-
-    def report_error(self, text: str) -> None:
-        """Tells the other ranks why this one ends, before its connections close. Only the first report counts."""
-        if not self._store.check([_FAULT]):
-            self._store.set(_FAULT, f"rank {self._rank}: {text}")
-
-    def other_ranks_error(self) -> str | None:
-        """Returns the reason why another rank ended, if a rank has reported one."""
-        return self._store.get(_FAULT).decode() if self._store.check([_FAULT]) else None
 
     def _run(self) -> None:
         due: list[tuple[float, Callable[[], None]]] = []

@@ -8,19 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.profiler import record_function
 
-from sluice.dlrm.liveness.activity import Activity
+from sluice.dlrm.liveness import Activity
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.finite_guard import FiniteGuard
+from sluice.ingest.batch import Batch
 from sluice.ingest.errors import LoaderError
-
-if TYPE_CHECKING:
-    from sluice.dlrm.training.finite_guard import FiniteGuard
-    from sluice.ingest.batch import Batch
-    from sluice.ingest.loader import BatchLoader
+from sluice.ingest.loader import BatchLoader
 
 
 @dataclass(slots=True)

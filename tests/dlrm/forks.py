@@ -30,7 +30,7 @@ from tests.dlrm.rig import ROOT, environment
 
 _LATE = (
     "sluice.dlrm.serve",
-    "sluice.dlrm.session.version_run",
+    "sluice.dlrm.session.version",
     "sluice.dlrm.session.train",
     "sluice.dlrm.training.assemble",
     "sluice.dlrm.follow.transplant",
@@ -65,16 +65,21 @@ class Forks:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def train(self, *words: object, tmp: Path, ranks: int = 0) -> subprocess.CompletedProcess[str]:
-        return self.run("dlrm.train", *words, tmp=tmp, ranks=ranks)
+    def train(
+        self, *words: object, tmp: Path, ranks: int = 0, code: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
+        return self.run("dlrm.train", *words, tmp=tmp, ranks=ranks, code=code)
 
     def run(
-        self, module: str, *words: object, tmp: Path, ranks: int = 0
+        self, module: str, *words: object, tmp: Path, ranks: int = 0, code: int | None = 0
     ) -> subprocess.CompletedProcess[str]:
         """Runs `-m module` to its end, with the test's environment and the temporary folder given. With `ranks`, it has
-        as many processes, and the variables that torchrun sets."""
+        as many processes, and the variables that torchrun sets. It must end with `code`. None: not with 0."""
         with self.start(module, *words, tmp=tmp, ranks=ranks) as started:
-            return started.ended()
+            process = started.ended()
+        ended = process.returncode
+        assert bool(ended) if code is None else ended == code, process.stderr[-3000:]
+        return process
 
     @contextmanager
     def start(self, module: str, *words: object, tmp: Path, ranks: int = 0) -> Iterator[Started]:

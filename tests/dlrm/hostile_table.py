@@ -48,17 +48,9 @@ def make(folder: Path) -> None:
     words = command(
         0,
         "dlrm.train",
-        "--run-dir",
-        folder / "run",
-        "--data",
-        table,
-        "--batch-size",
-        256,
+        *f"--run-dir {folder}/run --data {table} --batch-size 256".split(),
         *SMALL_MODEL,
-        "--tuning",
-        "fixed",
-        "--allow-code",
-        "another.module",
+        *["--tuning", "fixed", "--allow-code", "another.module"],
     )
     root = str(Path(__file__).resolve().parents[2])
     process = subprocess.run(

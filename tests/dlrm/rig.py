@@ -24,7 +24,7 @@ DENSE = ["d0", "d1", "d2"]
 META = CheckpointMeta(
     config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), trained={}
 )
-SMALL_MODEL = ("--width", "8", "--dense-layers", "16", "--over-layers", "16")
+SMALL_MODEL = tuple(["--width", "8", "--dense-layers", "16", "--over-layers", "16"])
 """A model whose training takes next to no time."""
 
 

@@ -8,13 +8,13 @@ import os
 import signal
 from pathlib import Path
 
-from sluice.dlrm.liveness import heartbeat
-from sluice.dlrm.liveness.activity import MOST_S
+from sluice.dlrm import liveness
+from sluice.dlrm.liveness import MOST_S
 from sluice.dlrm.train import main
 from sluice.dlrm.training import input_checks
 
 
-class Speaks(heartbeat.Heartbeat):
+class Speaks(liveness.Heartbeat):
     of_steps = False
 
     def _report(self, *, over: bool = False) -> None:

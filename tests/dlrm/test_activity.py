@@ -12,10 +12,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from sluice.dlrm.liveness import heartbeat
-from sluice.dlrm.liveness.activity import Activity, Beat, verdict
-from sluice.dlrm.liveness.heartbeat import Heartbeat
-from sluice.dlrm.liveness.rank_exit import LostRanks, RankExit
+from sluice.dlrm import liveness
+from sluice.dlrm.liveness import Activity, Beat, Heartbeat, LostRanks, RankExit, verdict
 from sluice.dlrm.ranks import await_ranks
 from tests.raises import assert_names
 
@@ -219,9 +217,9 @@ def test_a_silent_rank_of_another_host_is_not_looked_for_among_the_processes_of_
     clock = Clock()
     killed: list[Beat] = []
     pulses = [pulse for _, pulse in ranks_of(clock, 2, killed)]
-    monkeypatch.setattr(heartbeat, "_HOST", "host0")
+    monkeypatch.setattr(liveness, "_HOST", "host0")
     assert beat(pulses[:1]) == []
-    monkeypatch.setattr(heartbeat, "_HOST", "host1")
+    monkeypatch.setattr(liveness, "_HOST", "host1")
     for _ in range(11):
         assert beat(pulses[1:]) == []
         clock.now += 1.0
@@ -283,8 +281,8 @@ def test_ranks_that_were_all_stopped_together_go_on_together(resting):
 
 
 def test_a_process_that_has_taken_the_number_of_a_silent_rank_lives(monkeypatch):
-    monkeypatch.setattr(heartbeat.time, "sleep", lambda _: None)
+    monkeypatch.setattr(liveness.time, "sleep", lambda _: None)
     with subprocess.Popen(["sleep", "60"]) as other:
-        heartbeat._end_silent([replace(BEAT, process=other.pid)])
+        liveness._end_silent([replace(BEAT, process=other.pid)])
         other.terminate()
     assert other.returncode == -signal.SIGTERM

@@ -30,25 +30,19 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     etl_main = __main__.main
     assert ended(etl_main, "show", table, "--json", "--html", tmp_path / "t.html") == 0
     assert ended(etl_main, "check", table) == 0
-    short = ("--batch-size", 64, "--seconds", 0.05)
+    short = ["--batch-size", "64", "--seconds", "0.05"]
     assert ended(ingest_main, "bench", table, *short, "--run", tmp_path / "bench") == 0
     assert ended(ingest_main, "doctor", table) in (0, 1)
     assert ended(plan.main, "--data", table) == 0
     assert (
         ended(
             train.main,
-            "--data",
-            table,
-            "--run-dir",
-            tmp_path / "new",
-            "--check",
-            "--batch-size",
-            64,
+            *f"--data {table} --run-dir {tmp_path}/new --check --batch-size 64".split(),
         )
         == 0
     )
-    assert ended(evaluate.main, "--run-dir", trained, "--data", table) == 0
-    assert ended(train.main, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
+    assert ended(evaluate.main, *f"--run-dir {trained} --data {table}".split()) == 0
+    assert ended(train.main, *f"--run-dir {trained} --resume --epochs 2 --check".split()) == 0
     with BatchLoader(table, batch_size=64) as loader:
         next(iter(loader))
     assert not ran()
@@ -60,7 +54,7 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     values = json.loads(meta.read_text())
     assert "allow_code" not in values["config"]  # it was given, and is to be given again
     programs = (
-        (train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
+        (train.main, f"--run-dir {other} --resume --epochs 2 --check".split()),
         (evaluate.main, ("--run-dir", other)),
     )
     for key in ("udf", "transform", "allow_code", "transforms"):

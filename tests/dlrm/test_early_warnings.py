@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sluice.dlrm.options import Config
+from sluice.dlrm.session.check import early_warnings
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, describe_defaults
-from sluice.dlrm.session.early_warnings import early_warnings
 from sluice.etl.spec.table_section import TableSpec, empty_splits
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan

@@ -17,8 +17,7 @@ from sluice.dlrm.checkpoint.meta import CheckpointMeta, best
 from sluice.dlrm.evaluation import validation
 from sluice.dlrm.evaluation.diagnosis import telling_columns, too_good
 from sluice.dlrm.evaluation.metrics import quality
-from sluice.dlrm.evaluation.single_columns import SingleColumns
-from sluice.dlrm.evaluation.split import evaluate
+from sluice.dlrm.evaluation.split import SingleColumns, evaluate
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import packed, unpacked

@@ -313,10 +313,7 @@ def build_stride(number: int, rows: int) -> int:
 
 def data(folder: Path) -> list[object]:
     return [
-        "--data",
-        folder / "table",
-        "--batch-size",
-        BATCH,
+        *f"--data {folder}/table --batch-size {BATCH}".split(),
         *SMALL_MODEL,
         "--log-every",
         2,
@@ -389,7 +386,6 @@ def test_a_run_that_follows_takes_the_newest_version_if_its_choice_is_gone(
     process = forks.run(
         "tests.dlrm.vanishing_version", *words, "--follow", tmp=tmp_path, ranks=ranks
     )
-    assert process.returncode == 0, process.stderr[-3000:]
     assert last_json(process)["version"] == last
     assert json.loads((tmp_path / "run" / "config.json").read_text())["version"] == last
     assert latest(tmp_path / "run" / "checkpoints")[1].version == last
@@ -401,7 +397,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     Each rank is watched as it goes."""
     folder, rows, port = tmp_path, 3000, ports.free(2)
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows))
-    more = ("--follow", "--epochs", 1000, "--save-every", 4, "--metrics-port", port)
+    more = f"--follow --epochs 1000 --save-every 4 --metrics-port {port}".split()
     words = ("dlrm.train", "--run-dir", folder / "run", *data(folder), *more)
     with forks.start(*words, tmp=folder, ranks=2) as started:
         started.until("validation after 1 epoch")
@@ -438,17 +434,13 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
         ),
     )
     process = forks.train(
-        "--run-dir",
-        folder / "run",
-        "--resume",
-        "--epochs",
+        *f"--run-dir {folder}/run --resume --epochs".split(),
         meta.epoch + 3,
         "--allow-code",
         MODULE,
         tmp=folder,
         ranks=2,
     )
-    assert process.returncode == 0, process.stderr[-3000:]
     found, followed = last_json(process), events(folder, "run", "follow")
     assert [(e["before"], e["after"]) for e in followed] == [(0, 1), (1, 2)]
     assert (followed[0]["added"], followed[0]["dense_dropped"]) == (["C17"], ["I1"])
@@ -484,7 +476,6 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
     process = forks.train(
         "--run-dir", folder / "run", *data(folder), "--follow", "parts", tmp=folder
     )
-    assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
     assert (found["steps"], found["version"], found["epochs"]) == (2 * steps, 1, 2)
@@ -507,7 +498,8 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
     whole = part_of_it.read_bytes()
     part_of_it.write_bytes(bytes([255 - whole[0]]) + whole[1:])
     again = ("--run-dir", folder / "run", "--resume")
-    assert_names(last_json(forks.train(*again, tmp=folder))["error"], part_of_it.name, "damaged")
+    refused = last_json(forks.train(*again, tmp=folder, code=2))
+    assert_names(refused["error"], part_of_it.name, "damaged")
     part_of_it.write_bytes(whole)
     assert last_json(forks.train(*again, tmp=folder))["steps"] == 3 * steps
 

@@ -83,7 +83,7 @@ def spec_of(source: str, folder: Path) -> Path:
 
 def words(source: str, run: Path, *more: object) -> tuple[object, ...]:
     sizes = ("--batch-size", 96, *SMALL_MODEL)
-    return ("--data", source, "--run-dir", run, *sizes, *more)
+    return (*f"--data {source} --run-dir {run}".split(), *sizes, *more)
 
 
 def hashes(run: Path) -> list[str]:
@@ -105,14 +105,13 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     ranks = 2 if kind == "files" else 0
     source = KINDS[kind](tmp_path / "t", clicks(0), clicks(1))
     spec = spec_of(source, tmp_path)
-    given = ("--spec", spec, "--epochs", 2, "--evals", 2)
+    given = f"--spec {spec} --epochs 2 --evals 2".split()
     whole = forks.train(*words(source, tmp_path / "whole", *given), tmp=tmp_path, ranks=ranks)
-    assert whole.returncode == 0, whole.stderr[-3000:]
     found = last_json(whole)
     assert found["auc"] > 0.6
     rest = words(source, tmp_path / "run", *given, "--pause-after", 1)
     paused = forks.train(*rest, tmp=tmp_path, ranks=ranks)
-    assert last_json(paused)["stopped"], paused.stderr[-3000:]
+    assert last_json(paused)["stopped"]
     meta = latest(tmp_path / "run" / "checkpoints")[1]
     assert meta.loader["step"] > 0
     version = open_table(source, spec=spec.read_text()).version
@@ -123,22 +122,20 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
         as_delta(tmp_path / "t", clicks(2))
     if kind == "files":
         as_files(tmp_path / "t", clicks(2))
-        refused = forks.train(*resume, tmp=tmp_path, ranks=ranks)
+        refused = forks.train(*resume, tmp=tmp_path, ranks=ranks, code=None)
         assert_names(last_json(refused)["error"], tmp_path / "t", version)
         (tmp_path / "t" / "2.parquet").unlink()
     resumed = forks.train(*resume, tmp=tmp_path, ranks=ranks)
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
     again = last_json(resumed)
     for figure in ("auc", "logloss", "rows", "steps", "version", "rows_trained"):
         assert again[figure] == found[figure], figure
     assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")
     if kind != "files":
         return
-    evaluated = ("dlrm.evaluate", "--run-dir", tmp_path / "run", "--split", "test")
+    evaluated = ("dlrm.evaluate", *f"--run-dir {tmp_path}/run --split test".split())
     one = forks.run(*evaluated, tmp=tmp_path)
     assert last_json(one)["rows"] == found["rows"], one.stderr[-3000:]
-    served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
-    assert served.returncode == 2
+    served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path, code=2)
     assert_names(served.stderr, "--spec", "sluice etl --spec")
 
 
@@ -147,11 +144,12 @@ def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
     source = as_delta(tmp_path / "t", clicks(0))
     spec = spec_of(source, tmp_path)
     rest = words(source, tmp_path / "run")
-    assert_names(last_json(forks.train(*rest, tmp=tmp_path))["error"], source, "--spec")
-    paused = forks.train(*rest, "--spec", spec, "--epochs", 2, "--pause-after", 1, tmp=tmp_path)
-    assert paused.returncode == 0, paused.stderr[-3000:]
+    assert_names(last_json(forks.train(*rest, tmp=tmp_path, code=2))["error"], source, "--spec")
+    forks.train(*rest, *f"--spec {spec} --epochs 2 --pause-after 1".split(), tmp=tmp_path)
     spec.write_text(spec.read_text().replace("ts_hour", "hour"))
-    again = forks.train("--run-dir", tmp_path / "run", "--resume", "--spec", spec, tmp=tmp_path)
+    again = forks.train(
+        *f"--run-dir {tmp_path}/run --resume --spec {spec}".split(), tmp=tmp_path, code=2
+    )
     assert_names(last_json(again)["error"], spec, "--spec")
 
 

@@ -29,7 +29,7 @@ def test_without_a_gpu_one_sentence_says_so():
 @pytest.mark.slow
 def test_a_dry_run_on_cpus_finds_no_difference_and_has_every_figure(tmp_path):
     """It compares CPUs with CPUs, so no weight differs."""
-    words = ["--device", "cpu", "--ranks", "1", "--short", "--only", "bf16 tables"]
+    words = [*["--device", "cpu", "--ranks", "1", "--short", "--only"], "bf16 tables"]
     process = run_program("-m", "benchmarks.gpu", *words, env=environment(tmp_path))
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)

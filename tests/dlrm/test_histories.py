@@ -57,19 +57,18 @@ def sessions(path: Path) -> float:
 def test_dien_comes_near_the_best_auc_of_sessions_whose_histories_the_loader_makes(tmp_path, forks):
     best = sessions(tmp_path / "events.parquet")
     (tmp_path / "spec.toml").write_text(SPEC)
-    of_run = ("--data", tmp_path / "events.parquet", "--spec", tmp_path / "spec.toml")
+    of_run = f"--data {tmp_path}/events.parquet --spec {tmp_path}/spec.toml".split()
     history = ("--history", f"by=user,time=time,columns=item,last={LAST}")
-    small = ("--width", 8, "--over-layers", 16, "--batch-size", 64, "--dense-lr", 0.01)
+    small = ["--width", "8", "--over-layers", "16", "--batch-size", "64", "--dense-lr", "0.01"]
     process = forks.train(
         *("--run-dir", tmp_path / "run", *of_run, "--model", "dien", *history, *small),
-        *("--epochs", 2, "--lr", 0.2),
+        *["--epochs", "2", "--lr", "0.2"],
         tmp=tmp_path,
     )
-    assert process.returncode == 0, process.stderr[-3000:]
     assert last_json(process)["auc"] > best - 0.02
     judged = forks.run("dlrm.evaluate", "--run-dir", tmp_path / "run", tmp=tmp_path)
     assert last_json(judged)["auc"] == pytest.approx(last_json(process)["auc"], abs=1e-6)
-    served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path)
+    served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path, code=2)
     assert_names(served.stderr, "--history by=user", "[[history]]")
 
 

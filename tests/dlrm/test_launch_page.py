@@ -71,8 +71,8 @@ def test_a_torchrun_command_can_train(table, tmp_path, words):
 @pytest.mark.parametrize("ranks", [2**power for power in range(7)])
 def test_every_power_of_two_up_to_64_can_train_with_default_settings(table, tmp_path, ranks):
     per_host = min(ranks, 8)
-    words = ["--data", str(table.uri), "--run-dir", str(tmp_path / "run"), "--check"]
-    found = main([*words, "--ranks", str(ranks), "--ranks-per-host", str(per_host)])
+    words = f"--data {table.uri} --run-dir {tmp_path}/run --check".split()
+    found = main([*words, *f"--ranks {ranks} --ranks-per-host {per_host}".split()])
     assert found is not None
     assert found["ok"]
     assert found["rows_read_per_step"] == found["settings"]["batch_size"] // min(ranks, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.dlrm.follow.lineage import explain_difference
+from sluice.dlrm.follow.table_diff import explain_difference
 from sluice.etl.spec.spec import Spec
 
 INPUT = """

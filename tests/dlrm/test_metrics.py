@@ -86,7 +86,7 @@ def test_bins_of_parts_are_those_of_the_whole_and_near_the_exact_figures():
         exact.calibration,
         exact.rows,
     )
-    both = (left + right).quality
+    both = Binned(left.numbers + right.numbers).quality
     assert (both.auc, both.logloss) == pytest.approx((rough.auc, rough.logloss), rel=1e-12)
 
 

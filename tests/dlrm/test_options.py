@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sluice.common.errors import UsageError
+from sluice.common.settings import make
 from sluice.dlrm import start_options as options
 from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig, tables_of
 from sluice.etl.schema import Field
@@ -16,7 +17,7 @@ def said(*words: str):
 
 
 def test_options_that_are_not_given_have_their_defaults():
-    assert options.fresh(said("--data", "t"), version=3) == Config(data="t", version=3)
+    assert make(Config, said("--data", "t"), version=3) == Config(data="t", version=3)
 
 
 def test_every_option_arrives():
@@ -26,7 +27,7 @@ def test_every_option_arrives():
         "--tuning fixed --knobs decode=2 --memory-limit 1GiB --reader arrow --table-decay 0.03 --dense-decay 0.1 "
         "--bags H=mean,G=decay:0.5"
     )
-    config = options.fresh(said(*words.split()), version=0)
+    config = make(Config, said(*words.split()), version=0)
     optim = OptimConfig(
         lr=0.1, dense_lr=0.2, dense_optimiser="adam", table_decay=0.03, dense_decay=0.1
     )
@@ -36,7 +37,7 @@ def test_every_option_arrives():
     named = {"epochs": 3, "batch_size": 64, "seed": 5, "sharding": "row", "knobs": "decode=2"}
     named |= {"save_every": 7, "log_every": 2, "tuning": "fixed", "reader": "arrow"}
     assert config == replace(
-        options.fresh(said("--data", "t"), version=0),
+        make(Config, said("--data", "t"), version=0),
         model=model,
         optim=optim,
         memory_limit=2**30,
@@ -48,8 +49,10 @@ def test_every_option_arrives():
 
 
 def test_a_resumed_run_keeps_the_settings_that_are_not_given():
-    stored = options.fresh(said("--data", "t", "--lr", "0.1", "--width", "32"), version=0).to_dict()
-    now = options.resumed(stored, said("--epochs", "9", "--tuning", "fixed"), ranks=2)
+    stored = make(
+        Config, said(*["--data", "t", "--lr", "0.1", "--width", "32"]), version=0
+    ).to_dict()
+    now = options.resumed(stored, said(*["--epochs", "9", "--tuning", "fixed"]), ranks=2)
     assert (now.epochs, now.tuning, now.ranks, now.optim.lr, now.model.width) == (
         9,
         "fixed",
@@ -61,8 +64,8 @@ def test_a_resumed_run_keeps_the_settings_that_are_not_given():
 
 
 def test_the_same_words_on_a_resumed_run_keep_what_was_chosen_for_the_other_tables():
-    words = ("--data", "/t", "--compress", "C1=modulo:9")
-    begun = options.fresh(said(*words), version=0)
+    words = ["--data", "/t", "--compress", "C1=modulo:9"]
+    begun = make(Config, said(*words), version=0)
     begun = replace(
         begun, model=replace(begun.model, compress={**begun.model.compress, "C2": "spread"})
     )
@@ -76,16 +79,16 @@ def test_a_resumed_run_can_be_read_from_any_folder_as_a_fresh_one(
     tmp_path, monkeypatch, address, kept
 ):
     monkeypatch.chdir(tmp_path)
-    begun = options.fresh(said("--data", "/elsewhere/t"), version=0)
+    begun = make(Config, said("--data", "/elsewhere/t"), version=0)
     assert options.resumed(begun.to_dict(), said("--data", address)).data == kept.format(
         here=tmp_path
     )
 
 
 def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back():
-    words = ("--data", "t", "--version", "2")
+    words = ["--data", "t", "--version", "2"]
     for follow, stands in (((), 2), (("--follow",), 5)):
-        config = options.fresh(said(*words, *follow))
+        config = make(Config, said(*words, *follow))
         assert (
             options.resumed(replace(config, version=5).to_dict(), said(*words, *follow)).version
             == stands
@@ -103,7 +106,7 @@ def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back()
     ],
 )
 def test_an_option_that_would_train_another_model_is_refused_on_resume(words, facts):
-    before = options.fresh(said("--data", "t"), version=0)
+    before = make(Config, said("--data", "t"), version=0)
     other = {"adam": "adagrad", "adagrad": "adam"}[before.optim.dense_optimiser]
     with raises(ConfigError, *facts):
         options.resumed(before.to_dict(), said(*(w.format(other=other) for w in words)))
@@ -120,7 +123,7 @@ def test_an_option_that_would_train_another_model_is_refused_on_resume(words, fa
 )
 def test_nonsense_is_named(words, facts):
     with raises(UsageError, *facts):
-        options.fresh(said("--data", "t", *words), version=0)
+        make(Config, said("--data", "t", *words), version=0)
 
 
 LABEL = Field(name="label", role="label", type="int8")

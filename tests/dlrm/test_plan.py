@@ -27,7 +27,7 @@ def plan(*args):
     return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
 
 
-TABLES = ("--width", "64", "--dtype", "fp16", "--machine")
+TABLES = ["--width", "64", "--dtype", "fp16", "--machine"]
 LARGE = ("--rows", "1825000000,1825000000", *TABLES)
 
 
@@ -67,7 +67,7 @@ def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training():
 
 
 def test_wrong_numbers_are_named():
-    lookups = plan("--rows", "10,20,30", "--lookups", "1,2")[2]
+    lookups = plan(*["--rows", "10,20,30", "--lookups", "1,2"])[2]
     assert_names(lookups, "--lookups", "2 numbers", "3 tables")
     assert_names(plan("--rows", "ten")[2], "--rows", "'ten'")
 
@@ -92,7 +92,7 @@ def test_a_machine_by_name_and_by_file(tmp_path):
     ("values", "facts"),
     [
         ({"ranks": 4}, ["memory_bytes", "missing"]),
-        ({"ranks": 1, "memory_bytes": 1, "network_bandwith": 1}, ["'network_bandwidth'"]),
+        ({"ranks": 1, "memory_bytes": 1, "rank_per_host": 1}, ["'ranks_per_host'"]),
         ({"ranks": 1, "memory_bytes": 1, "reserve": 1}, ["reserve"]),
         ([1], ["object"]),
     ],
@@ -112,7 +112,7 @@ def test_an_unknown_machine_is_answered_with_the_two_forms():
 def test_a_feature_tables_columns_are_its_tables(tmp_path):
     table = small_table(tmp_path / "clicks", rows=1000)
     sparse = [f for f in table.fields if f.role == "sparse"]
-    code, last, _ = plan("--data", str(tmp_path / "clicks"), "--width", "8", "--machine", "2x1MB")
+    code, last, _ = plan(*f"--data {tmp_path}/clicks --width 8 --machine 2x1MB".split())
     assert code == 0
     assert [(p["table"], p["rows"], p["width"]) for p in last["plan"]] == [
         (f.name, f.cardinality, 8) for f in sparse

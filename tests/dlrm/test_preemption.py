@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def words(tmp_path):
     small_table(tmp_path / "table", rows=3200, values=50, files=2, row_group_rows=256)
-    of_run = ("--data", tmp_path / "table", "--run-dir", tmp_path / "run", "--epochs", 1000)
-    return [*of_run, "--batch-size", 64, "--log-every", 1, *SMALL_MODEL]
+    of_run = f"--data {tmp_path}/table --run-dir {tmp_path}/run --epochs 1000".split()
+    return [*of_run, *["--batch-size", "64", "--log-every", "1"], *SMALL_MODEL]
 
 
 def test_all_ranks_finish_the_step_save_it_and_end_with_143(tmp_path, words, forks):
@@ -39,7 +39,7 @@ def test_all_ranks_finish_the_step_save_it_and_end_with_143(tmp_path, words, for
 def test_a_save_that_takes_longer_than_the_time_for_it_leaves_the_checkpoint_before(
     tmp_path, words, forks
 ):
-    more = ("--save-every", 5, "--preempt-seconds", 1.5)
+    more = ["--save-every", "5", "--preempt-seconds", "1.5"]
     with forks.start("tests.dlrm.preempted_ranks", "save", *words, *more, tmp=tmp_path) as started:
         started.until('"kind": "checkpoint"', tmp_path / "run" / "events.jsonl")
         started.send(signal.SIGTERM)

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from sluice.dlrm.liveness import tell_ranks
 from sluice.dlrm.training import signals
 from sluice.dlrm.training.signals import StopSignals
 
@@ -24,7 +25,7 @@ def test_the_program_learns_of_an_interrupt_while_the_main_thread_is_blocked():
     handler_before = signal.signal(signal.SIGINT, lambda *_: None)
     wakeup_before = signal.set_wakeup_fd(write)
     try:
-        with StopSignals(dist.HashStore(), 0):
+        with StopSignals():
             os.kill(os.getpid(), signal.SIGINT)
             assert select.select([read], [], [], 60)[0]
             assert os.read(read, 64) == bytes([signal.SIGINT])
@@ -39,7 +40,7 @@ def test_the_program_learns_of_an_interrupt_while_the_main_thread_is_blocked():
 def test_a_while_after_sigterm_a_wait_is_ended_and_then_a_run_that_is_not_saved(saved):
     waits, late = threading.Event(), threading.Event()
     # The time to save is over before the grace, so the wait shows that it was looked at.
-    with StopSignals(dist.HashStore(), 0, preempt_s=0.0, too_late=late.set) as watch:
+    with StopSignals(preempt_s=0.0, too_late=late.set) as watch:
         watch.end_wait = waits.set
         if saved:
             watch.saved.set()
@@ -52,8 +53,5 @@ def test_a_while_after_sigterm_a_wait_is_ended_and_then_a_run_that_is_not_saved(
 
 def test_the_first_fault_counts_and_reaches_the_other_ranks():
     store = dist.HashStore()
-    with StopSignals(store, 1) as watch:
-        assert watch.other_ranks_error() is None
-        watch.report_error("a wrong id")
-        watch.report_error("connection closed")
-        assert watch.other_ranks_error() == "rank 1: a wrong id"
+    assert tell_ranks(store, 1, ValueError("a wrong id")) is None
+    assert tell_ranks(store, 0, ConnectionError()) == "rank 1: a wrong id"

@@ -58,7 +58,7 @@ def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys
     again(tmp_path, turned=False)
     assert plan("--run-dir", tmp_path / "run", "--resume").seen == ""
     again(tmp_path, turned=True)
-    words = ["--run-dir", str(tmp_path / "run"), "--resume", "--follow"]
+    words = f"--run-dir {tmp_path}/run --resume --follow".split()
     with pytest.raises(SystemExit) as left:
         train.main(words)
     assert left.value.code == 2
@@ -89,7 +89,7 @@ def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path)
     begun(tmp_path / "run", table)
     turned = raw.take([*range(ROWS // 2, ROWS), *range(ROWS // 2)])
     other = clicks_table.write(tmp_path / "other", turned, text=text)
-    words = ["--run-dir", tmp_path / "run", "--data", other.uri]
+    words = f"--run-dir {tmp_path}/run --data {other.uri}".split()
     with raises(SplitMoved, "100 %", "'test'"):
         evaluate.main([str(word) for word in words])
     meta = read(tmp_path / "run" / "checkpoints" / "step-000000005")

@@ -26,10 +26,7 @@ def words(folder: Path) -> list[object]:
     """Makes a table, and returns the options of a run that would go on for long."""
     small_table(folder / "table", rows=3200, values=50, files=2, row_group_rows=256)
     return [
-        "--data",
-        folder / "table",
-        "--run-dir",
-        folder / "run",
+        *f"--data {folder}/table --run-dir {folder}/run".split(),
         *["--batch-size", "64", "--epochs", "10000", "--save-every", "5", "--log-every", "1"],
         *SMALL_MODEL,
     ]

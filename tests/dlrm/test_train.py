@@ -45,12 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _data(folder: Path) -> list[object]:
     return [
-        "--data",
-        folder / "table",
-        "--batch-size",
-        BATCH,
-        "--log-every",
-        1,
+        *f"--data {folder}/table --batch-size {BATCH} --log-every 1".split(),
         *SMALL_MODEL,
         "--sharding",
         folder / "sharding.json",
@@ -152,10 +147,9 @@ def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
 
 def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder, forks):
     """Nor do another policy that turns them meanwhile, and --last where all batches are full."""
-    other = ("--tuning", "planner", "--knobs", "decode=3", "--last", "drop")
+    other = ["--tuning", "planner", "--knobs", "decode=3", "--last", "drop"]
     words = ("--run-dir", folder / "again", *_data(folder), "--epochs", 2, *other)
     process = forks.train(*words, tmp=folder, ranks=2)
-    assert process.returncode == 0, process.stderr[-3000:]
     run = Run.read(folder / "again")
     assert "'tuning': 'planner'" in str(run.config)
     assert losses(folder, "again") == losses(folder, "two")
@@ -165,7 +159,7 @@ def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(fold
 def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
     from sluice.dlrm import evaluate
 
-    found = evaluate.main(["--run-dir", str(folder / "two"), "--data", str(folder / "table")])
+    found = evaluate.main(f"--run-dir {folder}/two --data {folder}/table".split())
     trained = json.loads((folder / "two.json").read_text())
     assert found["rows"] == trained["rows"]
     assert found["auc"] == pytest.approx(trained["auc"], abs=1e-6)
@@ -186,9 +180,8 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
     assert len(done) == stopped["steps"]
     assert stopped["steps"] < len(losses(folder, "two"))
     assert_names(process.stderr, "asked to stop", f"step {stopped['steps']}")
-    go_on = ("--run-dir", folder / "broken", "--resume", "--epochs", 2)
+    go_on = f"--run-dir {folder}/broken --resume --epochs 2".split()
     resumed = forks.train(*go_on, tmp=folder, ranks=2)
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
     assert_names(resumed.stderr, f"from step {stopped['steps']}", f"epoch {stopped['epochs']} of 2")
     assert "asked to stop" not in resumed.stderr
     assert losses(folder, "broken") == pytest.approx(losses(folder, "two"), abs=2e-6)
@@ -216,7 +209,6 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
     assert saved.step > 0
     for _ in range(2):
         done = forks.train(*words[1:], "--epochs", saved.epoch + 1, tmp=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
         assert last_json(done)["steps"] == 20 * (saved.epoch + 1)
     assert_names(done.stderr, "nothing left to train", f"--epochs {saved.epoch + 1}")
     assert "going on from" not in done.stderr
@@ -249,7 +241,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
     from sluice.dlrm.train import main
 
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
-    more = ("--sharding", "auto", "--epochs", 1000, "--inject", "stall-store=600s@50%")
+    more = ["--sharding", "auto", "--epochs", "1000", "--inject", "stall-store=600s@50%"]
     words = ("dlrm.train", "--run-dir", tmp_path / "run", *_data(tmp_path), *more)
     with forks.start(*words, tmp=tmp_path) as started:
         started.until("\nstep")
@@ -305,12 +297,12 @@ def test_an_interrupt_ends_all_ranks(folder):
     ("words", "facts"),
     [
         (["--data", "{}/nothing"], ["no feature table"]),
-        (["--batch-size", 100000, "--last", "drop"], ["5120 rows"]),
+        (["--batch-size", "100000", "--last", "drop"], ["5120 rows"]),
         (
-            ["--ranks", 3, "--batch-size", 240],
+            ["--ranks", "3", "--batch-size", "240"],
             ["3 ranks", "240 rows", "8 streams", "take 1, 2, 4, 8"],
         ),
-        (["--ranks", 8, "--ranks-per-host", 3], ["--ranks-per-host 3", "8 ranks"]),
+        (["--ranks", "8", "--ranks-per-host", "3"], ["--ranks-per-host 3", "8 ranks"]),
         (["--width", 2**30], ["1 ranks", "missing"]),
         (["--table-optimiser", "adam"], ["'adam'", "CPU"]),
         (["--run-dir", "{}/two"], ["already holds a run", "--resume"]),
@@ -323,13 +315,7 @@ def test_check_refuses_with_one_message_before_anything_starts(
 
     words = [str(w).format(folder) for w in words]
     given = [
-        "--data",
-        folder / "table",
-        "--run-dir",
-        folder / "never",
-        "--batch-size",
-        BATCH,
-        "--check",
+        *f"--data {folder}/table --run-dir {folder}/never --batch-size {BATCH} --check".split(),
         *words,
     ]
     with pytest.raises(SystemExit) as ended:
@@ -344,15 +330,7 @@ def test_check_refuses_with_one_message_before_anything_starts(
 def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     from sluice.dlrm.train import main
 
-    words = [
-        "--data",
-        str(folder / "table"),
-        "--run-dir",
-        str(folder / "never"),
-        "--ranks",
-        "2",
-        "--check",
-    ]
+    words = f"--data {folder}/table --run-dir {folder}/never --ranks 2 --check".split()
     found = main([*words, "--batch-size", str(BATCH)])
     assert found is not None
     assert (found["ok"], found["steps"]) == (True, 20)
@@ -360,7 +338,7 @@ def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     assert "C26" in err
     assert "--last drop" not in err
     assert not (folder / "never").exists()
-    left = main([*words, "--batch-size", "3000", "--last", "drop"])
+    left = main([*words, *["--batch-size", "3000", "--last", "drop"]])
     assert left is not None
     assert (left["steps"], left["rows"]) == (1, 3000)
     (warning,) = left["warnings"]
@@ -373,7 +351,7 @@ def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
 def test_settings_that_are_not_given_follow_the_rows_and_are_printed(folder, capsys):
     from sluice.dlrm.train import main
 
-    found = main(["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--check"])
+    found = main(f"--data {folder}/table --run-dir {folder}/never --check".split())
     assert found is not None
     assert (found["settings"]["batch_size"], found["steps"], found["rows"]) == (24, 214, 5120)
     assert found["warnings"] == []
@@ -389,16 +367,11 @@ def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tm
     spoiled = table.files_of("train")[1].path
     spoil(spoiled, "C7", row=1000, value=999, statistics=False)
     process = forks.train(
-        "--run-dir",
-        tmp_path / "run",
-        "--data",
-        tmp_path / "table",
-        "--batch-size",
-        BATCH,
+        *f"--run-dir {tmp_path}/run --data {tmp_path}/table --batch-size {BATCH}".split(),
         tmp=tmp_path,
         ranks=2,
+        code=None,
     )
-    assert process.returncode
     error = last_json(process)["error"]
     assert_names(error, "'C7'", "id 999", "53 rows", "'train'", spoiled, "row group 1")
     assert_names(error, f"row {1000 - 512}")
@@ -424,15 +397,7 @@ def test_statistics_stop_a_wrong_id_before_the_first_step(folder, tmp_path, caps
     spoil(spoiled, "label", row=600, value=2, statistics=True)
     with pytest.raises(SystemExit) as ended:
         main(
-            [
-                "--data",
-                str(tmp_path / "table"),
-                "--run-dir",
-                str(tmp_path / "run"),
-                "--batch-size",
-                str(BATCH),
-                "--check",
-            ]
+            f"--data {tmp_path}/table --run-dir {tmp_path}/run --batch-size {BATCH} --check".split()
         )
     assert ended.value.code == 2
     error = json.loads(capsys.readouterr().out)["error"]
@@ -449,6 +414,6 @@ def test_a_resume_that_does_not_fit_says_what_differs(folder, capsys):
         (["--width", 16], "model was"),
     ):
         with pytest.raises(SystemExit) as ended:
-            main(["--run-dir", str(folder / "two"), "--resume", "--check", *map(str, words)])
+            main([*f"--run-dir {folder}/two --resume --check".split(), *map(str, words)])
         assert ended.value.code == 2
         assert message in json.loads(capsys.readouterr().out)["error"]

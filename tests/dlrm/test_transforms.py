@@ -13,9 +13,9 @@ import pytest
 from sluice.dlrm import evaluate, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.follow.table_diff import between
-from sluice.dlrm.session.run import follow
+from sluice.dlrm.options import Config
+from sluice.dlrm.session.run import TrainingRun
 from sluice.dlrm.start_options import StartOptions
-from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
@@ -34,7 +34,7 @@ def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
 ):
     run, wanted = transformed / "run", json.loads((transformed / "trained.json").read_text())
     for main, words in (
-        (train.main, ("--run-dir", run, "--resume", "--epochs", 2, "--check")),
+        (train.main, f"--run-dir {run} --resume --epochs 2 --check".split()),
         (evaluate.main, ("--run-dir", run)),
     ):
         assert ended(main, *words) == 2
@@ -43,7 +43,9 @@ def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
     assert (
-        ended(train.main, "--run-dir", run, "--resume", "--transform", f"{MODULE}:doubled:I2>I2")
+        ended(
+            train.main, *f"--run-dir {run} --resume --transform".split(), f"{MODULE}:doubled:I2>I2"
+        )
         == 2
     )
     assert f"--resume: transforms was ('{DOUBLED}',) and cannot become" in capsys.readouterr().err
@@ -52,14 +54,7 @@ def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
     assert (
         ended(
             train.main,
-            "--run-dir",
-            run,
-            "--resume",
-            "--epochs",
-            2,
-            "--check",
-            "--allow-code",
-            MODULE,
+            *f"--run-dir {run} --resume --epochs 2 --check --allow-code {MODULE}".split(),
         )
         == 2
     )
@@ -85,8 +80,15 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
     meta = replace(
         meta, config={**meta.config, "data": str(path), "transforms": [f"{MODULE}:f:C9>x"]}
     )
-    options = StartOptions(run=tmp_path / "run", split_moved="accept")
-    plan = follow(options, tmp_path, meta, 1, Permission.of((MODULE,)))
+    config = Config.from_dict(meta.config)
+    before = FeatureTable.open(path, 0, allow_code=(MODULE,), transforms=config.transforms)
+    run = TrainingRun(
+        options=StartOptions(run=tmp_path / "run", split_moved="accept"),
+        config=config,
+        table=config.changed_table(before),
+        meta=meta,
+    )
+    plan = run.on_version(1)
     assert (plan.meta.columns["pair"], plan.meta.dense[-1], plan.changes.grown.get("x")) == (
         60,
         "x",
@@ -96,7 +98,7 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
     without = more.replace('match = "C*"', 'match = "C[15]*"')
     third = clicks_table.write(path, clicks_table.raw_rows(ROWS), text=without, mode="overwrite")
     with raises(SpecError, f"{path}, version {third.version}", "transform 'f'", "'C9'"):
-        follow(options, tmp_path, meta, third.version, Permission.of(()))
+        run.on_version(third.version)
 
 
 def test_use_counted_by_the_etl_is_not_taken_for_that_of_ids_that_a_transform_gives(transformed):

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.dlrm.start_options import fresh, parse
+from sluice.common.settings import make
+from sluice.dlrm.options import Config
+from sluice.dlrm.start_options import parse
 from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import SMALL_MODEL
 
@@ -90,4 +92,4 @@ def test_settings_and_spec_of_a_recipe_are_good(name):
     text = (ROOT / "examples" / "recipes" / f"{name}.sh").read_text().replace("\\\n", " ")
     words = re.search(r"dlrm\.train (.*) \"\$@\"", text)
     assert words is not None
-    assert fresh(parse([*words[1].split(), "--check"]), version=0).epochs >= 1
+    assert make(Config, parse([*words[1].split(), "--check"]), version=0).epochs >= 1

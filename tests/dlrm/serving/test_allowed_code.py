@@ -58,7 +58,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
         with raises(OperatorError, f"allow_code=('{MODULE}',)"):
             Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
         assert not ran()
-    for words in (("--allow-code", "another.module", "--allow-code", MODULE), ("--spec", own)):
+    for words in (f"--allow-code another.module --allow-code {MODULE}".split(), ("--spec", own)):
         forget(hostile)
         servable = Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
         assert ran()

@@ -14,8 +14,8 @@ from prometheus_client import generate_latest
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm.options import ConfigError
 from sluice.dlrm.serving.metrics import ServerMetrics
-from sluice.dlrm.session.session import TrainingSession
-from sluice.dlrm.telemetry.prometheus import Endpoint
+from sluice.dlrm.session.train import TrainingSession
+from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.ingest.stats import Durations, LoaderStats, Snapshot, StageStats
 from tests import ports
 from tests.raises import raises
@@ -125,9 +125,9 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
     """Of the trainer's endpoint, or of the server's."""
     served = ServerMetrics()
     served.request(200, 0.01)
-    served.answered(1)
+    served.rows.inc()
     served.missing({"I1": 1})
-    text = generate_latest(filled(0.75).registry).decode() + served.text(0).decode()
+    text = generate_latest(filled(0.75).registry).decode() + served.text().decode()
     told = {
         line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")
     }
@@ -142,24 +142,24 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
     assert len(set(ids)) == len(ids)
 
 
-def test_it_is_served_and_ends(monkeypatch):
+def test_it_is_served_and_ends():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         taken = probe.getsockname()[1]
         with (
-            raises(ConfigError, f"127.0.0.1:{taken}", "rank 3"),
-            Endpoint.at_address(f"{taken - 1}", 3, 1),
+            raises(ConfigError, f"127.0.0.1:{taken}", "rank 1"),
+            served(Endpoint(3), str(taken - 1), 1),
         ):
             pass
-    port = ports.free()
-    with Endpoint.at_address(f"127.0.0.1:{port}", 0, 0) as endpoint:
+    port, endpoint = ports.free(), Endpoint(0)
+    with served(endpoint, f"127.0.0.1:{port}", 0):
         endpoint.show_loader(LOADER, version=2)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
             assert b"sluice_train_table_version 2.0" in reply.read()
-    with Endpoint.at_address("", 0, 0) as endpoint:
+    with served(endpoint, "", 0):
         assert b"sluice_train_step" in generate_latest(endpoint.registry)
     for wrong in ("http", "127.0.0.1:", "70000", "0"):
-        with raises(ConfigError, f"{wrong!r}", "[HOST:]PORT"):
-            Endpoint.at_address(wrong, 0, 0)
+        with raises(ConfigError, f"{wrong!r}", "[HOST:]PORT"), served(endpoint, wrong, 0):
+            pass
 
 
 def test_a_run_folder_in_use_is_named_before_a_port_in_use(tmp_path):

@@ -115,23 +115,17 @@ def test_doubtful_requests_are_refused_and_what_is_smuggled_behind_them_is_not_a
     asyncio.run(run())
 
 
-def test_the_longest_idle_connection_goes_and_never_one_with_a_request_under_way():
+def test_a_connection_too_many_is_refused_until_another_one_is_closed():
     async def run() -> None:
-        connect = connector(3)
-
-        def is_closed(connection) -> bool:
-            return connection[1].close.called
-
-        first, *others = (connect() for _ in range(3))
-        first[0].data_received(POST + b"content-length: 9\r\n\r\n")
-        fourth = connect()
-        assert [is_closed(one) for one in (first, *others, fourth)] == [False, True, False, False]
-        others[0][0].connection_lost(None)
-        for one in (others[1], fourth):
-            one[0].data_received(POST + b"content-length: 9\r\n\r\n")
-        assert is_closed(connect()), "all others are at work: the new one is sent away"
-        for one in (first, others[1], fourth):
-            assert not is_closed(one)
-            one[0].connection_lost(None)
+        connect = connector(2)
+        (first, _), _ = connect(), connect()
+        connection, transport = connect()
+        await asyncio.sleep(0)
+        assert transport.close.called
+        assert b"503 Service Unavailable" in transport.write.call_args.args[0]
+        assert b"retry-after: 1" in transport.write.call_args.args[0]
+        for gone in (connection, first):
+            gone.connection_lost(None)
+        assert not connect()[1].close.called
 
     asyncio.run(run())

@@ -29,7 +29,7 @@ from sluice.etl.table.pins import pins
 from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks, Started
-from tests.dlrm.rig import last_json
+from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow
@@ -39,22 +39,11 @@ pytestmark = pytest.mark.slow
 def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     path = tmp_path_factory.mktemp("serve")
     clicks_table.write(path / "table", clicks_table.raw_rows(3000))
-    process = forks.train(
-        "--run-dir",
-        path / "run",
-        "--data",
-        path / "table",
-        "--batch-size",
-        256,
-        "--width",
-        16,
-        "--dense-layers",
-        "16",
-        "--over-layers",
-        "16",
+    forks.train(
+        *f"--run-dir {path}/run --data {path}/table --batch-size 256".split(),
+        *(*SMALL_MODEL, "--width", 16),
         tmp=path,
     )
-    assert process.returncode == 0, process.stderr[-3000:]
     return path
 
 
@@ -106,10 +95,9 @@ def serve(folder: Path, forks: Forks) -> Iterator[Callable[..., Server]]:
 
 
 def test_slow_broken_and_good_clients_and_a_clean_end(serve):
-    server = serve("--timeout", "0.5", "--measure-rows", 1000)
+    server = serve("--timeout", "0.5")
     said = server.program.err.read_text()
     assert "tables: int8" in said
-    assert "AUC" in said
     late_head = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\n")
     late_body = server.raw(
         b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -136,24 +124,14 @@ GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
-def test_floods_and_idle_connections_cost_others_nothing(serve):
-    """Idle connections give way. Under many large requests, the server says that it is well, answers what it can in
-    time, and refuses the rest."""
+def test_a_flood_costs_others_nothing(serve):
+    """Under many large requests, the server says that it is well, answers what it can in time, and refuses the
+    rest."""
     rows = b'{"rows":[%s]}' % b",".join([b"{}"] * 4096)
-    server = serve("--measure-rows", 0, "--timeout", 1.5, "--max-connections", 300)
+    server = serve("--timeout", 1.5)
     upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))
     assert upgrade.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in upgrade
-
-    with ExitStack() as open_ones, httpx.Client(base_url=server.url, timeout=60) as http:
-        assert http.get("/health").status_code == 200
-        for _ in range(400):  # of which each 300 would be all that may be open
-            open_ones.enter_context(
-                socket.create_connection(("127.0.0.1", server.port), timeout=60)
-            )
-        assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(
-            b"HTTP/1.1 200"
-        )
 
     requests = [
         POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)
@@ -186,7 +164,7 @@ def test_what_was_asked_before_sigterm_is_answered(folder, serve):
     """Half of a request's body is there when the signal comes, the rest after it. Until the end, the table's version
     that is served is pinned."""
     store = TableStore(folder / "table")
-    server = serve("--measure-rows", 0)
+    server = serve()
     assert [pin.version for pin in pins(store, time.time())] == [0]
     body = json.dumps({"rows": [{"I1": 3}]}).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
@@ -213,7 +191,7 @@ def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(se
         return process.num_fds(), process.num_threads(), process.memory_info().rss
 
     good = json.dumps({"rows": [{"I1": 3, "C1": "a"}] * 20}).encode()
-    server = serve("--measure-rows", 0)
+    server = serve()
 
     def ask(count: int) -> None:
         for number in range(count):

@@ -23,22 +23,22 @@ import torch
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
+from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving import batcher, served_model
 from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal, columns_of
 from sluice.dlrm.serving.http import HttpApp, iso_time
-from sluice.dlrm.serving.int8_accuracy import compared
 from sluice.dlrm.serving.int8_tables import NarrowTables
-from sluice.dlrm.serving.limits import ServerLimits
 from sluice.dlrm.serving.reload import Reload
 from sluice.dlrm.serving.scorer import PredictRequest, Scorer
 from sluice.dlrm.serving.served_model import Servable
+from sluice.dlrm.serving.server import ServerLimits
 from sluice.dlrm.training import assemble, loaders
 from sluice.etl.spec.spec import Spec
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import Bomb, last_json
+from tests.dlrm.rig import SMALL_MODEL, Bomb, last_json
 from tests.dlrm.rig import written as rewritten
 from tests.e2e.test_readme import blocks
 from tests.raises import assert_names, raises
@@ -53,25 +53,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A table, and a run of one epoch over it."""
     path = tmp_path_factory.mktemp("serving")
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS))
-    process = forks.train(
-        "--run-dir",
-        path / "run",
-        "--data",
-        path / "table",
-        "--batch-size",
-        BATCH,
-        "--width",
-        16,
-        "--dense-layers",
-        "16",
-        "--over-layers",
-        "16",
-        "--save-every",
-        30,
+    forks.train(
+        *f"--run-dir {path}/run --data {path}/table --batch-size {BATCH} --save-every 30".split(),
+        *(*SMALL_MODEL, "--width", 16),
         tmp=path,
     )
-    assert process.returncode == 0, process.stderr[-3000:]
-    (path / "trained.json").write_text(json.dumps(last_json(process)))
     return path
 
 
@@ -281,16 +267,16 @@ def test_an_arrow_stream_that_lies_about_its_offsets_is_refused(scorer):
 # ---- narrow tables
 
 
-def test_int8_tables_take_less_than_a_quarter_and_hardly_change_the_answers(folder, wide):
+def test_int8_tables_take_less_than_a_quarter_and_hardly_change_the_answers(folder, wide, raw):
     narrow = Servable.load(folder / "run", "int8")
     assert narrow.tables.wide_bytes / narrow.tables.bytes >= 3.5
-    before, after = compared(narrow, "test", 10_000)
-    assert before.rows == ROWS // 10
-    assert before.auc == pytest.approx(
-        json.loads((folder / "trained.json").read_text())["auc"], abs=1e-9
+    columns = {name: raw[name].combine_chunks() for name in wide.spec.input.columns}
+    label = columns["label"].to_numpy().astype(np.float64)
+    before, after = (
+        auc(one.probabilities(columns), label, np.ones(ROWS)) for one in (wide, narrow)
     )
-    assert abs(after.auc - before.auc) < 0.0005
-    assert after.auc != before.auc
+    assert abs(after - before) < 0.0005
+    assert after != before
 
 
 def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
@@ -385,26 +371,6 @@ def test_http_answers_and_counts(scorer):
     assert "sluice_serve_rows_total 3.0" in metrics.text
     assert 'sluice_serve_missing_features_total{feature="I1"} 3.0' in metrics.text
     assert "sluice_serve_model_step 38.0" in metrics.text
-
-
-def test_http_limits_size(scorer):
-    async def talk(http, service):
-        async def parts():
-            for _ in range(20):
-                yield b"x" * 10
-
-        headers = {"content-type": JSON}
-        return (
-            await http.post("/predict", content=b"x" * 101, headers=headers),
-            await http.post("/predict", content=parts(), headers=headers),  # without a length
-        )
-
-    large, stream = served(scorer, talk, max_body=100)
-    assert (large.status_code, "larger than 100 bytes" in large.json()["error"]) == (
-        413,
-        True,
-    )
-    assert (stream.status_code, "larger than 100 bytes" in stream.json()["error"]) == (413, True)
 
 
 def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_path, monkeypatch):
@@ -726,7 +692,6 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path, fork
         ):
             (place / name).write_bytes(bomb)
     process = forks.run("tests.dlrm.serving.no_pickles", run, tmp=tmp_path)
-    assert process.returncode == 0, process.stderr[-3000:]
     assert [stack for stack in last_json(process) if "/numba/" not in stack] == []
     assert not marker.exists()
 
