@@ -196,10 +196,11 @@ class Decoder:
         if kind == "text" and self._empty_is_none and "" in values:
             values = [None if value == "" else value for value in values]
         is_text_read = name in self._may_be_texts
+        cells = []
         for number, value in enumerate(values):
             is_text = is_text_read and isinstance(value, str)
             try:
-                json_cell(value, "text" if is_text else kind)
+                cells.append(json_cell(value, "text" if is_text else kind))
             except (ValueError, OverflowError):
                 shown = json.dumps(value, ensure_ascii=False)[:60]
                 hint = ""
@@ -210,12 +211,12 @@ class Decoder:
                 raise Refusal(
                     422, f"rows[{number}]: feature {name!r} is {shown}, {WRONG[kind]}{hint}"
                 ) from None
-        if is_text_read and str in map(type, values):
-            texts = [value if isinstance(value, str) else None for value in values]
-            numbers = [None if isinstance(value, str) else value for value in values]
-            read = self._read_texts(name, pa.array(texts, pa.string()))
-            return pc.coalesce(_to_array(numbers, kind), read)
-        return _to_array(values, kind)
+        if not (is_text_read and str in map(type, cells)):
+            return pa.array(cells, ARROW_TYPES[kind])
+        texts = [cell if isinstance(cell, str) else None for cell in cells]
+        numbers = [None if isinstance(cell, str) else cell for cell in cells]
+        read = self._read_texts(name, pa.array(texts, pa.string()))
+        return pc.coalesce(pa.array(numbers, ARROW_TYPES[kind]), read)
 
     def _read_texts(self, name: str, texts: pa.Array) -> pa.Array:
         """Parses numbers and times that are written as in the input, as the ETL job does."""
@@ -334,14 +335,6 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant)
-
-
-def _to_array(values: Sequence[Any], kind: str) -> pa.Array:
-    try:
-        return pa.array(values, ARROW_TYPES[kind])
-    except (pa.ArrowException, OverflowError):
-        # There are booleans among integers, or integers beyond 64 bits.
-        return pa.array([json_cell(value, kind) for value in values], ARROW_TYPES[kind])
 
 
 def _is_usual(content_type: str, body: bytes) -> bool:
