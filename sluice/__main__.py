@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module, metadata
 
@@ -82,51 +81,42 @@ def usage() -> str:
     )
 
 
-def _print(text: str) -> None:
-    """Prints a text. A reader such as `| head` may have stopped reading."""
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
-        os._exit(1)
-
-
 def main() -> None:
     """Runs the verb's program as if it had been called by its own name."""
-    from sluice.common.program import print_utf8
+    from sluice.common.program import print_utf8, run
 
-    print_utf8()
     words = sys.argv[1:]
-    if words[:1] == ["--version"]:
-        from sluice.common.extras import DISTRIBUTION
-
-        _print(f"sluice {metadata.version(DISTRIBUTION)}\n")
-        return
-    if not words or words[0] in ("-h", "--help"):
-        _print(f"{usage()}\n")
-        return
-    if words[0] in LEFT:
-        print(f"error: Sluice no longer has `{words[0]}`: {LEFT[words[0]]}", file=sys.stderr)
-        raise SystemExit(2)
-    if words[0] not in VERBS:
-        from sluice.common.suggest import nearest
-
-        print(
-            f"error: there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
+    if not words or words[0] not in VERBS:
+        run(_answer)
+    print_utf8()
     module, first, _ = VERBS[words[0]]
     sys.argv[1:] = [*([first] if first else []), *words[1:]]
-    from sluice.common.extras import advice
-
     try:
         program = import_module(module).program
     except ModuleNotFoundError as error:
+        from sluice.common.extras import advice
+
         if not (missing := advice(error, words[0])):
             raise
         print(f"error: {missing}", file=sys.stderr)
         raise SystemExit(2) from None
     program()
+
+
+def _answer(words: list[str]) -> None:
+    """Answers a command line without a verb."""
+    from sluice.common.errors import UsageError
+    from sluice.common.extras import DISTRIBUTION
+    from sluice.common.suggest import nearest
+
+    if words[:1] == ["--version"]:
+        print(f"sluice {metadata.version(DISTRIBUTION)}")
+    elif not words or words[0] in ("-h", "--help"):
+        print(usage())
+    elif words[0] in LEFT:
+        raise UsageError(f"Sluice no longer has `{words[0]}`: {LEFT[words[0]]}")
+    else:
+        raise UsageError(f"there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}")
 
 
 if __name__ == "__main__":

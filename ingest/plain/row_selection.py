@@ -95,31 +95,26 @@ class RowSelection:
         }
 
     def _counts(self, path: str, located: FileColumns) -> list[list[int]]:
+        """Returns for each row group of a file the number of its rows in each split, and then in none."""
+        splits_and_none, counts = len(self.spec.table.split) + 1, list[list[int]]()
         with TableParquet(path, located) as file:
             if self._by_time_alone:
                 check_file(path, file.metadata, ParquetError)
-            return [
-                self._count(path, file, number) for number in range(file.metadata.num_row_groups)
-            ]
-
-    def _count(self, path: str, file: TableParquet, number: int) -> list[int]:
-        """Returns the number of a row group's rows in each split, and then in none."""
-        splits_and_none = len(self.spec.table.split) + 1
-        group = file.metadata.row_group(number)
-        try:
-            if (
-                self._by_time_alone
-                and (bounds := _bounds(file, number, self.sources[0])) is not None
-            ):
-                first, last = self._splits(bounds)
-                if first == last:
-                    return [group.num_rows if n == first else 0 for n in range(splits_and_none)]
-            splits = self._splits(flattened(file.read_row_group(number, self.sources)))
-            # A row in no split has a negative number.
-            numbers = np.where(splits < 0, splits_and_none - 1, splits)
-            return list(map(int, np.bincount(numbers, minlength=splits_and_none)))
-        except ColumnError as error:
-            raise ColumnError(f"{path}, row group {number}: {error}") from None
+            for number in range(file.metadata.num_row_groups):
+                try:
+                    bounds = _bounds(file, number, self.sources[0]) if self._by_time_alone else None
+                    first, last = (0, 1) if bounds is None else self._splits(bounds)
+                    if first == last:
+                        rows = file.metadata.row_group(number).num_rows
+                        counts.append([rows if n == first else 0 for n in range(splits_and_none)])
+                        continue
+                    splits = self._splits(flattened(file.read_row_group(number, self.sources)))
+                except ColumnError as error:
+                    raise ColumnError(f"{path}, row group {number}: {error}") from None
+                # A row in no split has a negative number.
+                numbers = np.where(splits < 0, splits_and_none - 1, splits)
+                counts.append(np.bincount(numbers, minlength=splits_and_none).tolist())
+        return counts
 
 
 def splits_by_key(spec: Spec) -> bool:

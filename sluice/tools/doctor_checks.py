@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import resource
 import signal
 import sys
@@ -124,14 +125,8 @@ def training() -> Iterator[Finding]:
 
 
 def _number(version: str) -> list[int]:
-    """Returns the leading numbers of a version."""
-    parts = []
-    for part in version.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-    return parts
+    """Returns the numbers of a version."""
+    return [int(digits) for digits in re.findall("[0-9]+", version.split("+")[0])]
 
 
 def machine(found: Machine) -> Iterator[Finding]:
@@ -245,9 +240,7 @@ def _foreign(table: TableFiles | None, files: str) -> Finding:
 def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
     """Checks the checksums of some files, spread over all. A feature table's files have checksums. Few other programs
     write them, so their absence is only reported."""
-    chosen = [
-        paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))
-    ]
+    chosen = paths[:: -(-len(paths) // _FILES)] if paths else []
     having = total = 0
     without = ""
     for path in chosen:

@@ -206,7 +206,7 @@ def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> I
             )
             yield f"# The training split is the past. Validation begins at {first} UTC, test at {second} UTC."
             yield "# Rows of later days go to test. To train on them, raise both bounds."
-            yield f"split_time = {toml_texts([name])}"
+            yield f"split_time = {_quoted(name)}"
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
             return
     user = user_of(found)
@@ -307,13 +307,8 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
                 proposal.name,
             )
         ]
-    return _write_column(
-        name,
-        proposal.role,
-        _write_operators(proposal, learns=learns),
-        seen,
-        None if name == proposal.name else proposal.name,
-    )
+    operators = _write_operators(proposal, learns=learns)
+    return _write_column(name, proposal.role, operators, seen, proposal.name)
 
 
 def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
@@ -347,11 +342,11 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
 
 
 def _write_column(
-    name: str, role: str, operators: list[str], seen: str, source: str | None = None
+    name: str, role: str, operators: Sequence[str], seen: str, source: str
 ) -> list[str]:
-    lines = [seen, "[[column]]", f"name = {toml_texts([name])}"]
-    if source is not None:
-        lines.append(f"from = {toml_texts([source])}")
+    lines = [seen, "[[column]]", f"name = {_quoted(name)}"]
+    if source != name:
+        lines.append(f"from = {_quoted(source)}")
     lines.append(f'role = "{role}"')
     if operators:
         lines.append(f"ops = [{', '.join(operators)}]")
