@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -100,9 +100,7 @@ def _cluster(environment: Mapping[str, str]) -> str | None:
 
 
 @contextlib.contextmanager
-def opened(
-    name: str, inputs: Sequence[str], progress: JobProgress
-) -> Iterator[Callable[[Job], Engine]]:
+def opened(name: str, progress: JobProgress) -> Iterator[Callable[[Job], Engine]]:
     """Starts an engine, and yields a function that makes it for a job. Raises JobFailure for an engine's failure,
     with one line, and a UsageError for a user's mistake."""
     if name == "local":
@@ -114,10 +112,8 @@ def opened(
         return
     from sluice.etl.spark.engine import SparkEngine
     from sluice.etl.spark.errors import clearly
-    from sluice.etl.spark.read_input import check_paths
     from sluice.etl.spark.session import open_session, start_worker
 
-    check_paths(inputs)
     with progress.stage("starting Spark"):
         spark = open_session("sluice-etl")
     try:

@@ -18,17 +18,17 @@ from sluice.common.errors import InputError
 from sluice.etl.apply.cells import stored_cells
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.input_checks import headers_of, refuse_header
+from sluice.etl.apply.input_checks import refuse_header
+from sluice.etl.apply.lines import are_headers
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.apply.rejected import texts_of
+from sluice.etl.apply.rejected import encoded_headers, texts_of
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops import Fitted
-from sluice.etl.read.input_paths import SameFile, files_of
+from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
 from sluice.etl.spec.nested_columns import flattened
 from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.foreign_tables import ForeignTableError
 
 ROWS = 1000
 _SHOWN = 5
@@ -106,19 +106,15 @@ def _unknown_members(value: Any, columns: Collection[str], outer: str = "") -> I
 def _first_rows(job: Job, environment: Mapping[str, str]) -> FirstRows | None:
     """Returns the first rows of the first file for `InputParser`, or None if only Spark reaches or reads the file."""
     source = job.spec.input
-    is_remote = any("://" in path for path in job.inputs) or any(
-        environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+    has_hadoop = any(environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+    is_here = (
+        path.startswith("file:") or ("://" not in path and not has_hadoop) for path in job.inputs
     )
-    if is_remote or source.is_table or source.multiline:
+    if source.is_table or not all(is_here):
         return None
-    try:
-        files = files_of(job.inputs)
-    except (SameFile, ForeignTableError):
-        raise
-    except InputError:  # the job itself reports it
-        return None
+    files = files_of(job.inputs)
     file = next((file for file in files if file.size), None)
-    if file is None or file.path.endswith(SPARK_ONLY):
+    if file is None or file.path.endswith(SPARK_ONLY) or source.multiline:
         return None
     if source.format == "parquet":
         try:
@@ -137,7 +133,6 @@ def _first_rows(job: Job, environment: Mapping[str, str]) -> FirstRows | None:
     if source.header:
         refuse_header(file.name, first_line(file, source.encoding), source)
     piece = next(pieces_of([file], PIECE_BYTES))
-    heads = tuple(header.encode(source.encoding) for header in headers_of(source))
-    return FirstRows(
-        file.name, next(piece.batches(heads)), piece.size / sum(file.size for file in files)
-    )
+    batch = next(piece.batches())
+    rows = batch.filter(pa.array(~are_headers(batch["line"], encoded_headers(source))))
+    return FirstRows(file.name, rows, piece.size / sum(file.size for file in files))

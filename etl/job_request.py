@@ -139,7 +139,7 @@ class JobRequest(JobInput, LearningOptions):
         if engine == "spark":
             refuse_by_first_rows(job)
         warn_of_unknown_members(job, progress.say)
-        with opened(engine, job.inputs, progress) as engine_for:
+        with opened(engine, progress) as engine_for:
             result = run_job(job, engine_for(job))
         seconds = round(time.monotonic() - start, 1)
         progress.say(

@@ -4,7 +4,7 @@ columns. Reads no files itself."""
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from urllib.parse import unquote
 
@@ -13,7 +13,6 @@ from sluice.etl.spec.input_section import Input
 
 HEAD, TAIL = 10, 11
 """The number of a compressed file's first and last bytes that `fault` needs."""
-_ZSTD, _ZSTD_SKIPPED = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 # bzip2 writes these digits of π before each block, and those of √π after the last one.
 _BLOCK, _END = b"1AY&SY", 0x177245385090
 
@@ -32,33 +31,6 @@ def fault(name: str, head: bytes, tail: bytes) -> str | None:
     if not any(bits >> (32 + spare) & (1 << 48) - 1 == _END for spare in range(8)):
         return "its end is missing, or something else follows it"
     return None
-
-
-def zstd_fault(read: Callable[[int, int], bytes], size: int) -> str | None:
-    """Returns what is wrong with the frames of a .zst file of this size, by the heads of its blocks. None: no fault is
-    seen. `read` returns so many bytes from a position on."""
-    at, cut = 0, "it is cut short"
-    while at < size:
-        head = read(at, min(8, size - at))
-        if len(head) < len(_ZSTD) + 1:
-            return cut if _ZSTD.startswith(head[:4]) else "something else follows its end"
-        if head[1:4] == _ZSTD_SKIPPED and head[0] >> 4 == 5:
-            at += 8 + int.from_bytes(head[4:8], "little")
-            continue
-        if head[:4] != _ZSTD:
-            return "something else follows its end" if at else "it is no zstd file"
-        about = head[4]
-        is_single, has_checksum = about >> 5 & 1, about >> 2 & 1
-        at += 5 + (not is_single) + (0, 1, 2, 4)[about & 3] + (is_single, 2, 4, 8)[about >> 6]
-        is_last = False
-        while not is_last:
-            if at + 3 > size:
-                return cut
-            block = int.from_bytes(read(at, 3), "little")
-            is_last, is_repeated = bool(block & 1), block >> 1 & 3 == 1
-            at += 3 + (1 if is_repeated else block >> 3)
-        at += 4 * has_checksum
-    return cut if at > size else None
 
 
 def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,32 +10,40 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import Features, FileAssignment
+from sluice.etl.apply.rejected import NOWHERE, PLACE, describe
 from sluice.etl.ops.hashing import hash_rows, mix
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, split_of, whole_rows
+from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.sketch import Gathered, HashBounds, gather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SketchInputs:
-    """The values of each written row that sketches need."""
+class WritePlan:
+    """What a job knows about its rows before it writes them: their files, and the values that sketches need."""
 
+    placement: FileAssignment
+    rows: int
+    """About the number of all rows."""
     rules: tuple[Identity, ...]
     """The rules to sketch by; the first is that of the rows' keys."""
     bounds: HashBounds
 
     @classmethod
-    def of(cls, placement: FileAssignment, rows: int, before: Identity | None) -> SketchInputs:
-        """Returns the inputs for the sketches of a job with about `rows` rows: by this table's rule, and also by the
+    def of(cls, spec: Spec, counted: RowCounts, before: Identity | None) -> WritePlan:
+        """Returns the plan of a job whose rows were counted. There are sketches by this table's rule, and also by the
         rule `before`, if that is another one."""
-        spec = placement.spec
+        unlabelled = counted.nulls.get(spec.label, 0.0)
+        placement = FileAssignment.of(spec, counted.rows, counted.pairs, unlabelled)
         rules = [
             spec.rule,
             *([before] if before and before.recognition != spec.rule.recognition else []),
         ]
-        return cls(rules=tuple(rules), bounds=HashBounds.of(rows, spec.table.split))
+        bounds = HashBounds.of(counted.rows, spec.table.split)
+        return cls(placement=placement, rows=counted.rows, rules=tuple(rules), bounds=bounds)
 
     def at(
         self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys
@@ -52,11 +61,8 @@ class SketchInputs:
 class RowPlacement:
     """Makes the table's rows of one batch of a job after another, and places them."""
 
-    def __init__(
-        self, placement: FileAssignment, look: SketchInputs, features: Features, state: FittedState
-    ) -> None:
-        self._placement = placement
-        self._look = look
+    def __init__(self, plan: WritePlan, features: Features, state: FittedState) -> None:
+        self._plan, placement = plan, plan.placement
         self._features = features
         self._drawn_from = state["rows/negatives/0"] if placement.spec.rows.negatives else None
         self._made = [column.name for column in placement.spec.columns]
@@ -64,6 +70,10 @@ class RowPlacement:
         self._names = [*self._made, *placement.sorted_by, *ties, "_key"]
         self.seen: Gathered = {}
         """The values that the sketches have collected so far."""
+        self.late: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        """For each part of the input, the lines of rows that were rejected here, with the reasons."""
+        self.rejected: list[pa.RecordBatch] = []
+        """Rows that were rejected here and have no place in the input, as `REJECTS`."""
 
     def finish(
         self, columns: Mapping[str, pa.Array], keys: Keys
@@ -72,7 +82,9 @@ class RowPlacement:
         published are left out. The third result counts them, too.
 
         A file's rows are sorted by `_first` and `_then`, if the batch has them, then by `_key` and `_row`."""
-        spec, placement = self._placement.spec, self._placement
+        spec, placement = self._plan.placement.spec, self._plan.placement
+        given = columns
+        columns = {name: values for name, values in columns.items() if name not in PLACE}
         split, folds = split_of(columns, keys, spec), fold_keys(columns, keys, spec)
         if spec.rows.negatives:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, self._drawn_from)
@@ -93,9 +105,27 @@ class RowPlacement:
         named = dict(zip(self._made, made, strict=True))
         flags = self._features.rejected_after_learning(columns, extras, named)
         if flags:
+            self._reject(given, flags)
             good = ~np.any(list(flags.values()), axis=0)
             batch = batch.filter(pa.array(good))
             columns = {name: values.filter(pa.array(good)) for name, values in columns.items()}
             keys, split, files = keys[good], split[good], files[good]
-        gather(self.seen, self._look.at(split, columns, keys))
+        gather(self.seen, self._plan.at(split, columns, keys))
         return batch, files, count
+
+    def _reject(
+        self, given: Mapping[str, pa.Array], flags: Mapping[str, npt.NDArray[np.bool_]]
+    ) -> None:
+        """Keeps the reasons of the given rows that must not be published. Drawn rows follow them, and need none."""
+        rows = pa.record_batch(dict(given))
+        late: dict[int, str] = {}
+        for reason, bad in flags.items():
+            for row in np.flatnonzero(bad[: rows.num_rows]).tolist():
+                late.setdefault(row, reason)
+        if PLACE[0] not in given:
+            self.rejected.append(describe(NOWHERE, None, rows, late.items()))
+            return
+        places = rows.select(PLACE).take(pa.array(list(late), pa.int64())).to_pylist()
+        for place, reason in zip(places, late.values(), strict=True):
+            file, part, line = place.values()
+            self.late[file, part][line] = reason

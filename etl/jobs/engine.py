@@ -14,17 +14,20 @@ import pyarrow as pa
 
 from sluice.common.errors import RunFailure
 from sluice.etl.apply.counts import RowCounts
-from sluice.etl.apply.rejected import Reject
+from sluice.etl.apply.rejected import Rejects, check_rejects_folder
+from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.new_files import NewFile
-from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.sketch import Gathered
 
 if TYPE_CHECKING:
     from sluice.etl.jobs.job import Job
 
+_REJECTS_BYTES = 64 << 20
+"""The memory for rejected rows. Others are on the disk."""
 MAPPED = "mapped file"
 """How workers look values up in a vocabulary that is in files."""
 Learnt: TypeAlias = pa.Table | FileBackedState
@@ -65,8 +68,8 @@ class Written:
     """What one pass wrote."""
 
     files: Sequence[NewFile]
-    sketches: Mapping[str, Mapping[str, Sketch]]
-    """By recognition, then by split."""
+    seen: Gathered
+    """What `RowPlacement` has collected for the sketches."""
 
 
 @contextlib.contextmanager
@@ -101,14 +104,13 @@ class Engine(ABC):
         self.job = job
         self.spec = job.spec
         self.progress = progress
+        self.rejects = Rejects(_REJECTS_BYTES)
+        """The rejected rows of the passes so far."""
 
-    @abstractmethod
     def check(self) -> None:
         """Raises an error if the input cannot be read, or if the folder of rejects has other files. Reads no rows."""
-
-    def url(self, relative: str) -> str:
-        """Returns this engine's name for a file or folder of the table."""
-        return self.job.store.url(relative)
+        if self.job.rejects is not None:
+            check_rejects_folder(self.job.rejects)
 
     @abstractmethod
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
@@ -119,23 +121,14 @@ class Engine(ABC):
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         """Returns `old` with the values that only `new` has. The ids of known values do not change."""
 
-    @abstractmethod
-    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
-        """Writes the rejected rows as JSON lines of a folder, which is emptied first, and counts them by reason. These
-        are the rows that do not parse, and, with a `state`, those whose features cannot be published."""
-
-    @abstractmethod
-    def find_reject(self, folder: str, reason: str) -> Reject | None:
-        """Returns one of the rows that were rejected for this reason."""
-
     def ways(self, state: FittedState) -> dict[str, str]:
         """Describes how rows meet each fitted table in files, and each side table."""
         return {}
 
     @abstractmethod
-    def write(self, state: FittedState, counted: RowCounts) -> Written:
+    def write(self, state: FittedState, plan: WritePlan) -> Written:
         """Writes the table's files, and the rows that serving needs."""
 
-    @abstractmethod
     def close(self) -> None:
         """Releases what the job needed, also after a failure."""
+        self.rejects.close()

@@ -14,6 +14,7 @@ from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.number_limits import is_late
+from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import fit
@@ -79,7 +80,7 @@ class _JobRun:
         self.store = job.store
         self.engine = engine
         self.progress = engine.progress
-        self.rejects = job.rejects or engine.url(f"{_REJECTS}/{job.name}")
+        self.rejects = job.rejects or job.store.url(f"{_REJECTS}/{job.name}")
         self.is_state_saved = False
         self.is_input_accepted = False
 
@@ -138,13 +139,16 @@ class _JobRun:
             if self.spec.fitted:
                 state.save(self.store)
                 self.is_state_saved = True
-            written = self.engine.write(state, counted)
+            plan = WritePlan.of(self.spec, counted, job.rule_before)
+            written = self.engine.write(state, plan)
         with progress.stage("checking"):
             new = sorted(written.files, key=lambda file: file.record.path)
             files = tuple(file.record for file in new)
             profile = Profile.joined(file.profile for file in new)
-            counted = self._check_written(state, counted, sum(f.rows for f in files))
-            record = self._make_record(state, counted, written.sketches, files, profile)
+            counted = self._check_written(counted, sum(f.rows for f in files))
+            record = self._make_record(
+                state, counted, plan.bounds.sketches(written.seen), files, profile
+            )
             self._compare(record)
             self._warn_of_splits(record)
             self._warn_of_label(new)
@@ -184,7 +188,7 @@ class _JobRun:
         rejected = sum(counted.rejected.values())
         if rejected:
             with self.progress.stage(f"writing {rejected:,} rejected rows"):
-                self.engine.write_rejects(self.rejects)
+                self.engine.rejects.write(self.rejects)
             for reason, times in counted.rejected.items():
                 self.progress.say(f"  {times:,} rejected: {reason}")
         if not counted.parsed + rejected:
@@ -247,17 +251,17 @@ class _JobRun:
     def _describe_rejects(self, rejected: Mapping[str, int]) -> str:
         """Names the most frequent reason, with a row that was rejected for it."""
         reason = max(rejected, key=lambda r: rejected[r])
-        row = self.engine.find_reject(self.rejects, reason)
+        row = self.engine.rejects.examples.get(reason)
         if row is None:
             return f"most often: {reason}"
-        line = "" if row.line is None else f", line {row.line}"
-        place = "" if row.file is None else f" in {row.file}{line}"
-        return f"most often: {reason}; for instance{place}: {row.raw[:_SHOWN]!r}"
+        line = f", line {row['line']}" if "line" in row else ""
+        place = f" in {row['file']}{line}" if "file" in row else ""
+        return f"most often: {reason}; for instance{place}: {row['raw'][:_SHOWN]!r}"
 
-    def _check_written(self, state: FittedState, counted: RowCounts, rows: int) -> RowCounts:
+    def _check_written(self, counted: RowCounts, rows: int) -> RowCounts:
         """Returns the counts after `rows` rows were written. Some may have been rejected only then."""
         if rows < counted.rows and any(is_late(column) for column in self.spec.columns):
-            counted = self._reject_late_rows(state, counted, rows)
+            counted = self._reject_late_rows(counted, rows)
         if rows != counted.rows:
             raise CommitError(
                 f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "
@@ -265,11 +269,11 @@ class _JobRun:
             )
         return counted
 
-    def _reject_late_rows(self, state: FittedState, counted: RowCounts, rows: int) -> RowCounts:
+    def _reject_late_rows(self, counted: RowCounts, rows: int) -> RowCounts:
         """Rejects rows of which the writing pass made a number that may not be published. Operators have counted these
         rows when they learned."""
         with self.progress.stage(f"writing {counted.rows - rows:,} more rejected rows"):
-            rejected = dict(sorted(self.engine.write_rejects(self.rejects, state).items()))
+            rejected = self.engine.rejects.write(self.rejects)
         for reason, times in rejected.items():
             if more := times - counted.rejected.get(reason, 0):
                 self.progress.say(f"  {more:,} rejected: {reason}")

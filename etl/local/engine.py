@@ -11,26 +11,30 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from sluice.common.machine import memory_limit, processors
 from sluice.etl.apply.compiled_lines import LEAST_BYTES
-from sluice.etl.apply.counts import CountsOfRows, RowCounts, selected, split_keys, with_key_column
+from sluice.etl.apply.counts import CountsOfRows, selected, split_keys, with_key_column
 from sluice.etl.apply.failure import FeatureError
-from sluice.etl.apply.features import Features, FileAssignment
+from sluice.etl.apply.features import Features
 from sluice.etl.apply.file_writer import FileWriter
-from sluice.etl.apply.input_checks import headers_of, rows_before
-from sluice.etl.apply.parse import InputParser, Parsed
-from sluice.etl.apply.rejected import Reject, RejectFinder, check_rejects_folder
-from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
+from sluice.etl.apply.input_checks import rows_before
+from sluice.etl.apply.parse import Parsed
+from sluice.etl.apply.rejected import (
+    Before,
+    Part,
+    PartParser,
+    count_rows,
+    encoded_headers,
+    may_reject_late,
+    read_again,
+)
+from sluice.etl.apply.row_placement import RowPlacement, WritePlan
 from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
@@ -42,7 +46,6 @@ from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.read.input_files import InputFiles
-from sluice.etl.read.input_paths import store_of
 from sluice.etl.read.pieces import Piece
 from sluice.etl.read.row_groups import RowGroups
 from sluice.etl.spec.row_split import Keys
@@ -50,15 +53,6 @@ from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.sketch import Gathered, gather
-
-
-def _names_in(folder: str) -> list[tuple[str, bool]]:
-    fs, inner, _ = store_of(folder)
-    this = fs.get_file_info(inner)
-    there = (
-        [this] if this.is_file else fs.get_file_info(pafs.FileSelector(inner, allow_not_found=True))
-    )
-    return [(info.base_name, info.is_file) for info in there]
 
 
 class LocalEngine(Engine):
@@ -75,37 +69,26 @@ class LocalEngine(Engine):
             (memory or memory_limit()) // 4,
         )
         pa.set_cpu_count(self._threads.count)
-        self._headers = tuple(
-            header.encode(job.spec.input.encoding) for header in headers_of(job.spec.input)
-        )
         self._input = InputFiles(job.spec.input, job.inputs, self._threads.map)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._parsed, self._finished = RowStore(self._budget, free // 2), RowStore(self._budget)
         self._complete = set[tuple[str, int]]()
         """The pieces of which all rows are in `_parsed`."""
-        self._bad: set[tuple[str, int]] = set()
-        self._before: tuple[dict[tuple[str, int], int], int] | None = None
-        self._examples: dict[str, Reject] = {}
+        self._before: Before | None = None
         self._pass = Pass("", 0)
         progress.follow(lambda: self._pass.text)
 
     def check(self) -> None:
-        if self.job.rejects is not None:
-            check_rejects_folder(self.job.rejects, _names_in(self.job.rejects))
+        super().check()
         self._input.check()
         if self.spec.input.place:
             # A row's place depends on the number of rows in earlier pieces, so all rows are counted first.
-            self._before = rows_before(
-                dict(
-                    self._threads.map(
-                        lambda piece: (
-                            (piece.file.name, piece.number),
-                            sum(batch.num_rows for batch in piece.batches(self._headers)),
-                        ),
-                        self._input.pieces(),
-                    )
-                )
-            )
+            headers = encoded_headers(self.spec.input)
+
+            def count(piece: Piece | RowGroups) -> tuple[Part, int]:
+                return piece.part, sum(count_rows(batch, headers) for batch in piece.batches())
+
+            self._before = rows_before(dict(self._threads.map(count, self._input.pieces())))
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
@@ -140,41 +123,37 @@ class LocalEngine(Engine):
 
         In the first pass, `first` is called with all parsed rows, and the kept rows are stored if memory or disk allow.
         Later passes read the stored rows, or parse again. After the `last` pass, stored rows are dropped."""
-        place = (piece.file.name, piece.number)
-        if place in self._complete:
-            for rows in self._parsed.get(place):
+        if piece.part in self._complete:
+            for rows in self._parsed.get(piece.part):
                 self._threads.check_wanted()
                 yield split_keys(rows)
             if last:
-                self._parsed.drop(place)
+                self._parsed.drop(piece.part)
             return
-        parser = InputParser(self.spec, compiled=self._input.bytes >= LEAST_BYTES)
-        number, has_room = 0, True
-        for batch in piece.batches(self._headers):
+        parser = PartParser(
+            self.spec,
+            self._before,
+            keeps_places=may_reject_late(self.spec),
+            compiled=self._input.bytes >= LEAST_BYTES,
+        )
+        has_room = True
+        for batch in piece.batches():
             self._threads.check_wanted()
-            number += batch.num_rows
-            parsed = parser.parse(batch, self._places(place, number, batch.num_rows))
+            parsed, rejected = parser.parse(piece.part, batch)
             columns, keys = selected(self.spec, parsed)
             if first is not None:
                 first(parsed)
-                has_room = has_room and self._parsed.put([(place, with_key_column(columns, keys))])
-                if parsed.rejected:
-                    self._bad.add(place)
+                self.rejects.add(rejected)
+                rows = with_key_column(columns, keys)
+                has_room = has_room and self._parsed.put([(piece.part, rows)])
             yield columns, keys
+        if first is not None:
+            for lines in parser.lines():
+                self.rejects.add(lines)
         if first is not None and has_room:
-            self._complete.add(place)
+            self._complete.add(piece.part)
         else:
-            self._parsed.drop(place)
-
-    def _places(
-        self, part: tuple[str, int], upto: int, rows: int
-    ) -> npt.NDArray[np.float64] | None:
-        """Returns the places of `rows` rows in the input, as shares of all rows. The last one is row `upto` of its
-        part."""
-        if self._before is None:
-            return None
-        firsts, total = self._before
-        return np.arange(firsts[part] + upto - rows, firsts[part] + upto) / total
+            self._parsed.drop(piece.part)
 
     def _over(self, function: Callable[[Any], int], name: str) -> None:
         """Calls a function on each piece of the input, and shows the progress by the rows that it returns."""
@@ -194,85 +173,28 @@ class LocalEngine(Engine):
         assert isinstance(new, pa.Table)  # this engine writes no fitted table to files
         return op.update(old.read() if isinstance(old, FileBackedState) else old, new)
 
-    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
-        fs, inner, _ = store_of(folder)
-        check_rejects_folder(folder, _names_in(folder))
-        fs.create_dir(inner, recursive=True)
-        fs.delete_dir_contents(inner)
-        with fs.open_output_stream(f"{inner}/part-00000.json") as sink:
-            counts = Counter[str]()
-            for found in self._rejects(
-                None if state is None else Features(self.spec, state, ahead=False)
-            ):
-                self._examples.setdefault(found.reason, found)
-                counts[found.reason] += 1
-                sink.write(f"{found.to_json()}\n".encode())
-        return counts
-
-    def _rejects(self, features: Features | None) -> Iterator[Reject]:
-        """Yields all rejects, by file and line. Reads again only the files with rejects."""
-        before: dict[str, int] = defaultdict(int)
-        files = {file for file, _ in self._bad}
-        pieces = (piece for piece in self._input.pieces() if piece.file.name in files)
-        for piece, lines, found in self._threads.map(partial(self._rejects_of, features), pieces):
-            name, numbered = piece.file.name, isinstance(piece, Piece)
-            for number, reason, raw, coded in found:
-                line = before[name] + number + 1 if numbered else None
-                yield Reject(piece.file.name_in_rejects, line, reason, raw, coded)
-            before[name] += lines
-
-    def _rejects_of(
-        self, features: Features | None, piece: Piece | RowGroups
-    ) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
-        place = (piece.file.name, piece.number)
-        lines = 0
-        before = 0
-        finder, found = RejectFinder(self.spec, self._headers, features), list[tuple[Any, ...]]()
-
-        def places(rows: pa.RecordBatch) -> npt.NDArray[np.float64] | None:
-            nonlocal before
-            before += rows.num_rows
-            return self._places(place, before, rows.num_rows)
-
-        # Lines are numbered with the headers, so no header is left out.
-        for batch in piece.batches(()):
-            self._threads.check_wanted()
-            if place in self._bad:
-                found += [(lines + n, *rest) for n, *rest in finder.of(batch, places)]
-            lines += batch.num_rows
-        return piece, lines, found
-
-    def find_reject(self, folder: str, reason: str) -> Reject | None:
-        return self._examples.get(reason)
-
-    def write(self, state: FittedState, counted: RowCounts) -> Written:
-        spec, job = self.spec, self.job
-        placement = FileAssignment.of(
-            spec, counted.rows, counted.pairs, counted.nulls.get(spec.label, 0.0)
-        )
-        look, features = (
-            SketchInputs.of(placement, counted.rows, job.rule_before),
-            Features(spec, state),
-        )
+    def write(self, state: FittedState, plan: WritePlan) -> Written:
+        placement, features = plan.placement, Features(self.spec, state)
         seen, widest = Gathered(), [1]
         lock = threading.Lock()
 
         def place(piece: Piece | RowGroups) -> int:
-            placing, count = RowPlacement(placement, look, features, state), 0
+            placing, count = RowPlacement(plan, features, state), 0
             for columns, keys in self._rows(piece, last=True):
                 if len(keys):
                     batch, files, every = placing.finish(columns, keys)
-                    if batch.num_rows < every:
-                        self._bad.add((piece.file.name, piece.number))
                     widest[0] = max(widest[0], batch.nbytes // max(1, batch.num_rows))
                     self._finished.put(split_by_number(batch, files, placement.total))
                     count += every
+            if late := placing.late.get(piece.part):
+                for rows in read_again(piece.part, piece.batches(), late):
+                    self.rejects.add(rows)
             with lock:
                 gather(seen, placing.seen)
             return count
 
         self._over(place, "pass 1 of 2, ")
-        writer = FileWriter(placement, job.store, job.name, self._threads.check_wanted)
+        writer = FileWriter(placement, self.job.store, self.job.name, self._threads.check_wanted)
         # About how many bytes each file takes.
         sizes = {file: count * widest[0] for file, count in sorted(self._finished.rows.items())}
         self._pass = Pass("pass 2 of 2, ", sum(sizes.values()))
@@ -289,9 +211,10 @@ class LocalEngine(Engine):
         largest = 3 * max(sizes.values(), default=1)
         ahead = max(1, min(2 * self._threads.count, 2 * self._budget // largest))
         files = list(self._threads.map(finish, sizes, ahead))
-        return Written(files, look.bounds.sketches(seen))
+        return Written(files, seen)
 
     def close(self) -> None:
         self._threads.close()
         self._parsed.close()
         self._finished.close()
+        super().close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import Any, TypeAlias
 
@@ -11,19 +11,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.errors import InputError
+from sluice.etl.apply.input_checks import HEAD, TAIL, fault, refuse_faults, refuse_header
 from sluice.etl.read.input_paths import InputFile, files_of, files_of_tables
 from sluice.etl.read.pieces import (
     OPEN_BYTES,
     PIECE_BYTES,
+    SPARK_ONLY,
     FileRange,
     Piece,
+    first_line,
     pack,
     pieces_of,
     pieces_of_ranges,
     split_into_tasks,
 )
 from sluice.etl.read.row_groups import RowGroups, check_columns, row_groups_of
-from sluice.etl.read.text_checks import check_text
 from sluice.etl.spec.input_section import Input
 from sluice.etl.table.table_columns import OWN, FileColumns, partitions_of, refuse_twice
 from sluice.etl.table.table_files import TableFiles
@@ -81,10 +83,22 @@ class InputFiles:
     def check(self) -> None:
         """Raises an InputError if a file has another header or other columns than the spec, or is compressed and
         damaged."""
-        if self._source.has_columns:
-            check_columns(self._named, self.schemas, self._source)
-        else:
-            check_text(self.files, self._source, self._map)
+        source = self._source
+        if source.has_columns:
+            check_columns(self._named, self.schemas, source)
+            return
+        for file in self.files:
+            if file.path.endswith(SPARK_ONLY):
+                raise InputError(
+                    f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark"
+                )
+        packed = [file for file in self.files if file.name.endswith((".gz", ".bz2"))]
+        names = [file.name for file in packed]
+        refuse_faults(zip(names, self._map(_find_fault, packed), strict=True))
+        if source.header:
+            lines = self._map(partial(first_line, encoding=source.encoding), self.files)
+            for file, line in zip(self.files, lines, strict=True):
+                refuse_header(file.name, line, source)
 
     @cached_property
     def schemas(self) -> Mapping[str, pa.Schema]:
@@ -121,10 +135,17 @@ class InputFiles:
         return {file: one.of(kinds) for file, one in zip(self.files, named, strict=True)}
 
 
-def pieces_of_parts(parts: Sequence[Part]) -> Iterator[Piece | RowGroups]:
+def pieces_of_task(parts: Sequence[Part]) -> Iterator[Piece | RowGroups]:
     """Yields the pieces of a task's parts, which are all of one kind."""
     yield from pieces_of_ranges(part for part in parts if isinstance(part, FileRange))
     yield from (part for part in parts if isinstance(part, RowGroups))
+
+
+def _find_fault(file: InputFile) -> str | None:
+    with file.open() as stream:
+        head = stream.read(min(file.size, HEAD))
+        stream.seek(max(0, file.size - TAIL))
+        return fault(file.name, head, stream.read(TAIL))
 
 
 def _read_footer(file: InputFile) -> tuple[pa.Schema, list[int]]:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.lines import are_headers
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
 
@@ -73,9 +72,13 @@ class Piece:
     content: bytes | None = None
     """The lines, if they were read already."""
 
-    def batches(self, headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
-        """Yields the lines with their ends as a column `line`, without headers. The batch is valid until the next one
-        is requested, because its memory is used again."""
+    @property
+    def part(self) -> tuple[str, int]:
+        return self.file.name_in_rejects, self.number
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yields the lines with their ends as a column `line`. The batch is valid until the next one is requested,
+        because its memory is used again."""
         with (
             self.buffers.lend()
             if self.content is None
@@ -96,9 +99,7 @@ class Piece:
                 lines = pa.Array.from_buffers(
                     pa.binary(), len(ends), [None, offsets, pa.py_buffer(content)]
                 )
-                batch = pa.record_batch([lines], ["line"])
-                dropped = are_headers(lines, headers)
-                yield batch.filter(pa.array(~dropped)) if dropped.any() else batch
+                yield pa.record_batch([lines], ["line"])
 
     def _read(self, buffer: bytearray) -> memoryview | bytes:
         """Returns the bytes of the lines that begin in this part of a plain file."""

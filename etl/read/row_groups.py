@@ -34,7 +34,11 @@ class RowGroups:
     located: FileColumns
     """Where the file has the columns."""
 
-    def batches(self, _headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
+    @property
+    def part(self) -> tuple[str, int]:
+        return self.file.name_in_rejects, self.number
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the spec's columns, and `_bad`, the name of the first column that does not fit its type."""
         for batch in self.stored(self.source.columns):
             yield stored_cells(batch, self.source)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import RowCounts
-from sluice.etl.apply.features import FileAssignment
-from sluice.etl.apply.rejected import Reject
+from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.engine import MAPPED, Engine, Learnt, Sums, Written
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, draw_bar
@@ -21,7 +19,6 @@ from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import unit_of_time
 from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.rejects import check_rejects, find_reject_of, write_rejects
 from sluice.etl.spark.session import fit_partitions
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
@@ -30,9 +27,6 @@ from sluice.etl.table.store import folder_of_tails
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_MOST_ROW_BYTES = 2**16
-"""If Spark's records are larger on average, they are stored batches, and their number is not that of rows."""
 
 
 class SparkEngine(Engine):
@@ -52,11 +46,10 @@ class SparkEngine(Engine):
         }
         self._raw = RawInput(spark, job.spec, job.inputs, 0 if job.learns else None, earlier)
         self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
-        progress.follow(passes_of(spark))
+        progress.follow(follow_stages(spark))
 
     def check(self) -> None:
-        if self.job.rejects is not None:
-            check_rejects(self._spark, self.job.rejects)
+        super().check()
         self._raw.check()
         for side in self._raw.sides:
             side.check_values(self.job.accept_nulls)
@@ -77,12 +70,12 @@ class SparkEngine(Engine):
                         f"and their_time {join.their_time!r} in {units[1]} ({theirs:g}); write both in one unit"
                     )
 
-    def url(self, relative: str) -> str:
-        return self.job.store.spark_url(relative)
-
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         found = sum_counts(self._raw, level, state, operators, self._large)
         if not level:
+            if found.counted.rejected:
+                for rows in self._raw.rejects():
+                    self.rejects.add(rows)
             self._warn_of_units()
         return found
 
@@ -91,61 +84,42 @@ class SparkEngine(Engine):
             return op.update(old, new)
         return self._large.of_level(level).add(old, new, number, op)
 
-    def write_rejects(self, folder: str, state: FittedState | None = None) -> Mapping[str, int]:
-        return write_rejects(self._raw, folder, state)
-
-    def find_reject(self, folder: str, reason: str) -> Reject | None:
-        return find_reject_of(self._spark, folder, reason)
-
     def ways(self, state: FittedState) -> dict[str, str]:
         return dict.fromkeys(state.stored, MAPPED) | {
             side.join.path: side.way for side in self._raw.sides
         }
 
-    def write(self, state: FittedState, counted: RowCounts) -> Written:
+    def write(self, state: FittedState, plan: WritePlan) -> Written:
         job = self.job
-        placement = FileAssignment.of(
-            self.spec, counted.rows, counted.pairs, counted.nulls.get(self.spec.label, 0.0)
-        )
-        written = write(self._raw, state, placement, job, rows=counted.rows)
+        written = write(self._raw, state, plan, job, self.rejects)
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)
         return written
 
     def close(self) -> None:
+        super().close()
         self._raw.release()
 
 
-def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
-    """Returns a function that describes the progress of the session's active stages: the share of finished tasks, and
-    the rows and bytes that these tasks have read."""
-    store = spark.sparkContext._jsc.sc().statusStore()
+def follow_stages(spark: SparkSession) -> Callable[[], str]:
+    """Returns a function that describes the session's active stages: the share of finished tasks, and the time left."""
+    tracker = spark.sparkContext.statusTracker()
     began: dict[tuple[int, ...], float] = {}
 
     def so_far() -> str:
         try:
-            active = store.activeStages()
-            stages = [active.apply(number) for number in range(active.size())]
+            ids = tuple(sorted(tracker.getActiveStageIds()))
+            stages = [stage for stage in map(tracker.getStageInfo, ids) if stage]
         except Exception:  # the session may be ending, and a progress line must not fail the job
             return "…"
-        if not stages:
+        total = sum(stage.numTasks for stage in stages)
+        if not total:
             return "…"
-        ids, now = tuple(sorted(stage.stageId() for stage in stages)), clock()
+        now = time.monotonic()
         if ids not in began:  # new stages, so the time starts again
             began.clear()
             began[ids] = now
-        total = max(1, sum(stage.numTasks() for stage in stages))
-        done = sum(stage.numCompleteTasks() for stage in stages)
-        rows, size = (
-            sum(getattr(stage, what)() for stage in stages)
-            for what in ("inputRecords", "inputBytes")
-        )
-        return draw_bar(
-            "",
-            share=done / total,
-            rows=rows if size <= _MOST_ROW_BYTES * rows else 0,
-            size=size,
-            seconds=now - began[ids],
-        )
+        done = sum(stage.numCompletedTasks for stage in stages)
+        return draw_bar("", share=done / total, rows=0, size=0, seconds=now - began[ids])
 
     return so_far

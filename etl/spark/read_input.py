@@ -4,12 +4,10 @@ several lines."""
 from __future__ import annotations
 
 import contextlib
-import glob
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
@@ -21,11 +19,9 @@ from sluice.etl.apply.input_checks import (
     HEAD,
     TAIL,
     fault,
-    headers_of,
     refuse_faults,
     refuse_header,
     rows_before,
-    zstd_fault,
 )
 from sluice.etl.apply.parse import Batches
 from sluice.etl.read.input_files import InputFiles, Part
@@ -34,14 +30,18 @@ from sluice.etl.spark.columns import SPARK_TYPES, quoted
 from sluice.etl.spark.joins import relate
 from sluice.etl.spark.session import PARTITIONS, frame_bytes
 from sluice.etl.spark.side_tables import SideTable
-from sluice.etl.spark.workers.parsed_rows import DOT, Before, ParsedRows, rows_with_ties
-from sluice.etl.spark.workers.task_rows import TaskRows, work_on_rows
+from sluice.etl.spark.workers.parsed_rows import (
+    COUNTED_PARTS,
+    DOT,
+    ParsedRows,
+    count_rows_of_parts,
+    reject_related,
+    rows_with_ties,
+)
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table_files import versioned
 
 if TYPE_CHECKING:
-    from pyspark.core.broadcast import Broadcast
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _READERS = 8
@@ -51,18 +51,6 @@ _FORMS = 3
 """The most forms of texts that a message shows."""
 _ARROW_STORES = ("file:", "s3://")
 """Workers read text in these stores. Spark reads text in all others, with Hadoop's clients and their settings."""
-_ROWS_OF_PARTS = "file string, start bigint, rows bigint"
-
-
-def check_paths(paths: Iterable[str]) -> None:
-    """Raises an InputError if a local path or glob matches nothing, before Spark starts. Spark checks the others: those
-    in other stores, those with braces, and those without a scheme if Hadoop's settings may add one."""
-    has_hadoop_settings = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
-    for path, _ in map(versioned, paths):
-        local = re.sub("^file:(//)?", "", path)
-        is_local = local != path or ("://" not in path and not has_hadoop_settings)
-        if is_local and "{" not in local and next(glob.iglob(local), None) is None:
-            raise InputError(f"{path}: matches no file")
 
 
 @dataclass(frozen=True)
@@ -81,10 +69,6 @@ class RawInput:
     @property
     def named(self) -> str:
         return ", ".join(self.paths)
-
-    @property
-    def headers(self) -> tuple[str, ...]:
-        return headers_of(self.spec.input)
 
     @cached_property
     def files(self) -> InputFiles | None:
@@ -122,71 +106,39 @@ class RawInput:
         """A partition for each task, with its number as `id`."""
         return self.spark.range(0, len(self._tasks), 1, max(1, len(self._tasks)))
 
-    @cached_property
-    def _sent(self) -> Broadcast[Sequence[tuple[Part, ...]]]:
-        return self.spark.sparkContext.broadcast(self._tasks)
-
-    def _task_rows(self, *, located: bool, with_headers: bool = False) -> TaskRows | None:
-        if self.files is None:
-            return None
-        sent = self._sent
-        heads = [] if with_headers else self.headers
-        encoded = tuple(header.encode(self.spec.input.encoding) for header in heads)
-        return TaskRows(lambda: sent.value, encoded, located)
-
     @property
     def bytes(self) -> int:
         """The size of the input, or Spark's estimate."""
         if self.files is not None:
             return self.files.bytes
-        return frame_bytes(self.read())
+        return frame_bytes(self._unparsed)
 
-    def map(
-        self,
-        work: Callable[[Batches], Batches],
-        schema: str,
-        *,
-        with_file: bool = False,
-        placed: bool = False,
-    ) -> DataFrame:
-        """Calls a function in the workers on the rows before parsing. See `read` for their columns."""
-        rows = self._task_rows(located=with_file or placed, with_headers=with_file)
-        if rows is None:
-            return self.read(with_file, placed).mapInArrow(partial(work), schema)
-        return self._numbers.mapInArrow(partial(work_on_rows, rows, work), schema)
+    @cached_property
+    def _unparsed(self) -> DataFrame:
+        """The numbers of tasks if workers read the input, otherwise its rows before parsing."""
+        return self._read() if self.files is None else self._numbers
 
-    def read(self, with_file: bool = False, placed: bool = False) -> DataFrame:
-        """Returns the input's rows before parsing, as Spark reads them.
+    def _read(self) -> DataFrame:
+        """Returns the input's rows before parsing, as Spark reads them. `_file` is the file of a row, and `_from` the
+        offset of its part there.
 
         - Text: a column `line`, the bytes of each line with its end.
-        - CSV over several lines: the bytes of each cell, and `_broken`, the text of a record with too few or too many.
-
-        `with_file` adds each row's file, and the offset of its part of the file. Headers are then rows, too. `placed`
-        adds the same, but no headers."""
+        - CSV over several lines: the bytes of each cell, and `_broken`, the text of a record with too few or too
+          many."""
         from pyspark.sql import functions as sql
 
+        file = sql.col("_metadata.file_path").alias("_file")
         with self._explain_path_errors():
-            located = with_file or placed
-            extra = [sql.col("_metadata.file_path").alias("_file")] if located else []
             if self.spec.input.multiline:
-                return self._read_multiline_csv(*extra)
+                return self._read_multiline_csv(file, sql.lit(0).cast("bigint").alias("_from"))
             # The parser removes the carriage return that may precede a line feed.
             lines = (
                 self.spark.read.option("recursiveFileLookup", "true")
                 .option("lineSep", "\n")
                 .text(list(self.paths))
             )
-            if located:
-                extra.append(sql.col("_metadata.file_block_start").alias("_from"))
-            # Headers stay if lines are numbered.
-            if not with_file and self.headers:
-                bare = sql.rtrim("value", sql.lit("\r")).cast("binary")
-                heads = [
-                    sql.lit(header.encode(self.spec.input.encoding)) for header in self.headers
-                ]
-                lines = lines.where(~bare.isin(*heads))
-            ended = sql.concat(sql.col("value"), sql.lit("\n"))
-            return lines.select(ended.cast("binary").alias("line"), *extra)
+            ended = sql.concat(sql.col("value"), sql.lit("\n")).cast("binary").alias("line")
+            return lines.select(ended, file, sql.col("_metadata.file_block_start").alias("_from"))
 
     @contextlib.contextmanager
     def _explain_path_errors(self) -> Iterator[None]:
@@ -241,7 +193,7 @@ class RawInput:
         if self.files is not None:
             self.files.check()
             return
-        files = self.read(with_file=True).inputFiles()
+        files = self._unparsed.inputFiles()
         check_compressed(self.spark, files)
         if self.spec.input.header:
             for path, line in _first_lines(self.spark, files, self.spec.input.encoding):
@@ -254,16 +206,35 @@ class RawInput:
 
     @cached_property
     def parsed_rows(self) -> ParsedRows:
-        before = self.rows_before if self.spec.input.place else None
-        rows = self._task_rows(located=before is not None)
-        return ParsedRows(self.spec, self.level, self.count_parts, before, rows)
+        parts = None
+        if self.files is not None:
+            sent = self.spark.sparkContext.broadcast(self._tasks)
+            parts = lambda: sent.value  # noqa: E731
+        rows = ParsedRows(self.spec, self.level, self.count_parts, None, parts)
+        if not self.spec.input.place:
+            return rows
+        counted = self._unparsed.mapInArrow(partial(count_rows_of_parts, rows), COUNTED_PARTS)
+        sums: Counter[tuple[str, int]] = Counter()
+        for file, start, count in counted.collect():
+            sums[file, start] += count
+        return replace(rows, before=rows_before(sums))
 
     @cached_property
     def parsed(self) -> DataFrame:
-        """The input's good rows, or where they are stored, and their counts. The first pass parses them."""
-        if self.files is not None:
-            return self.parsed_rows.parse(self._numbers)
-        return self.parsed_rows.parse(self.read(placed=self.parsed_rows.before is not None))
+        """The input's good rows, or where they are stored, their counts, and the rejected rows. The first pass parses
+        them."""
+        return self.parsed_rows.parse(self._unparsed)
+
+    def rejects(self) -> Batches:
+        """Yields the rejected rows as `REJECTS`, also those that were rejected after joins and histories."""
+        frames = [self.parsed]
+        if self.spec.rows.relational:
+            work = partial(reject_related, self.spec)
+            frames.append(self.rows.mapInArrow(work, "rejects binary"))
+        for frame in frames:
+            cells = frame.select("rejects").where("rejects is not null")
+            for row in cells.toLocalIterator(prefetchPartitions=True):
+                yield from pa.ipc.open_stream(bytes(row["rejects"]))
 
     @cached_property
     def count_parts(self) -> int:
@@ -273,20 +244,13 @@ class RawInput:
         return max(self.spark.sparkContext.defaultParallelism, partitions // 2)
 
     @cached_property
-    def rows_before(self) -> Before:
-        """The number of rows before each part of the input, and the number of all rows."""
-        counted = self.map(_count_rows_of_parts, _ROWS_OF_PARTS, placed=True).collect()
-        sums: Counter[tuple[str, int]] = Counter()
-        for file, start, rows in counted:
-            sums[file, start] += rows
-        return rows_before(sums)
-
-    @cached_property
     def rows(self) -> DataFrame:
         """The rows that fitting and writing read: as they are stored, or columns after dedup, joins and histories. The
         names of these columns have `DOT` for each dot, because pyspark does not quote names for its workers."""
         if not self.spec.rows.relational:
-            return self.parsed.select("rows", "file", "part").where("counts is null")
+            return self.parsed.select("rows", "file", "part").where(
+                "rows is not null or file is not null"
+            )
         return self.related.toDF(*[name.replace(".", DOT) for name in self.related.columns])
 
     @cached_property
@@ -308,14 +272,6 @@ class RawInput:
         before they answer prints errors."""
         for name in {"parsed", "related"} & self.__dict__.keys():
             getattr(self, name).unpersist(blocking=True)
-
-
-def _count_rows_of_parts(batches: Batches) -> Batches:
-    """Counts the rows of each part of a file. Runs in a worker."""
-    for batch in batches:
-        parts = pa.table([batch["_file"], batch["_from"]], ["file", "start"])
-        counted = parts.group_by(["file", "start"]).aggregate([([], "count_all")])
-        yield from counted.rename_columns(["file", "start", "rows"]).to_batches()
 
 
 def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterator[tuple[str, str]]:
@@ -345,10 +301,15 @@ def _first_lines(spark: SparkSession, files: list[str], encoding: str) -> Iterat
 def check_compressed(spark: SparkSession, files: Iterable[str]) -> None:
     """Raises an InputError that names the first damaged compressed file. Reads through Spark's file systems.
 
-    Spark does not notice each damage. It accepts a .bz2 file that was cut off between two blocks, and reads a file that
-    is not bzip2 as empty. It reads a .zst file up to the frame that is cut off, so the heads of all blocks are checked.
-    A .gz file that is cut off needs no check, because its reader fails."""
-    compressed = [file for file in files if file.endswith((".gz", ".bz2", ".zst"))]
+    Spark accepts a .bz2 file that was cut off between two blocks, and reads a file that is not bzip2 as empty. It would
+    read a .zst file up to the frame that is cut off, so such files are refused. A .gz file that is cut off needs no
+    check, because its reader fails."""
+    if packed := next((file for file in files if file.endswith(".zst")), None):
+        raise InputError(
+            f"{packed}: only Spark can open this input, and it does not notice that a .zst file is cut short; "
+            "decompress the file, or compress it as .gz"
+        )
+    compressed = [file for file in files if file.endswith((".gz", ".bz2"))]
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
 
@@ -363,8 +324,6 @@ def check_compressed(spark: SparkSession, files: Iterable[str]) -> None:
             return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream, count))
 
         try:
-            if file.endswith(".zst"):
-                return zstd_fault(read, size)
             tail = min(size, TAIL)
             return fault(file, read(0, min(size, HEAD)), read(size - tail, tail))
         finally:

@@ -19,12 +19,14 @@ import pyarrow as pa
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.file_writer import FileWriter
 from sluice.etl.apply.parse import Batches
-from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
+from sluice.etl.apply.rejected import Rejects, read_again
+from sluice.etl.apply.row_placement import RowPlacement, WritePlan
 from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.jobs.engine import Written
+from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.workers.cells import CELL_BYTES, read_stream, slices, write_stream
+from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
 from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, selected_rows
 from sluice.etl.table.data_files import folder_of
@@ -50,32 +52,40 @@ _CELLS = "file int, cell binary"
 def write(
     raw: RawInput,
     state: FittedState,
-    placement: FileAssignment,
+    plan: WritePlan,
     job: Job,
-    *,
-    rows: int,
+    rejects: Rejects,
 ) -> Written:
-    """Applies the operators, sorts the rows of each file, and writes Parquet. There are about `rows` rows."""
+    """Applies the operators, sorts the rows of each file, and writes Parquet. Adds the rows that are rejected only
+    now."""
+    from pyspark import StorageLevel
+
     context = raw.spark.sparkContext
     nothing: Gathered = {}
     gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
-    look = SketchInputs.of(placement, rows, job.rule_before)
+    placement = plan.placement
     shipped = context.broadcast(state.packed())
     worker = partial(
         _apply,
         raw.parsed_rows,
-        placement=placement,
-        look=look,
+        plan=plan,
         packed=lambda: shipped.value,
         gathered=gathered,
     )
-    cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total, "file")
+    cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total + 1, "file")
     writer = partial(_write_file, placement, job.store.uri, job.name)
-    made = cells.mapInArrow(writer, "made string").toArrow()["made"].to_pylist()
+    made = cells.mapInArrow(writer, "made string, late binary").persist(StorageLevel.DISK_ONLY)
+    texts = made.select("made").where("made is not null").toArrow()["made"].to_pylist()
+    files = [_read_file(text) for text in texts]
+    if sum(file.record.rows for file in files) < plan.rows:
+        late = made.select("late").where("late is not null")
+        for row in late.toLocalIterator(prefetchPartitions=True):
+            for batch in pa.ipc.open_stream(bytes(row["late"])):
+                rejects.add(batch)
+    made.unpersist(blocking=True)
     shipped.unpersist(blocking=True)
-    files = [_read_file(text) for text in made]
     _remove_others(job.store, job.name, files)
-    return Written(files, look.bounds.sketches(gathered.value))
+    return Written(files, gathered.value)
 
 
 def _remove_others(store: TableStore, job: str, files: list[NewFile]) -> None:
@@ -92,14 +102,14 @@ def _apply(
     parsed_rows: ParsedRows,
     batches: Batches,
     *,
-    placement: FileAssignment,
-    look: SketchInputs,
+    plan: WritePlan,
     packed: Callable[[], Packed],
     gathered: Accumulator[Gathered],
 ) -> Batches:
-    """Yields cells with the finished columns and the sort keys of each file's rows. Runs in a worker."""
-    state, features = load_features(placement.spec, packed(), ahead=True)
-    placing = RowPlacement(placement, look, features, state)
+    """Yields cells with the finished columns and the sort keys of each file's rows. After the last file, yields cells
+    with rejected rows. Runs in a worker."""
+    state, features = load_features(plan.placement.spec, packed(), ahead=True)
+    placing = RowPlacement(plan, features, state)
     waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]] = []
     size = 0
     for columns, keys in selected_rows(parsed_rows, batches, last=True):
@@ -107,10 +117,16 @@ def _apply(
         waiting.append((finished, numbers))
         size += finished.nbytes
         if size >= _GROUPED_BYTES:
-            yield from _in_cells(waiting, placement.total)
+            yield from _in_cells(waiting, plan.placement.total)
             waiting, size = [], 0
-    yield from _in_cells(waiting, placement.total)
+    yield from _in_cells(waiting, plan.placement.total)
     gathered.add(placing.seen)
+    rejected = placing.rejected
+    for piece in pieces_of_task(parsed_rows.parts_of_task()) if placing.late else ():
+        if late := placing.late.get(piece.part):
+            rejected += read_again(piece.part, piece.batches(), late)
+    for rows in rejected:
+        yield _cell(plan.placement.total, rows)
 
 
 def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files: int) -> Batches:
@@ -119,29 +135,14 @@ def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files
         return
     batches, numbers = zip(*waiting, strict=True)
     parts = split_by_number(pa.concat_batches(batches), np.concatenate(numbers), files)
-    found: list[tuple[int, bytes]] = []
-    size = 0
     for file, rows in parts:
         for part in slices(rows):
-            cell = write_stream([part], rows.schema, COMPRESSED).to_pybytes()
-            found.append((file, cell))
-            size += len(cell)
-            if size >= CELL_BYTES:
-                yield _cells(found)
-                found = []
-                size = 0
-    if found:
-        yield _cells(found)
+            yield _cell(file, part)
 
 
-def _cells(found: list[tuple[int, bytes]]) -> pa.RecordBatch:
-    return pa.record_batch(
-        [
-            pa.array([file for file, _ in found], pa.int32()),
-            pa.array([c for _, c in found], pa.binary()),
-        ],
-        ["file", "cell"],
-    )
+def _cell(file: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+    cell = one_value(write_stream([rows], rows.schema, COMPRESSED))
+    return pa.record_batch([pa.array([file], pa.int32()), cell], ["file", "cell"])
 
 
 def _write_file(placement: FileAssignment, uri: str, job: str, batches: Batches) -> Batches:
@@ -154,13 +155,18 @@ def _write_file(placement: FileAssignment, uri: str, job: str, batches: Batches)
     file = None
     for batch in batches:
         file = batch["file"][0].as_py()
+        if file == placement.total:  # these are no rows of a file
+            late = batch["cell"]
+            yield pa.record_batch([pa.nulls(len(late), pa.string()), late], ["made", "late"])
+            file = None
+            continue
         for cell in batch["cell"]:
             for part in read_stream(cell):
                 rows.add(part)
     if file is not None:
         made = FileWriter(placement, TableStore(uri), job).write(file, rows, task.taskAttemptId())
         text = json.dumps([asdict(made.record), made.profile.columns])
-        yield pa.record_batch([[text]], ["made"])
+        yield pa.record_batch([[text], pa.nulls(1, pa.binary())], ["made", "late"])
     rows.close()
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.input_checks import fault, zstd_fault
+from sluice.etl.apply.input_checks import fault
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.spark.errors import clearly, find_cause
 from sluice.etl.spark.read_input import RawInput
@@ -61,25 +61,6 @@ def test_what_java_says_of_damage_names_the_file_and_what_to_do():
     assert_names(find_cause(trace), "file:///data/day_1.csv.gz:", *facts)
 
 
-def test_zstandard_is_whole_only_with_the_ends_of_all_its_frames():
-    def fault_of(data: bytes) -> str | None:
-        return zstd_fault(lambda start, count: data[start : start + count], len(data))
-
-    skipped = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
-    repeated = zstd(b"0" * 400_000)
-    for frames in ([zstd(LINES)], [zstd(LINES[:999]), zstd(b"")], [zstd(LINES), skipped, repeated]):
-        data = b"".join(frames)
-        assert fault_of(data) is None
-        ends = {sum(map(len, frames[:number])) for number in range(len(frames))}
-        assert [
-            cut
-            for cut in range(max(0, len(data) - 3000), len(data))
-            if fault_of(data[:cut]) is None
-        ] == sorted(ends & {*range(max(0, len(data) - 3000), len(data))})
-        assert_names(fault_of(data + b"more") or "", "follows")
-    assert_names(fault_of(LINES) or "", "no zstd file")
-
-
 def zstd(data: bytes) -> bytes:
     with pa.BufferOutputStream() as kept:
         with pa.CompressedOutputStream(kept, "zstd") as stream:
@@ -92,14 +73,17 @@ def zstd(data: bytes) -> bytes:
 def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(
     spark, tmp_path, monkeypatch, reader
 ):
-    """Spark's own reader would read the frames before the one that is cut."""
+    """Spark's own reader would read the frames before the one that is cut, so it reads none."""
     engine, name = None if reader == "local" else spark, "a.csv.zst"
-    if reader == "java":
-        monkeypatch.setattr(RawInput, "files", None)
     frames = zstd(LINES[:-6000]), zstd(LINES[-6000:])
     (tmp_path / "good").mkdir()
     for kind, data in {"frames": b"".join(frames), "empty": b"", "nothing": zstd(b"")}.items():
         (tmp_path / "good" / f"{kind}.csv.zst").write_bytes(data)
+    if reader == "java":
+        monkeypatch.setattr(RawInput, "files", None)
+        with raises(InputError, ".csv.zst:", "only Spark", "decompress", ".gz"):
+            run(engine, tmp_path / "t", tmp_path / "good", text=TEXT)
+        return
     assert run(engine, tmp_path / "t", tmp_path / "good", text=TEXT).rows_out == 40_000
     bad = {
         "cut": frames[0] + frames[1][:-4],

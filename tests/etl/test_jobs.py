@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import in_training
+from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.fitting import fit
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
@@ -132,7 +133,7 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, 
     state, counted = fit(engine)
     assert (counted.rows, counted.parsed) == (sums.counted.rows, sums.counted.parsed) == (900, 900)
     assert job.spec.levels == 2
-    engine.write(state, counted)
+    engine.write(state, WritePlan.of(job.spec, counted, None))
     written = (tmp_path / "t").rglob("*.parquet")
     assert sum(pq.read_metadata(path).num_rows for path in written) == 900
     held = spark.sparkContext._jsc.getPersistentRDDs
@@ -350,7 +351,6 @@ def write(path, *items):
         at=np.arange(count, dtype=float),
         price=np.ones(count),
     )
-    return path
 
 
 def test_a_state_is_kept_added_to_and_never_mixed(tmp_path):

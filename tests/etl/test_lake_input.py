@@ -89,8 +89,7 @@ def test_both_engines_make_the_same_table(spark, tmp_path, rows, kind):
     alike(*both)
 
 
-@pytest.mark.spark
-def test_names_and_values_are_the_tables(spark, tmp_path, rows):
+def test_names_and_values_are_the_tables(tmp_path, rows):
     """Values of folders with signs that paths escape, and a renamed column."""
     odd = rows[0].set_column(3, "day", pa.array(["a b%20/c", None, "é"] * 100))
     source = make("delta by name", tmp_path / "in", odd)
@@ -103,7 +102,7 @@ def test_names_and_values_are_the_tables(spark, tmp_path, rows):
     )
     renamed = text_of("delta").replace('"user:text"', '"visitor:text"')
     renamed = renamed.replace('name = "user"', 'name = "user"\nfrom = "visitor"')
-    again = rows_of(build_table(spark, tmp_path / "after", source, text=renamed))
+    again = rows_of(build_table(None, tmp_path / "after", source, text=renamed))
     names = [sorted(str(sorted(row.items())) for row in some) for some in (first, again)]
     assert names[0] == names[1]
 
@@ -131,18 +130,11 @@ def test_a_folder_that_a_spec_does_not_name_is_no_column(tmp_path, rows):
         run(None, tmp_path / "t2", source, text=text)
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("where", ["spark", "local"])
-def test_a_column_in_a_file_and_in_its_folders_name_is_refused(spark, tmp_path, rows, where):
+def test_a_column_in_a_file_and_in_its_folders_name_is_refused(tmp_path, rows):
     (tmp_path / "in" / "hour=1").mkdir(parents=True)
     pq.write_table(rows[0], tmp_path / "in" / "hour=1" / "a.parquet")
     with raises(PartitionError, "hour=1/a.parquet", "'hour'"):
-        run(
-            spark if where == "spark" else None,
-            tmp_path / "t",
-            tmp_path / "in",
-            text=text_of("folders"),
-        )
+        run(None, tmp_path / "t", tmp_path / "in", text=text_of("folders"))
 
 
 def test_marked_rows_are_refused_before_any_is_read(tmp_path, rows, monkeypatch):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
+from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.workers.task_rows import TaskRows
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
@@ -47,15 +47,15 @@ def write_lines(folder: Path, files: int = 3, lines: int = 50) -> list[str]:
 def test_each_line_belongs_to_one_task_in_the_order_of_the_input(tmp_path, task_bytes):
     every = write_lines(tmp_path / "in")
     tasks = split_into_tasks(files_of([str(tmp_path / "in")]), task_bytes)
-    lines = TaskRows(lambda: tasks, (), located=True)
     found = [
-        (row["_file"], row["_from"], row["line"].decode())
-        for number in range(len(tasks))
-        for batch in lines.of(number)
-        for row in batch.to_pylist()
+        (piece.part, line.as_py().decode())
+        for task in tasks
+        for piece in pieces_of_task(task)
+        for batch in piece.batches()
+        for line in batch["line"]
     ]
-    assert [line for _, _, line in found] == every
-    assert found == sorted(found, key=lambda one: one[:2])
+    assert [line for _, line in found] == every
+    assert found == sorted(found, key=lambda one: one[0])
     assert sum(one.file.path.endswith(".gz") for task in tasks for one in task) == 1
     if task_bytes == 1 << 30:
         assert [len(task) for task in tasks] == [3]

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.counts import (
@@ -35,12 +34,22 @@ from sluice.etl.apply.counts import (
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
+from sluice.etl.apply.rejected import (
+    NOWHERE,
+    REJECTS,
+    Before,
+    PartParser,
+    count_rows,
+    describe,
+    encoded_headers,
+    may_reject_late,
+)
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
+from sluice.etl.read.input_files import Part, pieces_of_task
 from sluice.etl.spark.workers.cells import READ, one_value, read_stream, slices, write_stream
 from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.row_file import RowFile
-from sluice.etl.spark.workers.task_rows import TaskRows
 from sluice.etl.spec.row_split import TIES, Keys, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
@@ -48,21 +57,29 @@ from sluice.etl.table.fitted_state import FittedState
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Before: TypeAlias = tuple[Mapping[tuple[str, int], int], int]
-"""See `sluice.etl.apply.input_checks.rows_before`."""
 ROWS = 1 << 15
 """The number of rows to which operators are applied together."""
 DOT = "\x1f"
 """Stands for a dot in the names of columns that Spark sends to workers."""
-_CELLS = "rows binary, file string, part int, counts binary"
+_COLUMNS = "rows binary, file string, part int, counts binary, rejects binary"
+_CELLS = pa.schema(
+    [
+        ("rows", pa.binary()),
+        ("file", pa.string()),
+        ("part", pa.int32()),
+        ("counts", pa.binary()),
+        ("rejects", pa.binary()),
+    ]
+)
+COUNTED_PARTS = "file string, start bigint, rows bigint"
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRows:
     """What a worker needs to parse the rows of its task, or to find them again.
 
-    A row of the result has one of three: a cell `rows`; the `file` with the rows of the task `part`; or a cell with the
-    `counts` of a `part` of all values."""
+    A row of the result has one of four: a cell `rows`; the `file` with the rows of the task `part`; a cell with the
+    `counts` of a `part` of all values; or a cell of `rejects`."""
 
     spec: Spec
     level: int | None
@@ -70,14 +87,17 @@ class ParsedRows:
     count_parts: int
     before: Before | None
     """The number of rows before each part of the input, and of all rows, if the spec has `input.place`."""
-    raw: TaskRows | None
-    """None: Spark reads the input."""
+    parts: Callable[[], Sequence[tuple[Part, ...]]] | None
+    """Returns the parts of each task, by its number. None: Spark reads the input."""
 
     def parse(self, frame: DataFrame) -> DataFrame:
         """Returns the parsed rows and their counts. `frame` has the numbers of tasks, or the rows before parsing."""
         from pyspark import StorageLevel
 
-        return frame.mapInArrow(partial(_parse, self), _CELLS).persist(StorageLevel.DISK_ONLY)
+        return frame.mapInArrow(
+            partial(_parse, self),
+            _COLUMNS,
+        ).persist(StorageLevel.DISK_ONLY)
 
     def read(self, batches: Batches, *, last: bool = False) -> Batches:
         """Yields rows that were stored. After the `last` pass, files are removed."""
@@ -92,10 +112,10 @@ class ParsedRows:
                     stored = pa.memory_map(file)
                 except FileNotFoundError:
                     # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
-                    assert self.raw is not None
+                    parser = self.parser()
                     with RowFile(number.as_py()) as again:
-                        for _, rows in self.parsed(self.raw.of(number.as_py())):
-                            again.write(rows)
+                        for part, rows in self.rows_of_task(number.as_py()):
+                            again.write(self.stored(parser.parse(part, rows)[0]))
                     file = again.path
                     stored = pa.memory_map(file)
                 if last or file != path.as_py():
@@ -103,20 +123,72 @@ class ParsedRows:
                         os.unlink(file)
                 yield from pa.ipc.open_stream(stored, options=READ)
 
-    def parsed(self, lines: Batches) -> Iterator[tuple[Parsed, pa.RecordBatch]]:
-        """Parses lines. With each result it yields the rows to store: for joins and histories all that parse,
-        otherwise those that filters and the sample keep, with their keys."""
-        parser = InputParser(self.spec)
-        seen = Counter[tuple[str, int]]()
-        for batch in lines:
-            places = compute_places(batch, self.before, seen) if self.before else None
-            parsed = parser.parse(batch, places)
-            if self.spec.rows.relational:
-                names = self.spec.input.with_place
-                stored = {name: plain(parsed.columns[name]) for name in names}
-                yield parsed, pa.record_batch(stored)
-                continue
-            yield parsed, with_key_column(*selected(self.spec, parsed))
+    def unparsed(self, batches: Batches) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+        """Yields the rows before parsing, each batch with its part. `batches` have the numbers of tasks, or what Spark
+        has read. A batch is valid until the next one is requested."""
+        if self.parts is None:
+            yield from _split_by_part(batches)
+            return
+        for numbers in batches:
+            for task in numbers["id"].to_pylist():
+                yield from self.rows_of_task(task)
+
+    def rows_of_task(self, task: int) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+        assert self.parts is not None
+        for piece in pieces_of_task(self.parts()[task]):
+            for batch in piece.batches():
+                yield piece.part, batch
+
+    def parser(self) -> PartParser:
+        keeps = self.parts is not None and may_reject_late(self.spec)
+        return PartParser(self.spec, self.before, keeps_places=keeps)
+
+    def stored(self, parsed: Parsed) -> pa.RecordBatch:
+        """Returns the rows to store: for joins and histories all that parse, otherwise those that filters and the
+        sample keep, with their keys."""
+        if self.spec.rows.relational:
+            names = self.spec.input.with_place
+            return pa.record_batch({name: plain(parsed.columns[name]) for name in names})
+        return with_key_column(*selected(self.spec, parsed))
+
+    def parts_of_task(self) -> Sequence[Part]:
+        """Returns the parts of the task that runs. Empty if Spark has read the input, or rows have met others."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        if task is None or self.parts is None or self.spec.rows.relational:
+            return ()
+        return self.parts()[task.partitionId()]
+
+
+def _split_by_part(batches: Batches) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+    for batch in batches:
+        files, starts = batch["_file"], batch["_from"].to_numpy()
+        numbers = files.dictionary_encode().indices.to_numpy()
+        ends = np.flatnonzero(np.diff(numbers, append=-1) | np.diff(starts, append=-1)) + 1
+        rows = batch.drop_columns(["_file", "_from"])
+        for start, end in itertools.pairwise([0, *ends.tolist()]):
+            yield (files[start].as_py(), int(starts[start])), rows.slice(start, end - start)
+
+
+def count_rows_of_parts(parsed: ParsedRows, batches: Batches) -> Batches:
+    """Counts the rows of each part before parsing, without headers. Runs in a worker."""
+    headers = encoded_headers(parsed.spec.input)
+    for (file, start), batch in parsed.unparsed(batches):
+        yield pa.record_batch(
+            [[file], [start], [count_rows(batch, headers)]], ["file", "start", "rows"]
+        )
+
+
+def reject_related(spec: Spec, batches: Batches) -> Batches:
+    """Yields the rows that are rejected after joins and histories, as cells. Runs in a worker."""
+    parser = InputParser(spec)
+    for batch in batches:
+        rows = with_dots(batch)
+        rejected = describe(NOWHERE, None, rows, parser.parse(rows).rejected)
+        if rejected.num_rows:
+            cell = one_value(write_stream([rejected], REJECTS))
+            yield pa.record_batch([cell], ["rejects"])
 
 
 def name_files(work: Callable[..., Batches]) -> Callable[..., Batches]:
@@ -128,12 +200,8 @@ def name_files(work: Callable[..., Batches]) -> Callable[..., Batches]:
         try:
             yield from work(parsed, *arguments, **named)
         except FeatureError as failure:
-            from pyspark import TaskContext
-
-            task, files = TaskContext.get(), list[str]()
-            if task is not None and parsed.raw is not None and not parsed.spec.rows.relational:
-                parts = parsed.raw.parts()[task.partitionId()]
-                files = list(dict.fromkeys(part.file.name_in_rejects for part in parts))
+            parts = parsed.parts_of_task()
+            files = list(dict.fromkeys(part.file.name_in_rejects for part in parts))
             place = f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}: " if files else ""
             raise JobFailure(f"{place}{failure}; nothing was published") from failure
 
@@ -169,31 +237,37 @@ def selected_rows(
 @name_files
 def _parse(parsed_rows: ParsedRows, batches: Batches) -> Batches:
     """Stores the parsed rows of a task, and yields where they are, and cells with their counts."""
-    raw = parsed_rows.raw
-    if raw is None:
-        yield from _parse_lines(parsed_rows, None, batches)
+    parts = parsed_rows.parts
+    if parts is None or parsed_rows.spec.rows.relational:
+        yield from _parse_rows(parsed_rows, None, parsed_rows.unparsed(batches))
         return
-    for task in (number for batch in batches for number in batch["id"].to_pylist()):
-        if parsed_rows.spec.rows.relational:
-            yield from _parse_lines(parsed_rows, None, raw.of(task))
-            continue
-        with RowFile(task) as file:
-            yield from _parse_lines(parsed_rows, file, raw.of(task))
-        if not file.is_empty:
-            yield _result(file=file.path, part=task)
+    for numbers in batches:
+        for task in numbers["id"].to_pylist():
+            with RowFile(task) as file:
+                yield from _parse_rows(parsed_rows, file, parsed_rows.rows_of_task(task))
+            if not file.is_empty:
+                yield _result(file=pa.array([file.path]), part=pa.array([task], pa.int32()))
 
 
-def _parse_lines(parsed_rows: ParsedRows, file: RowFile | None, lines: Batches) -> Batches:
-    spec = parsed_rows.spec
+def _parse_rows(
+    parsed_rows: ParsedRows,
+    file: RowFile | None,
+    unparsed: Iterator[tuple[tuple[str, int], pa.RecordBatch]],
+) -> Batches:
+    spec, parser = parsed_rows.spec, parsed_rows.parser()
     counts = CountsOfRows(spec, parsed_rows.level, Features(spec, FittedState(), ahead=False))
     to_count: list[pa.RecordBatch] = []
     counted: list[pa.RecordBatch] = []
-    for parsed, rows in parsed_rows.parsed(lines):
+    for part, batch in unparsed:
+        parsed, rejects = parser.parse(part, batch)
+        rows = parsed_rows.stored(parsed)
+        if rejects.num_rows:
+            yield _result(rejects=one_value(write_stream([rejects], REJECTS)))
         if file is not None:
             file.write(rows)
         else:
-            for part in slices(rows):
-                yield _result(rows=one_value(write_stream([part], rows.schema)))
+            for few in slices(rows):
+                yield _result(rows=one_value(write_stream([few], rows.schema)))
         if spec.rows.relational:
             counted += counts_of_parsed(spec, parsed)
             continue
@@ -206,40 +280,15 @@ def _parse_lines(parsed_rows: ParsedRows, file: RowFile | None, lines: Batches) 
     if to_count:
         counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
     yield from _count_cells(counted, parsed_rows.count_parts)
+    yield _result(rejects=one_value(write_stream(list(parser.lines()), REJECTS)))
 
 
 def _count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
     for cell in count_cells(counted, parts):
-        yield _result(part=cell["part"][0].as_py(), counts=cell["counts"])
+        yield _result(part=cell["part"], counts=cell["counts"])
 
 
-def _result(
-    *,
-    rows: pa.Array | None = None,
-    file: str | None = None,
-    part: int = 0,
-    counts: pa.Array | None = None,
-) -> pa.RecordBatch:
-    nothing = pa.nulls(1, pa.binary())
-    return pa.record_batch(
-        [
-            nothing if rows is None else rows,
-            pa.array([file], pa.string()),
-            pa.array([part], pa.int32()),
-            nothing if counts is None else counts,
-        ],
-        ["rows", "file", "part", "counts"],
-    )
-
-
-def compute_places(
-    batch: pa.RecordBatch, before: Before, seen: Counter[tuple[str, int]]
-) -> npt.NDArray[np.float64]:
-    """Returns the place of each row in the input, as a share of all rows. `seen` counts the rows of each part so
-    far."""
-    firsts, total = before
-    found = []
-    for part in zip(batch["_file"].to_pylist(), batch["_from"].to_pylist(), strict=True):
-        found.append(firsts[part] + seen[part])
-        seen[part] += 1
-    return np.array(found, float) / total
+def _result(**cells: Any) -> pa.RecordBatch:
+    """Returns a row of the first pass: see `ParsedRows`."""
+    nothing = {field.name: pa.nulls(1, field.type) for field in _CELLS}
+    return pa.record_batch(nothing | cells, schema=_CELLS)

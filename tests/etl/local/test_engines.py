@@ -181,36 +181,6 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     alike(joined, both[1])
 
 
-def test_a_fraction_is_no_int_to_both(spark, tmp_path):
-    """Its row is set aside, by a reason that names the column; a cast alone would cut the fraction off."""
-    table = pa.table(
-        {
-            "click": [0, 1] * 20,
-            "at": pa.array([n + (n == 5) / 2 for n in range(40)], pa.float64()),
-            "cost": pa.array(
-                [
-                    None if n % 7 == 0 else decimal.Decimal(n) + decimal.Decimal(n == 9) / 4
-                    for n in range(40)
-                ],
-                pa.decimal128(38, 18),
-            ),
-            "half": pa.array([n + (n == 11) / 2 for n in range(40)], pa.float32()),
-        }
-    )
-    write_rows(tmp_path / "rows.parquet", table)
-    text = write_spec(
-        "click:int at:int cost:int half:int",
-        *(column(name, "dense", "fill") for name in ("at", "cost", "half")),
-        table="split = {train = 1}",
-    )
-    both = made_by_both(spark, text, [tmp_path / "rows.parquet"], tmp_path)
-    alike(*both)
-    assert both[0].record.rejected == {
-        f"{name}: not a whole number of 64 bits": 1 for name in ("at", "cost", "half")
-    }
-    assert both[0].record.rows == 37
-
-
 @pytest.mark.parametrize("form", ["json", "parquet"])
 def test_names_with_dots_are_the_same_to_both(spark, tmp_path, form):
     rows = [{"click": n % 2, "device": None if n % 3 else {"os": f"s{n % 4}"}} for n in range(40)]

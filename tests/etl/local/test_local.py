@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import decimal
 import gzip
 import json
 import os
@@ -30,7 +31,7 @@ from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.read import pieces
-from sluice.etl.read.input_paths import files_of
+from sluice.etl.read.input_paths import InputFile, files_of
 from sluice.etl.read.pieces import pieces_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState
@@ -40,7 +41,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
-from tests.etl.tables import column, write_rows, write_spec
+from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
 
 raw, made, broken, page = build.raw, build.made, build.broken, log.page
@@ -169,7 +170,7 @@ def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, monkeypatch, en
             found = [
                 line
                 for piece in pieces_of(files_of([str(tmp_path / name)]), size)
-                for batch in piece.batches(())
+                for batch in piece.batches()
                 for line in batch["line"].to_pylist()
             ]
             assert found == [line + b"\n" for line in lines], (size, name)
@@ -263,16 +264,23 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
         )
     rows = sorted(rows_of(tmp_path / "t"), key=lambda row: row["at"])
     assert [(row["at"], row["item"]) for row in rows] == [(-1.0, ""), (0.0, "a"), (1.0, "b")]
-    # Texts of numbers, and bytes of texts.
-    stored = table.set_column(2, "price", pa.array([" 1", "2.5", "1,5", None]))
-    stored = stored.set_column(3, "item", pa.array([b"a", b"\xff", b"c", b"d"]))
+    # Texts of numbers, bytes of texts, and fractions in several types.
+    cents = pa.array(
+        [None, decimal.Decimal("9.25"), decimal.Decimal(9), None], pa.decimal128(38, 18)
+    )
+    stored = table.set_column(1, "at", cents)
+    stored = stored.set_column(2, "price", pa.array([" 1", "2.5", "1,5", None]))
+    stored = stored.set_column(3, "item", pa.array([b"a", b"b", b"\xff", b"d"]))
     write_rows(tmp_path / "rows.parquet", stored.slice(0, 3))
     result = build.run(
         *(None, tmp_path / "t2", tmp_path / "rows.parquet"),
         text=COLUMNS % "parquet",
         max_rejects=0.7,
     )
-    assert result.rejected == {"item: not UTF-8 text": 1, "price: not a number of 64 bits": 1}
+    assert result.rejected == {
+        "at: not a whole number of 64 bits": 1,
+        "price: not a number of 64 bits": 1,
+    }
     assert [(row["price"], row["item"]) for row in rows_of(tmp_path / "t2")] == [(1.0, "a")]
     times = pa.array([0, 1, 2, 3], pa.timestamp("s"))
     write_rows(tmp_path / "rows.parquet", table.set_column(4, "day", times))
@@ -288,24 +296,18 @@ def test_what_is_not_asked_for_is_chosen_and_said(repo):
         Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "sessions")
     )
     words = ["--spec", "s.toml", "--engine", "local", "--input", "a b"]
-    assert choose(None, plain, words, said.append, {}) == "local"
-    assert choose(None, related, words, said.append, {}) == "spark"
-    assert choose(None, plain, words, said.append, {"YARN_CONF_DIR": "/etc/yarn"}) == "spark"
-    assert (
-        choose(None, plain, words, said.append, {"PYSPARK_SUBMIT_ARGS": "--master local[2] x"})
-        == "local"
-    )
-    assert [line.split(",")[0] for line in said] == [
-        "engine: local",
-        "engine: spark",
-        "engine: spark",
-        "engine: local",
-    ]
+    for spec, environment, engine in (
+        (plain, {}, "local"),
+        (related, {}, "spark"),
+        (plain, {"YARN_CONF_DIR": "/etc/yarn"}, "spark"),
+        (plain, {"PYSPARK_SUBMIT_ARGS": "--master local[2] x"}, "local"),
+    ):
+        assert choose(None, spec, words, said.append, environment) == engine
+        assert said[-1].startswith(f"engine: {engine},")
     assert "[dedup] and [[history]] and [[lag]]" in said[1]
-    said.clear()
     assert choose(None, plain, words, said.append, {"PYSPARK_GATEWAY_PORT": "1"}) == "spark"
     assert choose("local", plain, words, said.append, {}) == "local"
-    assert not said
+    assert len(said) == 4
     with pytest.raises(
         EngineError,
         match=r"\[dedup\].*; run: spark-submit .*/job\.py --spec s\.toml --input 'a b'$",
@@ -359,6 +361,18 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
     assert not waiting.is_alive()
     with pytest.raises(JobEnded):
         list(threads.map(work, [1]))
+
+
+def test_rejects_are_kept_by_the_pass_that_parses_also_on_the_disk(broken, tmp_path, monkeypatch):
+    opened, real, kept = [], InputFile.open, []
+    monkeypatch.setattr(InputFile, "open", lambda file: opened.append(file.path) or real(file))
+    for budget in (1 << 20, 0):
+        monkeypatch.setattr("sluice.etl.jobs.engine._REJECTS_BYTES", budget)
+        build.run(None, tmp_path / f"{budget}", broken)
+        kept.append(rejects_of(FeatureTable.open(tmp_path / f"{budget}")))
+    assert opened == [str(broken)] * 2
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 3
 
 
 def test_too_many_rejects_refuse_the_job_and_publish_nothing(broken, tmp_path):
