@@ -21,7 +21,7 @@ _NUMBERS = (*_WHOLE, "float", "double", "halffloat")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
 # The assumed ids in a bag. They only reserve memory before the first bags are read.
 _GUESSED_BAG = 8.0
-_VIEW = 20  # bytes that say where a row's history is among the events of a row group
+_ADDRESS = 8  # bytes that say where a row's bag lies
 
 
 class ColumnError(LoadingError):
@@ -214,13 +214,16 @@ class Columns:
         )
 
     @property
+    def history_bytes(self) -> int:
+        """The average bytes of a row's histories in a batch."""
+        return round((8 if self.wide else 4) * sum(self.bags[name] for name in self.histories))
+
+    @property
     def window_row_bytes(self) -> int:
         """The average bytes of a row in a window. It has each event of a history once, and a batch has it in the
-        history of each later row."""
-        if not self.histories:
-            return self.row_bytes
-        events = sum(self.bags[name] for name in self.histories)
-        return self.row_bytes - round((8 if self.wide else 4) * events) + _VIEW
+        history of each later row. Each bag also has an address, and each other column of ids a length."""
+        bags = _ADDRESS * len(self.stored_bags) + (4 * len(self.scalars) if self.bags else 0)
+        return self.row_bytes - self.history_bytes + bags
 
 
 def _check_type(f: Field) -> None:

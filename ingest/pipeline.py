@@ -29,19 +29,15 @@ from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_
 from sluice.ingest.stages.batch import (
     BatchSeries,
     Collator,
-    Cut,
     Cutter,
     Ready,
-    cuts,
     most_steps,
     series_steps,
 )
 from sluice.ingest.stages.completed_windows import (
-    CompletedWindows,
-    ReadDone,
     ReadWorker,
     RemoteWork,
-    is_gathered,
+    Windows,
     read_where_set,
 )
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
@@ -57,13 +53,11 @@ from sluice.ingest.stages.row_functions import (
 )
 from sluice.ingest.stages.scatter_kernel import count_converted, load_compiled
 from sluice.ingest.stages.shuffle import (
-    Block,
     Chunks,
     Decoded,
-    Gatherer,
-    Gathering,
-    ReadRows,
+    Placer,
     ReadTask,
+    WindowRows,
 )
 from sluice.ingest.stages.transform import Transform, frame_of, group_into_stages
 from sluice.ingest.stages.transform_worker import (
@@ -78,7 +72,7 @@ STOP_WAIT_S = 1.5
 """How long `stop` waits for workers that are in the middle of an item."""
 
 
-Place = Callable[[Callable[[Any, Charge], ReadRows], WorkerClock], ReadWorker]
+Place = Callable[[Callable[[Any, Charge], Decoded], WorkerClock], ReadWorker]
 
 
 class PipelineError(LoadingError):
@@ -107,8 +101,8 @@ class Pipeline:
         self._decoding = given.groups.decoding
         self._reads_remotely = remote is not None and not given.functions
         if self._reads_remotely:  # the workers send each row's own history
-            more = given.columns.row_bytes - given.columns.window_row_bytes
-            self._decoding = replace(self._decoding, row_bytes=self._decoding.row_bytes + more)
+            sent = self._decoding.row_bytes + given.columns.history_bytes
+            self._decoding = replace(self._decoding, row_bytes=sent)
         self._pid = os.getpid()
         self.ended = False
         """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
@@ -318,12 +312,12 @@ class Pipeline:
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
             steps = [self._transform_step(*one) for one in self._fused]
             chunks = Chunks(given.plan, columns, self._share.readers, self._buffers)
-            blocks = self._blocks(self._read_tasks(position, epochs), chunks)
-            cutter = Cutter(given.plan, columns, self._share, self._buffers)
+            windows = self._windows(self._read_tasks(position, epochs), chunks)
+            cutter = Cutter(given.plan, columns, self._share, self._buffers, self._quarantine)
             series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
-                cuts(blocks, given.plan, self._share.readers, chunks, self._steps_a_series),
-                self._without_unreadable(cutter),
+                cutter.cuts(windows, chunks, self._steps_a_series),
+                lambda _: cutter,
                 size=cutter.size,
                 measure=_rows_and_bytes,
             )
@@ -342,22 +336,18 @@ class Pipeline:
                     measure=_rows_and_bytes,
                     passes=functools.partial(_has_passed, number),
                 )
-            collator = Collator(columns, self._share.rows)
-
-            def collate(series: BatchSeries, charge: Charge) -> Ready:
-                return collator(self._quarantine.replace_non_finite(series, columns), charge)
-
+            collator = Collator(columns, self._share.rows, self._quarantine)
             self._request_remote_workers()
             return self._pool(
                 COLLATE.name,
                 series,
-                lambda _: collate,
+                lambda _: collator,
                 size=collator.size,
                 measure=lambda ready: (sum(batch.rows for batch in ready.batches), ready.nbytes),
             )
 
-    def _blocks(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[Gatherer, Block]:
-        """Starts the stages that read row groups and gather their rows into shuffled windows."""
+    def _windows(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[WindowRows, WindowRows]:
+        """Starts the stages that read row groups and move their rows to their places in batches."""
         given = self._input
         if FETCH in self.stages:
             tasks = self._pool(
@@ -368,11 +358,13 @@ class Pipeline:
                 measure=lambda task: (task.read.rows, task.charge.bytes),
                 corrects=False,
             )
-        windows = CompletedWindows()
-        gatherer = functools.partial(
-            Gatherer, given.plan, given.columns, chunks, self._input.groups.describe
-        )
-        place = functools.partial(self._place, windows, gatherer)
+        windows = Windows(given.plan)
+        placer = Placer(given.plan, given.columns, given.groups.describe, self._buffers)
+
+        def place_window(window: WindowRows, charge: Charge) -> WindowRows:
+            return placer.place(window, chunks, charge)
+
+        place = functools.partial(self._place, windows, place_window)
         reads: Iterator[Any] = given.rows.results(self._reads(place, tasks))
         is_whole = True
         for function in self._row_functions:
@@ -383,17 +375,17 @@ class Pipeline:
         return self._pool(
             SHUFFLE.name,
             windows.in_order(reads),
-            lambda _: gatherer(),
-            size=lambda gathering: gathering.window.rows * given.columns.window_row_bytes,
-            measure=lambda block: (block.rows, block.nbytes),
-            passes=is_gathered,
+            lambda _: place_window,
+            size=lambda window: window.window.rows * given.columns.window_row_bytes,
+            measure=lambda window: (window.rows, window.nbytes),
+            passes=lambda window: window.chunks is not None,
         )
 
     def _place(
         self,
-        windows: CompletedWindows,
-        gatherer: Callable[[], Gatherer],
-        work: Callable[[Any, Charge], ReadRows],
+        windows: Windows,
+        place_window: Callable[[WindowRows, Charge], WindowRows],
+        work: Callable[[Any, Charge], Decoded],
         clock: WorkerClock,
     ) -> ReadWorker:
         """Returns the work of a worker that also places the rows of the windows that it completes."""
@@ -401,10 +393,10 @@ class Pipeline:
         return ReadWorker(
             work,
             windows,
-            gatherer(),
+            place_window,
             clock=clock,
             shuffle=self._counters[SHUFFLE.name],
-            charge_window=lambda window: self._charge_to_gather(window, windows, governor),
+            charge_early=lambda window: self._charge_early(window, windows, governor),
         )
 
     def _reads(self, place: Place, tasks: Iterator[ReadTask]) -> Pool[ReadTask, Any]:
@@ -520,22 +512,22 @@ class Pipeline:
         self._pools[name] = pool
         return pool
 
-    def _charge_to_gather(
-        self, gathering: Gathering, windows: CompletedWindows, governor: Governor
+    def _charge_early(
+        self, window: WindowRows, windows: Windows, governor: Governor
     ) -> Charge | None:
-        """Returns a charge for a window if a reader should gather it now. None: the shuffle stage gathers it.
+        """Returns a charge for a window if a reader should place it now. None: the shuffle stage places it.
 
-        A reader gathers a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
+        A reader places a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
         knobs = self.knobs
         # A step is as long as a row group, but at most four windows, because early windows take memory from batches.
         widest = self._input.plan.widest
         step_rows = max(widest, min(self._largest_rows, 4 * widest))
-        # Many readers may gather more than two steps early.
+        # Many readers may place more than two steps early.
         rows_ahead = (2 + self._workers_of(DECODE) // len(self._streams)) * step_rows
-        if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > rows_ahead:
+        if SHUFFLE.name not in knobs.fused or windows.ahead(window) > rows_ahead:
             return None
         with governor.lock:
-            size = gathering.window.rows * self._input.columns.window_row_bytes
+            size = window.window.rows * self._input.columns.window_row_bytes
             return governor.admit(size, due=False)
 
     def _transform_step(self, name: str, transforms: Sequence[Transform]) -> Step:
@@ -557,17 +549,6 @@ class Pipeline:
             for transform in transforms
         ]
         return Step(counters, stages)
-
-    def _without_unreadable(
-        self, cutter: Cutter
-    ) -> Callable[[WorkerClock], Callable[[Cut, Charge], BatchSeries]]:
-        """Wraps a cutter so that rows of unreadable row groups have weight 0 in its batches."""
-        given = self._input
-
-        def cut_known(cut: Cut, charge: Charge) -> BatchSeries:
-            return self._quarantine.zero_lost_weights(cutter(cut, charge), given.columns)
-
-        return lambda _: cut_known
 
     def _new_governor(self) -> Governor:
         governor = Governor(
@@ -726,8 +707,8 @@ def _has_passed(number: int, series: BatchSeries) -> bool:
     return series.done > number
 
 
-def _size_of_read(read: Decoded | ReadDone) -> tuple[int, int]:
-    return read.task.read.rows if isinstance(read, Decoded) else read.rows, read.nbytes
+def _size_of_read(read: Decoded) -> tuple[int, int]:
+    return read.task.read.rows, read.nbytes
 
 
 def _rows_and_bytes(series: BatchSeries) -> tuple[int, int]:

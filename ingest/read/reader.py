@@ -48,7 +48,7 @@ from sluice.ingest.read.user_history import (
     in_order,
 )
 from sluice.ingest.row_order import Read, drawn_rows
-from sluice.ingest.stages.bags import unit_of
+from sluice.ingest.stages.bags import is_packed
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import RowQuarantine, kinds_of
 from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
@@ -306,7 +306,7 @@ class RowGroupReader:
         if isinstance(rows, StoredRows):
             rows = rows.others
         for name in self._ids:
-            if name not in rows.column_names or unit_of(rows.schema.field(name).type) == 1:
+            if name not in rows.column_names or is_packed(rows.schema.field(name).type):
                 continue  # only a job stores ids as bytes
             column = join_chunks(rows.column(name))
             flat = elements(column)

@@ -3,7 +3,7 @@
 
 A row sees the events of its own split and of the splits before it in the spec. Histories are views of events:
 those of the row group, those that its first user had in earlier row groups, and those that its users had in files of
-other splits. So memory holds an event once until batches are made (`sluice.ingest.stages.bags.HistoryViews`).
+other splits. So memory holds an event once until batches are made (`sluice.ingest.stages.bags.bag_rows`).
 """
 
 from __future__ import annotations

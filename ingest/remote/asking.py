@@ -24,7 +24,7 @@ from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.shuffle import Decoded, ReadRows, ReadTask, WindowPiece
+from sluice.ingest.stages.shuffle import Decoded, ReadTask, WindowPiece
 from sluice.ingest.stages.transform import Arrays
 
 _FEW = 8
@@ -110,7 +110,7 @@ class Asking:
         after another worker's."""
         threading.Thread(target=self._watch, daemon=True, name="sluice-remote-watch").start()
 
-    def read(self, task: ReadTask, charge: Charge) -> ReadRows:
+    def read(self, task: ReadTask, charge: Charge) -> Decoded:
         unit = Unit.of(task)
         try:
             return Received(task, unit, self.get(unit), charge)

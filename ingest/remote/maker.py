@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,7 +23,7 @@ from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.unit import Part, RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Order, Read, Slice, Window, WindowPart
 from sluice.ingest.stages.scatter_kernel import load_compiled
-from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask, WindowPiece
+from sluice.ingest.stages.shuffle import Decoded, Placer, ReadTask, WindowPiece
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -108,10 +106,8 @@ class UnitMaker:
         )
         self._groups, columns = given.groups, given.columns
         self._check(source, job_of(given))
-        chunks = Chunks(given.plan, columns, 1, Buffers())
-        self._new_gatherer = partial(Gatherer, given.plan, columns, chunks, self._groups.describe)
+        self._placer = Placer(given.plan, columns, self._groups.describe, Buffers())
         load_compiled(bags=bool(columns.stored_bags))
-        self._idle: deque[Gatherer] = deque()
         self._row_bytes = columns.row_bytes
         self._governor = governor or Governor(2**62, 0)
         self._room = threading.Condition(self._governor.lock)
@@ -149,16 +145,11 @@ class UnitMaker:
             tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)),
             unit.draw,
         )
-        try:
-            gatherer = self._idle.pop()
-        except IndexError:
-            gatherer = self._new_gatherer()
         task = ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read)
         size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
         with self._admitted(size) as charge:
             decoded = Decoded(task, self._groups.read(read), charge)
-            found = [self._gather(unit, part, decoded, gatherer) for part in unit.parts]
-        self._idle.append(gatherer)
+            found = [self._gather(unit, part, decoded) for part in unit.parts]
         return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
 
     @contextmanager
@@ -175,11 +166,10 @@ class UnitMaker:
         finally:
             charge.release()
 
-    @staticmethod
-    def _gather(unit: Unit, part: Part, decoded: Decoded, gatherer: Gatherer) -> pa.RecordBatch:
+    def _gather(self, unit: Unit, part: Part, decoded: Decoded) -> pa.RecordBatch:
         """Returns the rows of one part."""
         rows = (Slice(unit.file, unit.group, part.start, part.stop),)
-        return gatherer.gather_piece(
+        return self._placer.gather_piece(
             WindowPiece(decoded, part.start, part.stop),
             unit.epoch,
             Window(part.stream, part.window, 0, rows) if part.full else None,

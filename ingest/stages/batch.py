@@ -1,4 +1,4 @@
-"""Makes batches from blocks: `cuts`, `Cutter`, `Collator`.
+"""Makes batches of placed windows: `Cutter`, `Collator`.
 
 Stages pass on several consecutive batches at a time, as a `BatchSeries`, so that small batches share the cost.
 """
@@ -21,8 +21,9 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
-from sluice.ingest.stages.bags import HistoryViews
-from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
+from sluice.ingest.stages.quarantine import RowQuarantine
+from sluice.ingest.stages.scatter_kernel import copy_bags
+from sluice.ingest.stages.shuffle import Chunk, Chunks, WindowRows
 
 SERIES_ROWS = 65536
 SERIES_BYTES = 256 * 2**20
@@ -35,13 +36,23 @@ _UNMEASURED_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Consecutive batches whose rows are complete. `pieces` has (block, first row, end row) for each stream."""
+    """Consecutive batches of a chunk whose rows are all there."""
 
     schedule: EpochSchedule
     step: int
-    steps: int
+    rows: tuple[int, ...]
+    """The number of rows of each batch, without padding."""
     chunk: Chunk
-    pieces: tuple[tuple[tuple[Block, int, int], ...], ...]
+    padding: tuple[slice, ...]
+    """The rows of the last batch that only fill it. Their bags are empty already."""
+    windows: tuple[tuple[WindowRows, int], ...]
+    """The windows that these rows come from, each with their number."""
+
+    @property
+    def batches(self) -> slice:
+        """The places of the batches in the chunk."""
+        first = self.step % len(self.chunk.floats)
+        return slice(first, first + len(self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,72 +146,22 @@ def series_steps(most: int, batch_rows: int, work: Iterable[tuple[float, int, in
     return most
 
 
-def cuts(
-    blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks, most: Callable[[], int]
-) -> Iterator[Cut]:
-    """Yields cuts of at most `most()` batches as soon as all their rows are there. Blocks come in the order of need.
-
-    The first cut has one batch, and each further one has up to twice as many, so that the first batch comes early. On
-    some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a block."""
-    each = plan.stream_rows
-    chunk_size = chunk_steps(plan, ranks)
-    longest = most_steps(plan, ranks)
-    schedule: EpochSchedule | None = None
-    # For each stream: its blocks with the first row of each that is not yet cut, the number of rows in these blocks,
-    # and the number of rows that are not yet cut in this epoch.
-    queues: dict[int, deque[tuple[Block, int]]] = {}
-    available: dict[int, int] = {}
-    missing: dict[int, int] = {}
-    step = 0
-    allowed = 1
-    for block in blocks:
-        if block.schedule is not schedule:
-            schedule = block.schedule
-            step = schedule.step
-            queues = {s: deque() for s in schedule.streams}
-            available = dict.fromkeys(schedule.streams, 0)
-            missing = {
-                s: plan.bounds(s)[1] - plan.bounds(s)[0] - step * each for s in schedule.streams
-            }
-        stream = block.window.stream
-        queues[stream].append((block, 0))
-        available[stream] += block.rows
-        while (
-            steps := min(allowed, most(), plan.steps - step, chunk_size - step % chunk_size)
-        ) and all(available[s] >= min(steps * each, missing[s]) for s in schedule.streams):
-            allowed = min(2 * allowed, longest)
-            chunk = chunks.take(schedule.epoch, step // chunk_size)
-            pieces = []
-            for s in schedule.streams:
-                count = min(steps * each, missing[s])
-                pieces.append(tuple(_take_rows(queues[s], count)))
-                available[s] -= count
-                missing[s] -= count
-            yield Cut(schedule, step, steps, chunk, tuple(pieces))
-            del pieces, chunk
-            step += steps
-        del block
-
-
-def _take_rows(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block, int, int]]:
-    """Takes the next `count` rows from a queue of blocks."""
-    while count:
-        block, at = queue.popleft()
-        take = min(count, block.rows - at)
-        yield block, at, at + take
-        if at + take < block.rows:
-            queue.appendleft((block, at + take))
-        count -= take
-
-
 class Cutter:
-    """One worker of the batch stage. It completes batches with padding, weights and bags."""
+    """Makes batches of chunks. Many threads can use it."""
 
-    def __init__(self, plan: RowsPlan, columns: Columns, share: RankShare, buffers: Buffers):
+    def __init__(
+        self,
+        plan: RowsPlan,
+        columns: Columns,
+        share: RankShare,
+        buffers: Buffers,
+        quarantine: RowQuarantine,
+    ):
         self._plan = plan
         self._columns = columns
         self._buffers = buffers
         self._share = share
+        self._quarantine = quarantine
         self._rows = plan.batch_size // share.readers
         self._most = most_steps(plan, share.readers, columns.row_bytes)
         self._checked = (
@@ -211,24 +172,93 @@ class Cutter:
             for names in (columns.floats, columns.scalars)
         ]
         self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
+        self._bags = [columns.sparse.index(name) for name in columns.stored_bags]
+        self._others = [n for n in range(len(columns.sparse)) if n not in self._bags]
+        self._lengths = np.array(
+            [[int(columns.sparse[n] not in columns.bags)] for n in self._others], np.int32
+        ).reshape(-1, 1)
+        """The number of ids of a row in each of `_others`, before a transform adds some."""
+
+    def cuts(
+        self, windows: Iterable[WindowRows], chunks: Chunks, most: Callable[[], int]
+    ) -> Iterator[Cut]:
+        """Yields cuts of at most `most()` batches as soon as all their rows are placed. Windows come in the order of
+        need.
+
+        The first cut has one batch, and each further one has up to twice as many, so that the first batch comes early.
+        On some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a
+        window."""
+        plan, each = self._plan, self._plan.stream_rows
+        longest = most_steps(plan, self._share.readers)
+        schedule: EpochSchedule | None = None
+        placed: dict[int, deque[WindowRows]] = {}
+        """For each stream: the windows with rows that are in no cut yet."""
+        ends: dict[int, int] = {}
+        """For each stream: the row after the last that is placed."""
+        sizes: dict[int, int] = {}
+        step, allowed = 0, 1
+        for window in windows:
+            if window.schedule is not schedule:
+                schedule, step = window.schedule, window.schedule.step
+                placed = {s: deque() for s in schedule.streams}
+                ends = dict.fromkeys(schedule.streams, step * each)
+                sizes = {s: plan.bounds(s)[1] - plan.bounds(s)[0] for s in schedule.streams}
+            placed[window.window.stream].append(window)
+            ends[window.window.stream] = window.end
+            del window
+            whole = min(plan.steps if ends[s] >= sizes[s] else ends[s] // each for s in ends)
+            while steps := min(
+                allowed, most(), plan.steps - step, chunks.steps - step % chunks.steps
+            ):
+                if step + steps > whole:
+                    break
+                allowed = min(2 * allowed, longest)
+                chunk = chunks.take(schedule.epoch, step // chunks.steps)
+                yield self._cut(schedule, step, steps, chunk, placed)
+                del chunk
+                step += steps
+
+    def _cut(
+        self,
+        schedule: EpochSchedule,
+        step: int,
+        steps: int,
+        chunk: Chunk,
+        placed: Mapping[int, deque[WindowRows]],
+    ) -> Cut:
+        """Takes the rows of some batches from the windows of each stream."""
+        each = self._plan.stream_rows
+        end = (step + steps) * each
+        windows, padding = [], []
+        for lane, stream in enumerate(schedule.streams):
+            low, high = self._plan.bounds(stream)
+            if missing := end - min(end, high - low):
+                padding.append(slice((lane + 1) * each - missing, (lane + 1) * each))
+            queue = placed[stream]
+            while queue and queue[0].first < end:
+                rows = min(queue[0].end, end) - max(queue[0].first, step * each)
+                windows.append((queue[0], rows))
+                if queue[0].end > end:
+                    break
+                queue.popleft()
+        real = [self._rows] * steps
+        real[-1] -= sum(lanes.stop - lanes.start for lanes in padding)
+        cut = Cut(schedule, step, tuple(real), chunk, tuple(padding), tuple(windows))
+        for lanes in padding:
+            chunk.lengths[cut.batches.stop - 1, :, lanes] = 0
+        return cut
 
     def size(self, cut: Cut) -> int:
         """Returns the bytes of the batches of a cut."""
         columns = self._columns
-        bags = sum(
-            4 * block.bags[name].count(start, stop)
-            for pieces in cut.pieces
-            for block, start, stop in pieces
-            for name in columns.stored_bags
-        )
         lengths = 4 * len(columns.sparse) if columns.bags else 0
         numbers = 4 * (len(columns.floats) + len(columns.scalars) + (not columns.weight)) + lengths
-        return cut.steps * self._rows * numbers + bags
+        bags = 4 * int(cut.chunk.lengths[cut.batches, self._bags].sum()) if self._bags else 0
+        return len(cut.rows) * self._rows * numbers + bags
 
     def __call__(self, cut: Cut, charge: Charge) -> BatchSeries:
-        columns, steps = self._columns, cut.steps
-        first = cut.step % len(cut.chunk.floats)
-        floats, scalars = (a[first : first + steps] for a in (cut.chunk.floats, cut.chunk.ids))
+        columns, batches, steps = self._columns, cut.batches, len(cut.rows)
+        floats, scalars = cut.chunk.floats[batches], cut.chunk.ids[batches]
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
                 array[:, added] = 0  # until a transform sets them
@@ -236,30 +266,26 @@ class Cutter:
         if not columns.weight:
             weights = self._buffers.take((self._most, self._rows), np.float32)[:steps]
             weights.fill(1)
-        real = self._fill(cut, floats, scalars, weights)
+        for lanes in cut.padding:
+            floats[-1, :, lanes] = scalars[-1, :, lanes] = 0
+            if weights is not None:
+                weights[-1, lanes] = 0
         if columns.bags:
-            ids = tuple(self._with_bags(cut, n, scalars[n]) for n in range(steps))
+            ids = tuple(self._with_bags(cut.chunk, batches.start + n) for n in range(steps))
         else:
             ids = tuple(Ids(scalars[n].reshape(-1), None, self._starts) for n in range(steps))
-        for pieces in cut.pieces:
-            for block, start, stop in pieces:
-                block.taken(stop - start)
+        for window, rows in cut.windows:
+            window.give_away(rows)
+        real = cut.rows
         if self._share.parts > 1:
             floats, ids, weights, real = self._part_of(floats, ids, weights, real)
         checked = [
             floats[n, 0] if self._checked is None else ids[n].of(self._checked)
             for n in range(steps)
         ]
-        return BatchSeries(
-            cut.schedule,
-            cut.step,
-            real,
-            floats,
-            ids,
-            weights,
-            tuple(crc32(array.data) for array in checked),
-            charge,
-        )
+        checksums = tuple(crc32(array.data) for array in checked)
+        series = BatchSeries(cut.schedule, cut.step, real, floats, ids, weights, checksums, charge)
+        return self._quarantine.zero_lost_weights(series, columns)
 
     def _part_of(
         self,
@@ -278,91 +304,32 @@ class Cutter:
             tuple(min(max(0, rows - own.start), self._share.rows) for rows in real),
         )
 
-    def _fill(
-        self,
-        cut: Cut,
-        floats: npt.NDArray[Any],
-        scalars: npt.NDArray[Any],
-        weights: npt.NDArray[Any] | None,
-    ) -> tuple[int, ...]:
-        """Pads the last batch of an epoch with zeros. Returns the number of real rows of each batch."""
-        each = self._plan.stream_rows
-        real = [self._rows] * cut.steps
-        for lane, pieces in enumerate(cut.pieces):
-            rows = sum(stop - start for _, start, stop in pieces)
-            if rows < cut.steps * each:
-                low = lane * each + rows % each
-                high = (lane + 1) * each
-                floats[-1, :, low:high] = 0
-                scalars[-1, :, low:high] = 0
-                if weights is not None:
-                    weights[-1, low:high] = 0
-                real[-1] -= high - low
-        return tuple(real)
-
-    def _with_bags(self, cut: Cut, number: int, scalars: npt.NDArray[Any]) -> Ids:
-        """Joins the ids of one batch. Padding rows have empty bags."""
-        columns, each = self._columns, self._plan.stream_rows
-        lanes = [
-            (lane, at, block, start, stop)
-            for lane, pieces in enumerate(cut.pieces)
-            for block, start, stop, at in _rows_of_batch(pieces, number * each, each)
-        ]
-        lengths = self._buffers.take((len(columns.sparse), self._rows), np.int32)
-        starts = [0]
-        scalar_numbers = iter(range(len(columns.scalars)))
-        parts: list[npt.NDArray[Any]] = []
-        histories: list[tuple[HistoryViews, int, int]] = []
-        for column, name in enumerate(columns.sparse):
-            if name not in columns.bags:
-                lengths[column] = 1
-                parts.append(scalars[next(scalar_numbers)])
-                starts.append(starts[-1] + self._rows)
-                continue
-            lengths[column] = 0
-            size = 0
-            for lane, at, block, start, stop in lanes if name not in columns.added else ():
-                bags = block.bags[name]
-                low = lane * each + at
-                lengths[column, low : low + stop - start] = bags.lengths(start, stop)
-                size += bags.count(start, stop)
-                if isinstance(bags, HistoryViews):
-                    histories.append((bags, start, stop))
-                else:
-                    parts.append(bags.ids(start, stop))
-            starts.append(starts[-1] + size)
+    def _with_bags(self, chunk: Chunk, number: int) -> Ids:
+        """Joins the ids of batch `number` of a chunk. Padding rows have empty bags."""
+        lengths, scalars, places = chunk.lengths[number], iter(chunk.ids[number]), chunk.places
+        lengths[self._others] = self._lengths
+        starts = tuple(itertools.accumulate(lengths.sum(axis=1).tolist(), initial=0))
         values = self._buffers.take_line(starts[-1], np.int32)
-        at = starts[len(columns.sparse) - len(columns.histories)]
-        np.concatenate(parts or [values[:0]], out=values[:at])
-        for views, start, stop in histories:
-            end = at + views.count(start, stop)
-            views.copy_ids(start, stop, values[at:end])
-            at = end
-        return Ids(values, lengths.reshape(-1), tuple(starts))
-
-
-def _rows_of_batch(
-    pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
-) -> Iterator[tuple[Block, int, int, int]]:
-    """Yields the parts of pieces within `count` rows from row `first` on, counted over all pieces, and each part's
-    distance from `first`."""
-    done = 0
-    for block, start, stop in pieces:
-        low, high = max(first, done), min(first + count, done + stop - start)
-        if low < high:
-            yield block, start + low - done, start + high - done, low - first
-        done += stop - start
+        for column in self._others:
+            if starts[column] < starts[column + 1]:
+                values[starts[column] : starts[column + 1]] = next(scalars)
+        for at, column in enumerate(self._bags):
+            low, high = places[number, 2 * at : 2 * at + 2]
+            copy_bags(lengths[column], low, high, values[starts[column] :])
+        return Ids(values, lengths.reshape(-1), starts)
 
 
 class Collator:
     """One worker of the collate stage. It makes batches of tensors. Only ids beyond int32 are copied."""
 
-    def __init__(self, columns: Columns, rows: int):
+    def __init__(self, columns: Columns, rows: int, quarantine: RowQuarantine):
         self._columns = columns
+        self._quarantine = quarantine
         self._wide = columns.wide
         self._lengths = torch.ones(len(columns.sparse) * rows, dtype=torch.int32)
 
     def __call__(self, series: BatchSeries, charge: Charge) -> Ready:
+        series = self._quarantine.replace_non_finite(series, self._columns)
         dense = len(self._columns.dense)
         floats = torch.from_numpy(series.floats)
         weights = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ORDERS = 16  # bytes of a row for the order of its window: two combined permutations
 _UNPACKED = 16  # bytes of a row of the largest row group while one of its columns is unpacked
 _WIDE = 8  # bytes of a row of a window while numbers of 8 bytes become numbers of 4
-_PIECES = 8  # bytes of a row of bags: its piece, and its row in the piece
+_BAG = 24  # bytes of a bag while its window is placed: its length, and its address twice
 # Memory that Arrow's allocator keeps: a constant, plus one part in eight of what it allocated.
 _KEPT = 4 * 2**20
 _KEPT_PART = 8
@@ -98,9 +98,7 @@ def footprint_of(
     transforms = sum(stage.transforms for stage in stages)
     series_bytes = 2 * stages_with_series * series + transforms * a_rank * columns.row_bytes
     unpacked = _UNPACKED * max((rows for file in plan.groups for rows in file), default=0)
-    window = plan.widest * (
-        _ORDERS + _WIDE + 4 * converted + (_PIECES if columns.stored_bags else 0)
-    )
+    window = plan.widest * (_ORDERS + _WIDE + 4 * converted + _BAG * len(columns.stored_bags))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.window_row_bytes + series_bytes
     return MinimumMemory(

@@ -1,13 +1,12 @@
 """Compiled functions that move the rows of a window to their places in batches, as `scatter`.
 
 `scatter` moves all columns of numbers in one call, from Arrow's memory or from the pages of a Parquet file.
-`copy_equal_bags` and `copy_bags` move a column of bags. Between two numpy calls, a thread may have to wait for the
-interpreter's lock. `scatter` releases the lock once for a whole window.
+`copy_bags` copies a batch's bags of ids. Between two numpy calls, a thread may have to wait for the interpreter's lock.
+`scatter` releases the lock once for a whole window.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -351,21 +350,36 @@ def _narrow(kind: Any, address: Any, count: Any, into: Any) -> Any:
     return lost == 0
 
 
-@compiled
-def read_children(struct: Any, places: Any, widths: Any, values: Any, nulls: Any) -> None:
-    """Reads an ArrowArray of Arrow's C data interface. For the columns at `places`, whose values have `widths` bytes,
-    writes the address of the first value into `values`, and the number of nulls (-1: unknown) into `nulls`."""
-    columns = _uint64_at(_uint64_at(struct)[6])
-    for c in range(len(widths)):
-        column = _uint64_at(columns[places[c]])
-        buffers = _uint64_at(column[5])
-        values[c] = buffers[1] + column[2] * np.uint64(widths[c])
-        nulls[c] = np.int64(column[1]) if buffers[0] else 0
-
-
-_LINE = 64  # bytes of a cache line
 _BAGS_AHEAD = 6  # memory is prefetched so many bags ahead
 _MOST_LINES = 6  # the most cache lines that are prefetched of a bag
+_LINE = 64  # bytes of a cache line
+
+
+@compiled
+def _address(low: Any, high: Any, n: Any) -> Any:
+    return np.uint64(high[n]) << np.uint64(32) | np.uint64(low[n])
+
+
+@compiled
+def _copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
+    begin = end = np.uint64(0)  # bags that lie one after the other are copied together
+    for n in range(len(lengths)):
+        source = _address(low, high, n)
+        if source != end:
+            soon = n + _BAGS_AHEAD
+            if soon < len(lengths):
+                for line in range(min(_MOST_LINES, 1 + 4 * lengths[soon] // _LINE)):
+                    _prefetch(_address(low, high, soon) + np.uint64(_LINE * line))
+            _copy(into, begin, end - begin)
+            into += end - begin
+            begin = source
+        end = source + np.uint64(4 * lengths[n])
+    _copy(into, begin, end - begin)
+
+
+def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
+    """Copies bags to `into`, one after the other. Each has `lengths` ids at an address that is given in two halves."""
+    _copy_bags(lengths, low.view(np.uint32), high.view(np.uint32), np.uint64(into.ctypes.data))
 
 
 @compiled
@@ -392,120 +406,46 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
 
 
 @compiled
-def _count_uneven(offsets: Any, bags: Any, step: Any) -> Any:
-    """Counts the bags with these offsets whose length is not `step`. It has no branch, so that the processor compares
-    many at a time."""
-    count = 0
-    for n in range(bags):
-        count += offsets[n + 1] - offsets[n] != step
-    return count
-
-
-@compiled
-def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
-    """Returns (bytes of every bag, 0, 0) if all bags have one size, and (-1, 0, 0) if sizes differ. Returns
-    (-2, piece, row) for a bag whose bytes are not a multiple of an id's. `offsets` are addresses, `unit` is what an
-    offset counts."""
-    size = np.int64(-1)
-    equal = True
-    for p in range(len(offsets)):
-        before = _offset(offsets[p], wide[p], 0)
-        if rows[p]:
-            first = _offset(offsets[p], wide[p], 1) - before
-            bag = first * unit[p]
-            if (
-                bag % 4 == 0
-                and (size < 0 or bag == size)
-                and not (
-                    _count_uneven(_int64_at(offsets[p]), rows[p], first)
-                    if wide[p]
-                    else _count_uneven(_int32_at(offsets[p]), rows[p], first)
-                )
-            ):
-                size = bag
-                continue
-        for row in range(rows[p]):
-            after = _offset(offsets[p], wide[p], row + 1)
-            bag = (after - before) * unit[p]
-            if bag % 4:
-                return -2, p, row
-            if size < 0:
-                size = bag
-            equal &= bag == size
-            before = after
-    return (max(size, 0) if equal else -1), 0, 0
-
-
-@compiled
-def copy_equal_bags(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> None:
-    """Copies bags of `size` bytes each. The n-th bag of the result is bag `rows[n]` at address `values[pieces[n]]`."""
-    each = np.uint64(size)
-    if size == 4:
-        target = _int32_at(into)
-        for n in range(len(rows)):
-            target[n] = _int32_at(values[pieces[n]])[rows[n]]
-        return
-    lines = min(_MOST_LINES, 1 + size // _LINE)
+def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> Any:  # noqa: PLR0917
+    """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
+    offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
+    ids. Returns the number of the first bag that has no whole number of ids, or -1."""
+    wrong = -1
     for n in range(len(rows)):
-        if n + _BAGS_AHEAD < len(rows):
-            soon = values[pieces[n + _BAGS_AHEAD]] + each * np.uint64(rows[n + _BAGS_AHEAD])
-            for line in range(lines):
-                _prefetch(soon + np.uint64(_LINE * line))
-        _copy(into, values[pieces[n]] + each * np.uint64(rows[n]), each)
-        into += each
-
-
-@compiled
-def bag_ends(offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: Any) -> None:  # noqa: PLR0917
-    """Computes where each bag's ids end in the result, counted in ids. `ends[0]` is 0."""
-    ends[0] = 0
-    for n in range(len(rows)):
-        p, row = pieces[n], np.int64(rows[n])
-        bag = _offset(offsets[p], wide[p], row + 1) - _offset(offsets[p], wide[p], row)
-        ends[n + 1] = ends[n] + bag * unit[p] // 4
-
-
-@compiled
-def copy_bags(  # noqa: PLR0917
-    values: Any,
-    offsets: Any,
-    wide: Any,
-    unit: Any,
-    pieces: Any,
-    rows: Any,
-    ends: Any,
-    into: Any,
-) -> None:
-    """Copies bags of different sizes. `ends` comes from `bag_ends`."""
-    for n in range(len(rows)):
-        if n + _BAGS_AHEAD < len(rows):
-            p = pieces[n + _BAGS_AHEAD]
-            _prefetch(
-                values[p]
-                + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n + _BAGS_AHEAD])) * unit[p])
-            )
         p = pieces[n]
-        source = values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n])) * unit[p])
-        _copy(into + np.uint64(4 * ends[n]), source, np.uint64(4 * (ends[n + 1] - ends[n])))
+        wide, unit = parts[p, 2], parts[p, 3]
+        begin = _offset(np.uint64(parts[p, 0]), wide, rows[n]) * unit
+        size = _offset(np.uint64(parts[p, 1]), wide, rows[n]) * unit - begin
+        if size % 4 and wrong < 0:
+            wrong = n
+        lengths[n] = size // 4
+        address = np.uint64(parts[p, 4] + begin)
+        low[n] = address & np.uint64(0xFFFFFFFF)
+        high[n] = address >> np.uint64(32)
+    return wrong
+
+
+@compiled
+def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
+    """Sets the address of each bag as if they lay one after the other from `address` on."""
+    for n in range(len(lengths)):
+        low[n] = address & np.uint64(0xFFFFFFFF)
+        high[n] = address >> np.uint64(32)
+        address += np.uint64(4 * lengths[n])
 
 
 def load_compiled(bags: bool = False) -> None:
     """Loads the compiled functions by calling each once with its types. Those for `bags` are loaded only on request.
     They take tens of MiB, and seconds if numba's cache is empty."""
-    line, table, none = np.zeros(2, np.int64), np.zeros((1, 1), np.int64), np.zeros(0, np.int64)
-    words = np.zeros(8, np.uint64)
-    address = np.uint64(words.ctypes.data)
+    line, table = np.zeros(2, np.int64), np.zeros((1, 1), np.int64)
     order = compose_order(line, line, 1)
     scatter(np.zeros((1, 0, 1), PAGE), line, line, table, order, table, table.view(np.uint64), line)
-    read_children(address, none, none, words, line)
-    if not bags:
-        return
-    rows = np.zeros(0, np.uint32)
-    find_pieces(order[:0], line, rows, rows)
-    bag_size(words[:0], line, line, line)
-    copy_equal_bags(words, 8, rows, rows, address)
-    bag_ends(words, line, line, rows, rows, line)
-    copy_bags(words, words, line, line, rows, rows, line, address)
+    if bags:
+        rows, halves = np.zeros(0, np.int32), np.zeros(0, np.uint32)
+        find_pieces(order[:0], line, halves, halves)
+        find_bags(np.zeros((1, 5), np.int64), halves, halves, rows, halves, halves)
+        copy_bags(rows, halves, halves, rows)
+        lay_in_line(rows, np.uint64(0), halves, halves)
 
 
 _KINDS = (
@@ -522,9 +462,6 @@ _KINDS = (
     },
 )
 """What happens to floats and to ids, by their type: in Arrow's memory, and in stored pages."""
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype = ctypes.c_void_p
-_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class NumberColumns:
@@ -534,34 +471,25 @@ class NumberColumns:
     def __init__(self, schema: pa.Schema, columns: Columns, stored: tuple[str, ...] = ()):
         self.schema, self.stored = schema, stored
         wanted = [
-            (name, kinds.get(schema.field(name).type, (CONVERTED, CONVERTED)))
+            (name, kinds.get(schema.field(name).type, (CONVERTED, CONVERTED))[name in stored])
             for names, kinds in zip((columns.floats, columns.scalars), _KINDS, strict=True)
             for name in names
             if name not in columns.added
         ]
-        self.kinds = np.array([kinds[name in stored] for name, kinds in wanted], np.int64)
+        self.kinds = np.array([kind for _, kind in wanted], np.int64)
         """What happens to each column: floats, then ids."""
         for n, (name, _) in enumerate(wanted):
             if self.kinds[n] == LONGS_TO_IDS and columns.id_kind(name) is not np.int32:
                 self.kinds[n] = CONVERTED
         at = [n for n, (name, _) in enumerate(wanted) if name in stored]
-        self.in_pages = (
-            np.array(at, np.int64),
-            np.array([stored.index(wanted[n][0]) for n in at], np.int64),
-        )
+        self.in_pages = at, [stored.index(wanted[n][0]) for n in at]
         """The indices of the columns that are stored pages, among all columns and among the stored ones."""
-        self.in_arrow = np.array(
-            [n for n, (name, (kind, _)) in enumerate(wanted) if name not in stored and kind >= 0],
-            np.int64,
-        )
-        """The indices of the columns that are moved from Arrow's memory."""
-        self.names = [wanted[n][0] for n in self.in_arrow]
-        others = [name for name in schema.names if name not in stored]
-        self.places = np.array([others.index(name) for name in self.names], np.int64)
-        """The index of each of `names` in Arrow's table."""
-        self.widths = np.array(
-            [schema.field(name).type.bit_width // 8 for name in self.names], np.int64
-        )
+        self.in_arrow = {
+            name: n
+            for n, (name, _) in enumerate(wanted)
+            if name not in stored and self.kinds[n] != CONVERTED
+        }
+        """The index of each column that is moved from Arrow's memory."""
 
 
 def count_converted(schema: pa.Schema, columns: Columns) -> int:
@@ -576,27 +504,24 @@ class ColumnPages:
         """`rows` are an Arrow table, or rows of which some columns are stored pages (`RowsInPages`)."""
         table, stored = (rows, None) if isinstance(rows, pa.Table) else (rows.others, rows.pages)
         self.kinds = columns.kinds.copy()
-        """What happens to each column. CONVERTED also where values may be missing."""
+        """What happens to each column. CONVERTED also where values are missing."""
         most = 1 if stored is None else max(1, stored.shape[1])
         self.pages = np.zeros((len(self.kinds), most), PAGE)
         if stored is not None:
             at, number = columns.in_pages
             self.pages[at, : stored.shape[1]] = stored[number]
         self._owner: Any = rows
-        if not columns.names:
+        if not columns.in_arrow:
             return
-        batches, places = table.to_batches(), columns.places
+        batches = table.to_batches()
         if len(batches) != 1:
-            batches = table.select(columns.names).combine_chunks().to_batches()
-            places = np.arange(len(columns.names))
+            batches = table.select([*columns.in_arrow]).combine_chunks().to_batches()
         [batch] = batches
-        _, held = batch.__arrow_c_array__()
-        self._owner = rows, held
-        values = np.empty(len(columns.names), np.uint64)
-        nulls = np.empty(len(columns.names), np.int64)  # -1: not known yet
-        read_children(
-            np.uint64(_pointer(held, b"arrow_array")), places, columns.widths, values, nulls
-        )
-        self.pages["address"][columns.in_arrow, 0] = values
-        self.pages["rows"][columns.in_arrow, 0] = table.num_rows
-        self.kinds[columns.in_arrow[nulls != 0]] = CONVERTED
+        self._owner = rows, batch
+        for name, column in columns.in_arrow.items():
+            array = batch.column(name)
+            if array.null_count:
+                self.kinds[column] = CONVERTED
+            width = array.type.bit_width // 8
+            address = array.buffers()[1].address + width * array.offset
+            self.pages[column, 0] = address, 0, len(array), VALUES

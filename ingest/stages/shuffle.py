@@ -1,15 +1,15 @@
-"""Moves the rows of a window to their places in batches: `Gatherer` makes a `Block` of a `Gathering`.
+"""Moves the rows of a window to their places in batches: `Placer`.
 
-`ingest/row_order.py` sets the size of a window. A batch is stored feature by feature. Each value is moved only once,
-from Arrow's memory to its place in a batch. So only decoding and this move touch it.
+`ingest/row_order.py` sets the size of a window. A batch is stored feature by feature. Each number is moved only once,
+from Arrow's memory, or from a stored page, to its place in a batch. The length and the address of a bag of ids are
+moved in the same way. Its ids are copied into the window's order before, and into the batch when it is made.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,10 +23,11 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window, rank_rows
 from sluice.ingest.stages.bags import (
     BagError,
-    Bags,
-    HistoryViews,
-    history_views,
-    shuffle_bags,
+    BagRows,
+    StoredBags,
+    bag_rows,
+    stored_bags,
+    with_copied_ids,
 )
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.stages.scatter_kernel import (
@@ -37,6 +38,8 @@ from sluice.ingest.stages.scatter_kernel import (
     ColumnPages,
     NumberColumns,
     compose_order,
+    copy_bags,
+    find_pieces,
     scatter,
 )
 
@@ -90,23 +93,10 @@ class RowsInPages(Protocol):
         """Returns the rows to take instead of these, or raises an error that names the file."""
 
 
-class ReadRows(Protocol):
-    """The result of one read, local or remote."""
-
-    @property
-    def task(self) -> ReadTask: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def pieces(self) -> Iterable[WindowPiece]:
-        """Returns the window piece for each part of the read."""
-
-
 class Decoded:
-    """The row group of one read. Its memory is released when all its parts have been gathered."""
+    """The rows of one read, local or remote. Their memory is released when all parts have been placed."""
 
-    __slots__ = ("_charge", "_lock", "_pages", "_parts_left", "final", "rows", "task")
+    __slots__ = ("_charge", "_lock", "_pages", "_parts_left", "final", "nbytes", "rows", "task")
 
     def __init__(
         self,
@@ -124,21 +114,19 @@ class Decoded:
             task.charge.release()  # the reader has freed what was fetched
         self.rows: Any = rows
         """An Arrow table, rows in pages, or a dict of arrays for users of Petastorm's own reader."""
+        self.nbytes = 0  # of such a dict
+        if isinstance(rows, pa.Table):
+            self.nbytes = int(rows.get_total_buffer_size())
+        elif not isinstance(rows, dict):
+            self.nbytes = rows.nbytes
         self._charge = charge
         self.final = final
         self._parts_left = len(task.read.parts) if parts is None else parts
         self._lock = threading.Lock()
         self._pages: ColumnPages | None = None
 
-    @property
-    def nbytes(self) -> int:
-        return int(
-            self.rows.get_total_buffer_size()
-            if isinstance(self.rows, pa.Table)
-            else self.rows.nbytes
-        )
-
-    def pieces(self) -> Iterable[WindowPiece]:
+    def pieces(self) -> list[WindowPiece]:
+        """Returns the window piece for each part of the read."""
         return [WindowPiece(self, part.start, part.stop) for part in self.task.read.parts]
 
     def pages(self, columns: NumberColumns) -> ColumnPages:
@@ -149,7 +137,7 @@ class Decoded:
         return pages
 
     def replace(self, error: DamagedPage) -> None:
-        """Takes other rows for all of its parts that are not gathered yet, because a page is damaged."""
+        """Takes other rows for all of its parts that are not placed yet, because a page is damaged."""
         with self._lock:
             if not isinstance(self.rows, pa.Table):
                 self.rows = self.rows.replacement(error)
@@ -160,7 +148,7 @@ class Decoded:
         self._parts_left = holders
 
     def release(self) -> None:
-        """Notes that one part has been gathered. Releases the memory after the last part."""
+        """Notes that one part has been placed. Releases the memory after the last part."""
         with self._lock:
             self._parts_left -= 1
             if self._parts_left:
@@ -180,46 +168,49 @@ class WindowPiece:
     """Whether it is the whole window, already in the window's order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """A window whose rows have all been read, ready to be gathered."""
-
-    schedule: EpochSchedule
-    window: Window
-    pieces: tuple[WindowPiece, ...]
-
-
 class Chunk:
-    """The memory of some consecutive batches: [batch, column, row] of floats and of ids."""
+    """The memory of some consecutive batches, which are filled window by window: four arrays [batch, column, row]."""
 
-    __slots__ = ("__weakref__", "addresses", "floats", "ids")
+    __slots__ = ("__weakref__", "addresses", "floats", "ids", "lengths", "owners", "places")
 
-    def __init__(self, floats: npt.NDArray[Any], ids: npt.NDArray[Any]):
-        self.floats = floats
-        self.ids = ids
-        self.addresses = np.concatenate(
-            [
-                np.uint64(block.ctypes.data)
-                + np.arange(block.shape[1], dtype=np.uint64) * np.uint64(block.strides[1])
-                for block in (floats, ids)
-            ]
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], moved: Sequence[tuple[int, int]]):
+        """`moved` are the columns that rows are moved to: the number of the array, and the column there."""
+        self.floats, self.ids, self.lengths, self.places = arrays
+        """`ids` are those of columns with one id a row. `lengths` has the number of ids of each row in each column of
+        ids, and `places` the address of each bag in two halves. Without bags, both have no column."""
+        begins = [array.ctypes.data for array in arrays]
+        self.addresses = np.array(
+            [begins[n] + at * arrays[n].strides[1] for n, at in moved], np.uint64
         )
-        """The address of each column in the chunk's first batch."""
+        """The address of each moved column in the chunk's first batch."""
+        self.owners: list[Any] = []
+        """What owns the memory at these addresses."""
 
 
 class Chunks:
-    """Hands out chunks by number. A chunk exists as long as a block has rows in it."""
+    """Hands out chunks by number. A chunk exists as long as a window has rows in it."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self.steps = chunk_steps(plan, ranks)
-        self._floats = (self.steps, len(columns.floats), rank_rows(plan.batch_size, ranks))
-        self._ids = (self.steps, len(columns.scalars), rank_rows(plan.batch_size, ranks))
-        self.strides = np.repeat(
-            [4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
-            [len(columns.floats), len(columns.scalars)],
+        rows = rank_rows(plan.batch_size, ranks)
+        bags = columns.stored_bags
+        sizes = (
+            len(columns.floats),
+            len(columns.scalars),
+            len(columns.sparse) if columns.bags else 0,
+            2 * len(bags),
         )
-        """For each column, the bytes from one batch in a chunk to the next."""
-        self.buffers = buffers
+        self.row_bytes = 4 * sum(sizes)
+        self._shapes = [(self.steps, size, rows) for size in sizes]
+        self._moved = [
+            *((0, n) for n, name in enumerate(columns.floats) if name not in columns.added),
+            *((1, n) for n, name in enumerate(columns.scalars) if name not in columns.added),
+        ]
+        for number, name in enumerate(bags):
+            self._moved += [(2, columns.sparse.index(name)), (3, 2 * number), (3, 2 * number + 1)]
+        self.strides = np.array([4 * rows * sizes[n] for n, _ in self._moved], np.int64)
+        """For each moved column, the bytes from one batch in a chunk to the next."""
+        self._buffers = buffers
         self._lock = threading.Lock()
         self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = (
             weakref.WeakValueDictionary()
@@ -229,11 +220,9 @@ class Chunks:
         with self._lock:
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
-                chunk = Chunk(
-                    self.buffers.take(self._floats, np.float32),
-                    self.buffers.take(self._ids, np.int32),
-                )
-                self._chunks[epoch, number] = chunk
+                kinds = (np.float32, np.int32, np.int32, np.int32)
+                arrays = map(self._buffers.take, self._shapes, kinds)
+                chunk = self._chunks[epoch, number] = Chunk([*arrays], self._moved)
             return chunk
 
 
@@ -242,64 +231,78 @@ def chunk_steps(plan: RowsPlan, ranks: int) -> int:
     return max(1, CHUNK_ROWS * ranks // plan.batch_size)
 
 
-class Block:
-    """A gathered window. Its numbers are already in their batches. Its bags are not yet."""
+class WindowRows:
+    """The rows of a window. Until they are placed, `pieces` says where they lie. Afterwards they are in `chunks`."""
 
     __slots__ = (
         "_charge",
         "_lock",
-        "_row_bytes",
         "_rows_left",
-        "bags",
         "chunks",
+        "error",
         "first",
+        "missing",
         "nbytes",
-        "rows",
+        "pieces",
         "schedule",
         "window",
     )
 
-    def __init__(
-        self,
-        gathering: Gathering,
-        first: int,
-        *,
-        chunks: Mapping[int, Chunk],
-        bags: Mapping[str, Bags | HistoryViews],
-        scalar_bytes: int,
-        charge: Charge,
-    ):
-        """`first` is the block's first row in the stream. A resumed run may have used earlier rows of the window."""
-        self.schedule = gathering.schedule
-        self.window = gathering.window
-        self.first = first
-        self.rows = self._rows_left = self.window.first + self.window.rows - first
-        self.chunks = chunks
-        self.bags = bags
-        self.nbytes = self.rows * scalar_bytes + sum(b.nbytes for b in bags.values())
-        self._row_bytes = self.nbytes / max(1, self.rows)
-        self._charge = charge
+    def __init__(self, schedule: EpochSchedule, window: Window, first: int):
+        """`first` is the first row in the stream that is needed. A resumed run may have used earlier ones."""
+        self.schedule, self.window, self.first = schedule, window, first
+        self.missing = window.rows
+        """How many rows have not been read."""
+        self.pieces: list[tuple[int, WindowPiece]] = []
+        """The pieces, each with its first row in the window."""
+        self.error: BaseException | None = None
+        """Why the rows could not be placed. It is raised when the window is due."""
+        self.chunks: Sequence[Chunk] | None = None
+        self.nbytes = 0
+        self._rows_left = self.rows
+        self._charge: Charge | None = None
         self._lock = threading.Lock()
 
-    def taken(self, rows: int) -> None:
+    @property
+    def rows(self) -> int:
+        """The number of rows that are needed."""
+        return self.end - self.first
+
+    @property
+    def end(self) -> int:
+        """The row in the stream after the last."""
+        return self.window.first + self.window.rows
+
+    def hold(self, chunks: Sequence[Chunk], nbytes: int, charge: Charge) -> None:
+        """Notes where the rows are. Releases the row groups, and keeps the charge for the rows."""
+        for _, piece in self.pieces:
+            piece.decoded.release()
+        self.pieces = []
+        self.chunks, self.nbytes, self._charge = chunks, nbytes, charge
+
+    def give_away(self, rows: int) -> None:
         """Notes that `rows` of its rows are now in finished batches, which account for their memory."""
+        assert self._charge is not None
         with self._lock:
             self._rows_left -= rows
-            self._charge.correct(round(self._rows_left * self._row_bytes))
+            self._charge.correct(round(self._rows_left * self.nbytes / max(1, self.rows)))
             if not self._rows_left:
-                self.bags = {}
-                self.chunks = {}
+                self.chunks = ()
 
 
-class Gatherer:
-    """One worker of the shuffle stage. It moves rows from decoded columns to their places in batches."""
+class Placer:
+    """Moves rows from decoded columns to their places in batches. Many threads can use it."""
 
     def __init__(
-        self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]
+        self,
+        plan: RowsPlan,
+        columns: Columns,
+        describe: Callable[[Read], str],
+        buffers: Buffers,
     ):
         self._plan = plan
+        self._buffers = buffers
         self._columns = columns
-        self._chunks = chunks
         self._describe = describe
         self._layout: NumberColumns | None = None
         every: list[tuple[str, type]] = [
@@ -309,42 +312,34 @@ class Gatherer:
         self._stored = [one for one in every if one[0] not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """For each stored column of numbers: whether nulls are filled. In floats, NaN and infinity are filled too."""
-        self._number_columns = np.array(
-            [n for n, one in enumerate(every) if one[0] not in columns.added], np.int64
-        )
-        """The index of each stored column among all columns of numbers."""
 
-    def __call__(self, gathering: Gathering, charge: Charge) -> Block:
-        window = gathering.window
-        columns = self._columns
-        schedule = gathering.schedule
-        order = None if gathering.pieces[0].in_order else self._order(schedule.epoch, window)
-        first = max(window.first, schedule.step * self._plan.stream_rows)
-        skipped = first - window.first
-        chunks = self._take_chunks(schedule.epoch, first, window.first + window.rows)
-        if chunks:
-            self._move_numbers(
-                gathering.pieces,
-                order,
-                self._batch_places(gathering, first),
-                np.stack(
-                    [chunk.addresses[self._number_columns] for _, chunk in sorted(chunks.items())]
-                ),
-                self._chunks.strides[self._number_columns],
-            )
-        if order is None and skipped:
-            order = np.arange(window.rows, dtype=np.uint64)
-        bags = self._bags(gathering.pieces, None if order is None else order[skipped:])
-        for piece in gathering.pieces:
-            piece.decoded.release()
-        return Block(
-            gathering,
-            first,
-            chunks=chunks,
-            bags=bags,
-            charge=charge,
-            scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)),
-        )
+    def place(self, window: WindowRows, chunks: Chunks, charge: Charge) -> WindowRows:
+        """Moves the rows of a window to their places in chunks. `charge` is for them from then on."""
+        pieces = [piece for _, piece in window.pieces]
+        epoch = window.schedule.epoch
+        order = None if pieces[0].in_order else self._order(epoch, window.window)
+        stream_rows = self._plan.stream_rows
+        numbers = range(0)
+        if window.rows:
+            last = (window.end - 1) // stream_rows // chunks.steps
+            numbers = range(window.first // stream_rows // chunks.steps, last + 1)
+        taken = [chunks.take(epoch, number) for number in numbers]
+        nbytes = window.rows * chunks.row_bytes
+        if taken:
+            addresses, strides = np.stack([chunk.addresses for chunk in taken]), chunks.strides
+            places, numbers = self._batch_places(window, chunks.steps), len(self._stored)
+            self._move_numbers(pieces, order, places, addresses[:, :numbers], strides[:numbers])
+            bags = self._bags(pieces, order)
+            if order is not None:
+                for number, name in enumerate(self._columns.stored_bags):
+                    if name not in self._columns.histories:
+                        bags[number] = with_copied_ids(bags[number], self._buffers)
+            self._move_bags(bags, places, addresses[:, numbers:], strides[numbers:])
+            for chunk in taken:
+                chunk.owners += [bag.owners for bag in bags]
+            nbytes += sum(bag.nbytes for bag in bags)
+        window.hold(taken, nbytes, charge)
+        return window
 
     def gather_piece(self, piece: WindowPiece, epoch: int, window: Window | None) -> pa.RecordBatch:
         """Returns the rows of a piece in a batch's types, in new memory. If the piece is a whole `window`, its rows are
@@ -356,27 +351,24 @@ class Gatherer:
             ends = np.uint64(block.ctypes.data) + np.arange(
                 len(block), dtype=np.uint64
             ) * np.uint64(4 * rows)
-            self._move_numbers(
-                (piece,),
-                order,
-                np.array([[0, 0, 1, 0, rows, 0]], np.int64),
-                ends[None],
-                np.zeros(len(block), np.int64),
-            )
+            places = np.array([[0, 0, 1, 0, rows, 0]], np.int64)
+            strides = np.zeros(len(block), np.int64)
+            self._move_numbers([piece], order, places, ends[None], strides)
         arrays = {
             name: arrow_array(row.view(kind))
             for (name, kind), row in zip(self._stored, block, strict=True)
         }
-        bags = self._bags((piece,), order)
-        return pa.record_batch(
-            {
-                **arrays,
-                **{
-                    name: one.as_arrow(rows, self._columns.value_kind(name))
-                    for name, one in bags.items()
-                },
-            }
-        )
+        bags = self._bags([piece], order)
+        for name, bag in zip(self._columns.stored_bags, bags, strict=True):
+            offsets = np.zeros(rows + 1, np.int64)
+            np.cumsum(bag.lengths, out=offsets[1:])
+            values = np.empty(offsets[-1], np.int32)
+            copy_bags(bag.lengths, bag.low, bag.high, values)
+            kind = self._columns.value_kind(name)
+            arrays[name] = pa.LargeListArray.from_arrays(
+                arrow_array(offsets), arrow_array(values.view(kind))
+            )
+        return pa.record_batch(arrays)
 
     # ---- places
 
@@ -384,30 +376,20 @@ class Gatherer:
         halves = self._plan.halves(epoch, window)
         return None if halves is None else compose_order(*halves, window.rows)
 
-    def _take_chunks(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
-        stream_rows, steps = self._plan.stream_rows, self._chunks.steps
-        numbers = (
-            range(first // stream_rows // steps, (last - 1) // stream_rows // steps + 1)
-            if last > first
-            else ()
-        )
-        return {number: self._chunks.take(epoch, number) for number in numbers}
-
-    def _batch_places(self, gathering: Gathering, first: int) -> npt.NDArray[np.int64]:
-        """Returns the places of a window's rows, from row `first` of the stream on, in the form that `scatter`
-        takes."""
-        window = gathering.window
-        stream_rows, most = self._plan.stream_rows, self._chunks.steps
-        lane = gathering.schedule.streams.index(window.stream) * stream_rows
-        row, last = first, window.first + window.rows
-        lowest = first // stream_rows // most
+    def _batch_places(self, window: WindowRows, most: int) -> npt.NDArray[np.int64]:
+        """Returns the places of a window's rows in chunks of `most` batches, in the form that `scatter` takes."""
+        stream_rows = self._plan.stream_rows
+        lane = window.schedule.streams.index(window.window.stream) * stream_rows
+        row, last = window.first, window.end
+        lowest = row // stream_rows // most
         places = []
         while row < last:
             step, inside = divmod(row, stream_rows)
             number, local = divmod(step, most)
             steps = 1 if inside else max(1, min((last - row) // stream_rows, most - local))
             width = min(stream_rows - inside, last - row)
-            places.append((number - lowest, local, steps, lane + inside, width, row - window.first))
+            at = row - window.window.first
+            places.append((number - lowest, local, steps, lane + inside, width, at))
             row += steps * width
         return np.array(places, np.int64).reshape(-1, PLACE_FIELDS)
 
@@ -415,24 +397,21 @@ class Gatherer:
 
     def _move_numbers(
         self,
-        pieces: tuple[WindowPiece, ...],
+        pieces: Sequence[WindowPiece],
         order: npt.NDArray[np.uint64] | None,
-        places: npt.NDArray[Any],
-        targets: npt.NDArray[np.uint64],
-        strides: npt.NDArray[Any],
+        *how: npt.NDArray[Any],
     ) -> None:
-        """Moves all columns of numbers to their places."""
-        how = _STORED_ORDER if order is None else order, places, targets, strides
+        """Moves all columns of numbers to their places. `how` are places, targets and strides (`scatter`)."""
         while True:
             try:
-                self._scatter(pieces, *how)
+                self._scatter(pieces, _STORED_ORDER if order is None else order, *how)
                 return
             except DamagedPage as error:
                 if error.decoded is None:
                     raise
                 error.decoded.replace(error)
 
-    def _scatter(self, pieces: tuple[WindowPiece, ...], *how: npt.NDArray[Any]) -> None:
+    def _scatter(self, pieces: Sequence[WindowPiece], *how: npt.NDArray[Any]) -> None:
         """Moves all columns of numbers. Raises DamagedPage before all of them are at their places."""
         sources = [piece.decoded.pages(self._layout_of(piece.decoded)) for piece in pieces]
         kinds = np.stack([source.kinds for source in sources])
@@ -458,7 +437,7 @@ class Gatherer:
             raise DamagedPage(self._stored[column][0], pieces[number].decoded)
 
     def _must_convert(
-        self, pieces: tuple[WindowPiece, ...], kinds: npt.NDArray[np.int64]
+        self, pieces: Sequence[WindowPiece], kinds: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
         """Returns for each column whether its values must be converted before the move."""
         converted: npt.NDArray[np.bool_] = (kinds == CONVERTED).any(axis=0)
@@ -476,9 +455,7 @@ class Gatherer:
             layout = self._layout = NumberColumns(rows.schema, self._columns, stored)
         return layout
 
-    def _convert_column(
-        self, number: int, pieces: tuple[WindowPiece, ...]
-    ) -> list[npt.NDArray[Any]]:
+    def _convert_column(self, number: int, pieces: Sequence[WindowPiece]) -> list[npt.NDArray[Any]]:
         """Converts a column whose stored values `scatter` cannot copy. Returns one array for each piece."""
         name, dtype = self._stored[number]
         arrays = []
@@ -494,36 +471,42 @@ class Gatherer:
 
     # ---- bags
 
-    def _bags(
-        self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None
-    ) -> dict[str, Bags | HistoryViews]:
-        columns = {
-            name: [self._bags_of(name, piece) for piece in pieces]
-            for name in self._columns.stored_bags
-        }
-        histories = {name: columns.pop(name) for name in self._columns.histories}
-        rows = [piece.decoded.rows.num_rows for piece in pieces]
-        try:
-            return {
-                **shuffle_bags(columns, order, self._chunks.buffers, self._columns.id_kind),
-                **history_views(histories, rows, order),
-            }
-        except BagError as error:
-            raise ColumnError(
-                f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "
-                f"{error}"
-            ) from None
-
     @staticmethod
-    def _bags_of(name: str, piece: WindowPiece) -> pa.Array:
-        """Returns the bags of a piece as one array. Copies them only if Arrow has several chunks."""
-        part = _piece_column(piece, name)
-        if part.num_chunks == 1:
-            return part.chunk(0)
-        # There are several chunks if 32-bit offsets cannot count all bytes.
-        if pa.types.is_binary(part.type):
-            part = part.cast(pa.large_binary())
-        return part.combine_chunks()
+    def _move_bags(bags: Sequence[BagRows], *how: npt.NDArray[Any]) -> None:
+        """Moves the length and the address of each bag to its place. `how` are places, targets and strides."""
+        arrays = [array for bag in bags for array in bag[:3]]
+        if arrays:
+            pages = np.zeros((1, len(arrays), 1), PAGE)
+            pages["address"][0, :, 0] = [array.ctypes.data for array in arrays]
+            pages["rows"] = rows = len(arrays[0])
+            kinds = np.full((1, len(arrays)), WORDS)
+            scatter(pages, np.array([0]), np.array([rows]), kinds, _STORED_ORDER, *how)
+
+    def _bags(
+        self, pieces: Sequence[WindowPiece], order: npt.NDArray[np.uint64] | None
+    ) -> list[BagRows]:
+        """Returns the bags of each column, in the window's order."""
+        names, kind = self._columns.stored_bags, self._columns.value_kind
+        if not names:
+            return []
+        ends = np.cumsum([piece.stop - piece.start for piece in pieces])
+        if order is None:
+            order = np.arange(ends[-1], dtype=np.uint64)
+        numbers, rows = (self._buffers.take_line(len(order), np.uint32) for _ in range(2))
+        find_pieces(order, ends, numbers, rows)
+        found = []
+        for name in names:
+            parts: list[StoredBags] = []
+            try:
+                for piece in pieces:
+                    group_rows = piece.decoded.rows.num_rows
+                    parts.append(stored_bags(_piece_column(piece, name), kind(name), group_rows))
+                found.append(bag_rows(parts, numbers, rows, self._buffers))
+            except BagError as error:
+                wrong = pieces[error.piece if len(parts) == len(pieces) else len(parts)]
+                where = self._describe(wrong.decoded.task.read)
+                raise ColumnError(f"{where}: column {name!r} has {error}") from None
+        return found
 
 
 def _piece_column(piece: WindowPiece, name: str) -> pa.ChunkedArray:

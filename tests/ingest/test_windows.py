@@ -10,9 +10,9 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.row_order import RowsPlan
-from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker
+from sluice.ingest.stages.completed_windows import ReadWorker, Windows
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -40,47 +40,51 @@ def plan_of(*groups, **options):
 
 class TestOrder:
     def finished(self, plan, order):
-        """What the reads bring that are decoded in that order, in the order of the plan."""
-        schedule, windows = plan.schedule(0), CompletedWindows()
-        found = {n: ReadDone(schedule, 1, 8, windows.add(decoded(schedule, n))) for n in order}
-        return schedule, windows, [found[n] for n in range(len(schedule.reads))]
+        """The windows of reads that are decoded in that order, and the reads in the order of the plan."""
+        schedule, windows = plan.schedule(0), Windows(plan)
+        reads = [decoded(schedule, n) for n in range(len(schedule.reads))]
+        for n in order:
+            for number, window in windows.add(reads[n]):
+                windows.hand_on(number, window)
+        return schedule, windows, iter(reads)
 
     @pytest.mark.parametrize("seed", range(5))
     def test_windows_come_in_their_order_whichever_read_was_decoded_first(self, seed):
         plan = plan_of(*[10] * 40)
         order = list(range(len(plan.schedule(0).reads)))
         Random(seed).shuffle(order)
-        schedule, windows, done = self.finished(plan, order)
-        assert [w.window for w in windows.in_order(iter(done))] == list(schedule.windows)
+        schedule, windows, reads = self.finished(plan, order)
+        assert [w.window for w in windows.in_order(reads)] == list(schedule.windows)
 
     def test_an_error_comes_in_its_windows_turn(self):
         plan = plan_of(*[10] * 40)
-        _, windows, done = self.finished(plan, range(len(plan.schedule(0).reads)))
-        broken = done[2].windows[0][0]
-        done[2].windows[0] = broken, ColumnError("this one")
+        _, windows, reads = self.finished(plan, range(len(plan.schedule(0).reads)))
+        windows._complete[0, 3].error = ColumnError("this one")
         came = []
         with raises(ColumnError, "this one"):
-            came.extend(windows.in_order(iter(done)))
-        assert len(came) == broken
+            came.extend(windows.in_order(reads))
+        assert len(came) == 3
 
 
 def test_a_window_that_cannot_be_placed_gives_its_memory_back():
-    def gather(window, charge):
+    def place(window, charge):
         raise ColumnError("this one")
 
-    schedule, governor = plan_of(16).schedule(0), Governor(2**40, 0)
+    plan = plan_of(16)
+    schedule, governor, windows = plan.schedule(0), Governor(2**40, 0), Windows(plan)
     clock = WorkerClock(StageCounters("decode"), governor.lock)
     worker = ReadWorker(
         lambda task, charge: Decoded(task, Rows(), charge),
-        CompletedWindows(),
-        gather,
+        windows,
+        place,
         clock=clock,
         shuffle=StageCounters("shuffle"),
-        charge_window=lambda _: governor.admit(100, True),
+        charge_early=lambda _: governor.admit(100, True),
     )
     clock.begin()
-    done = worker(ReadTask(schedule, schedule.reads[0]), governor.admit(Rows.nbytes, True))
-    assert {str(error) for _, error in done.windows} == {"this one"}
+    read = worker(ReadTask(schedule, schedule.reads[0]), governor.admit(Rows.nbytes, True))
+    with raises(ColumnError, "this one"):
+        next(windows.in_order(iter([read])))
     assert governor.charged == Rows.nbytes
 
 
@@ -89,15 +93,15 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.placed = self.others = 0
-        in_order = CompletedWindows.in_order
+        in_order = Windows.in_order
 
         def counted(windows, reads):
             for window in in_order(windows, reads):
-                self.placed += isinstance(window, Block)
-                self.others += isinstance(window, Gathering)
+                self.placed += window.chunks is not None
+                self.others += window.chunks is None
                 yield window
 
-        monkeypatch.setattr(CompletedWindows, "in_order", counted)
+        monkeypatch.setattr(Windows, "in_order", counted)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
