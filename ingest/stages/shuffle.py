@@ -327,14 +327,14 @@ class Placer:
         nbytes = window.rows * chunks.row_bytes
         if taken:
             addresses, strides = np.stack([chunk.addresses for chunk in taken]), chunks.strides
-            places, numbers = self._batch_places(window, chunks.steps), len(self._stored)
-            self._move_numbers(pieces, order, places, addresses[:, :numbers], strides[:numbers])
+            places, first = self._batch_places(window, chunks.steps), len(self._stored)
+            self._move_numbers(pieces, order, places, addresses[:, :first], strides[:first])
             bags = self._bags(pieces, order)
             if order is not None:
                 for number, name in enumerate(self._columns.stored_bags):
                     if name not in self._columns.histories:
                         bags[number] = with_copied_ids(bags[number], self._buffers)
-            self._move_bags(bags, places, addresses[:, numbers:], strides[numbers:])
+            self._move_bags(bags, places, addresses[:, first:], strides[first:])
             for chunk in taken:
                 chunk.owners += [bag.owners for bag in bags]
             nbytes += sum(bag.nbytes for bag in bags)
