@@ -220,3 +220,17 @@ def test_amounts_and_texts_for_missing_numbers(tmp_path, sign, prices, keys, num
     rejected, rows = job(tmp_path, text, str(path), "price")
     assert rejected == {}
     assert max(row["row"] for row in rows) == pytest.approx(max(number, 3.999 if not keys else 0))
+
+
+def test_a_broken_cell_hides_neither_the_marks_of_its_column_nor_its_texts_for_missing_numbers(
+    tmp_path,
+):
+    cells = ["N/A" if n % 9 == 0 else f"{n}.{100 + n},50" for n in range(600)]
+    lines = [f"{cell};{n * 5 % 7 % 2}" for n, cell in enumerate(["oops", *cells[1:]])]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["price;liked", *lines]))
+    text = guessed_spec(str(path), "liked")
+    source = Spec.own(text).input
+    assert (source.columns["price"], source.decimal, source.thousands) == ("float", ",", ".")
+    assert source.null_values == ("N/A",)
+    assert_names(text, 'Not a number: 1 of 600 sampled values, such as "oops"')
