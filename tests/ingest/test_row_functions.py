@@ -73,11 +73,13 @@ def queries(tmp_path_factory):
     return folder
 
 
-def epoch(source, transforms, roles=ROLES, **options):
+def opened(source, transforms, roles=ROLES, **options):
+    return open_loader(source, batch_size=800, roles=roles, transforms=transforms, **options)
+
+
+def epoch(*given, **options):
     """The columns of an epoch, each of a list of batches, and the order hash."""
-    with open_loader(
-        source, batch_size=800, roles=roles, transforms=transforms, **options
-    ) as loader:
+    with opened(*given, **options) as loader:
         batches = list(loader)
         return {
             "row": np.concatenate([b["row"].numpy() for b in batches]),
@@ -108,7 +110,7 @@ def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs, m
     assert np.concatenate([bag.lengths for bag in bags]).tolist() == list(map(len, words))
     sizes = [len(word) for row in words for word in row]
     assert np.concatenate([bag.values for bag in bags]).tolist() == sizes
-    with open_loader(queries, batch_size=800, roles={"label": "label", "sparse": "row"}) as loader:
+    with opened(queries, (), {"label": "label", "sparse": "row"}) as loader:
         list(loader)
         assert loader.order_hash == order
     assert len(regions) <= 2, "columns do not keep the memory of the texts"
@@ -164,11 +166,10 @@ def test_a_wrong_result_is_named_with_its_rows(queries, function, facts):
 def test_only_the_rows_on_which_it_fails_are_quarantined(queries, tmp_path, backend):
     errors = Errors(on_error="quarantine", quarantine=tmp_path / "list.jsonl", probation_rows=10**6)
     failing = Transform(f"{HERE}:fail_on_some", reads=["row"], gives={"length": "float32"})
-    with open_loader(
+    with opened(
         queries,
-        batch_size=800,
-        roles=LENGTH,
-        transforms=[failing],
+        [failing],
+        LENGTH,
         errors=errors,
         last="pad",
         knobs=Knobs(workers={"fail_on_some": 2}, backend={"fail_on_some": backend}),
@@ -204,18 +205,18 @@ def test_the_smallest_memory_limit_counts_a_slice_and_its_result(tmp_path, seed)
 
 
 def test_a_run_goes_on_in_the_middle_of_a_row_group(queries):
-    with open_loader(queries, batch_size=800, roles=ROLES, transforms=[PARSE]) as loader:
+    with opened(queries, [PARSE]) as loader:
         batches = iter(loader)
         for _ in range(7):
             next(batches)
         state = json.loads(json.dumps(loader.state_dict()))
         rest = [batch.dense.tolist() for batch in batches]
-    with open_loader(queries, batch_size=800, roles=ROLES, transforms=[PARSE]) as loader:
+    with opened(queries, [PARSE]) as loader:
         loader.load_state_dict(state)
         assert [batch.dense.tolist() for batch in loader] == rest
     roles = {"label": "label", "sparse": "row"}
     with (
-        open_loader(queries, batch_size=800, roles=roles) as loader,
+        opened(queries, (), roles) as loader,
         raises(LoaderError, "'parse'"),
     ):
         loader.load_state_dict(state)
@@ -288,10 +289,9 @@ def test_hashed_columns_may_come_from_a_function(queries, tmp_path):
 )
 def test_what_cannot_be_is_refused_at_the_start(queries, how, options, error, facts):
     with raises(error, *facts):
-        open_loader(
+        opened(
             queries,
-            batch_size=800,
-            roles=LENGTH,
-            transforms=[Transform(len, "mine", **how)],
+            [Transform(len, "mine", **how)],
+            LENGTH,
             **options,
         )

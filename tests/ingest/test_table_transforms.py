@@ -78,6 +78,10 @@ def plain(tmp_path_factory) -> FeatureTable:
     return clicks_table.write(tmp_path_factory.mktemp("plain") / "t", clicks_table.raw_rows(ROWS))
 
 
+def with_transform(table: FeatureTable, short: str) -> FeatureTable:
+    return FeatureTable.open(table.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:{short}",))
+
+
 def epoch(table: Any, **how: Any) -> tuple[dict[str, list[Any]], str | None, BatchLoader]:
     """The columns of an epoch, in its order: numbers, ids, or lists of ids; and its order hash."""
     found: dict[str, list[Any]] = {}
@@ -188,7 +192,7 @@ outputs = ["v0", "v1", "v2"]
 )
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_what_does_not_fit_is_refused_by_name(plain, short, facts, backend):
-    table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:{short}",))
+    table = with_transform(plain, short)
     knobs = Knobs(backend={short.partition(":")[0]: backend})
     with (
         open_loader(table, batch_size=BATCH, knobs=knobs, reader="arrow") as loader,
@@ -198,9 +202,7 @@ def test_what_does_not_fit_is_refused_by_name(plain, short, facts, backend):
 
 
 def test_a_column_that_is_no_output_cannot_be_written(plain):
-    table = FeatureTable.open(
-        plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:writes_where_it_may_not:C1>x=4000",)
-    )
+    table = with_transform(plain, "writes_where_it_may_not:C1>x=4000")
     with (
         open_loader(table, batch_size=BATCH, reader="arrow") as loader,
         raises(QuarantineError, "'writes_where_it_may_not'", "read-only"),
@@ -209,9 +211,7 @@ def test_a_column_that_is_no_output_cannot_be_written(plain):
 
 
 def test_rows_on_which_it_fails_are_quarantined_with_nothing_in_what_it_adds(plain, tmp_path):
-    table = FeatureTable.open(
-        plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:fails_on_some:number>x=6",)
-    )
+    table = with_transform(plain, "fails_on_some:number>x=6")
     kept = bad = 0
     with open_loader(
         table,
