@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks.small_table import small_table
+from sluice.agent.report.run_folder import read_lines
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
@@ -321,7 +322,7 @@ def data(folder: Path) -> list[object]:
 
 
 def events(folder: Path, run: str, kind: str) -> list[dict]:
-    lines = map(json.loads, (folder / run / "events.jsonl").read_text().splitlines())
+    lines = read_lines(folder / run / "events.jsonl")
     return [line for line in lines if line["kind"] == kind]
 
 
@@ -480,9 +481,7 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
     assert (found["steps"], found["version"], found["epochs"]) == (2 * steps, 1, 2)
     assert found["rows_trained"] == 2 * rows * 8 // 10 < 2 * steps * BATCH
-    lines = [
-        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = read_lines(folder / "run" / "metrics.jsonl")
     evals = [(m["step"], m["split"], m["rows"]) for m in lines if m["kind"] == "eval"]
     part, tenth = rows * 8 // 10, rows // 10
     assert evals == [

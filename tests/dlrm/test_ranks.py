@@ -24,6 +24,11 @@ def found(tmp_path_factory, forks) -> dict[int, dict]:
     return {int(ranks): result for ranks, result in last_json(process).items()}
 
 
+@pytest.fixture(params=[1, 2])
+def ranks(request) -> int:
+    return request.param
+
+
 def test_row_wise_and_table_wise_are_in_one_run(found):
     assert set(found[2]["auto"]["kinds"].values()) == {"row", "table"}
     assert found[2]["auto"]["kinds"]["big"] == "row"
@@ -47,7 +52,6 @@ def test_embeddings_sent_in_half_precision_change_a_loss_a_little(found, ranks):
     assert 0 < found[ranks]["half"] < 2e-3
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("run", RUNS)
 def test_a_resumed_run_has_the_same_losses_and_weights_to_the_last_digit(found, ranks, run):
     result = found[ranks][f"resume_{run}"]
@@ -58,7 +62,6 @@ def test_a_resumed_run_has_the_same_losses_and_weights_to_the_last_digit(found, 
     assert found[ranks][f"equal_{run}"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_stop_while_a_batch_does_not_come_saves_what_was_trained(found, ranks):
     """One rank waits for batch 3, the other has it: neither trains on it, and it is the next one."""
     result = found[ranks]["stalled"]
@@ -74,7 +77,6 @@ def test_two_ranks_learn_what_one_learns_and_one_takes_up_what_two_saved(found, 
     assert found[1][f"taken_{run}"] == pytest.approx(alone[4:], abs=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("model", "how"),
     [
@@ -101,7 +103,6 @@ def test_a_checkpoint_is_the_same_under_another_sharding_and_on_other_ranks(foun
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_an_evaluation_covers_all_ranks_rows(found, ranks):
     assert found[ranks]["quality"]["rows"] == 3 * 64
     assert found[ranks]["quality"]["logloss"] == pytest.approx(found[ranks]["loss"], abs=1e-6)
@@ -112,7 +113,6 @@ def test_an_evaluation_covers_all_ranks_rows(found, ranks):
     assert found[ranks]["slices"] == found[3 - ranks]["slices"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_padded_batch_has_the_gradient_of_its_real_rows_alone(found, ranks):
     """Of 64 rows 20 are real: the second of two ranks has none. With steps that look ahead and without, for plain
     ids, weighted bags and a history with its loss, with a decay of the vectors; in the padding lie numbers that are
@@ -123,7 +123,6 @@ def test_a_padded_batch_has_the_gradient_of_its_real_rows_alone(found, ranks):
         assert result["rows"] == result["timed"] == 20
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_that_look_ahead_are_the_same_steps(found, ranks):
     """TorchRec's pipeline has taken batches that are not trained yet: the position saved must not count them."""
     result = found[ranks]["ahead"]
@@ -134,7 +133,6 @@ def test_steps_that_look_ahead_are_the_same_steps(found, ranks):
     assert result["broken"] + result["rest"] == result["plain"][:12]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_batch_without_a_loss_is_left_out_on_all_ranks_as_if_it_had_not_come(found, ranks):
     """Weights and states of tables and dense layers are equal to the last digit to a run that never got the batch."""
     result = found[ranks]["extreme"]
@@ -142,7 +140,6 @@ def test_a_batch_without_a_loss_is_left_out_on_all_ranks_as_if_it_had_not_come(f
     assert result["skipped"] == [[1, 12, 11 * 64]] * 4
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_loss_that_is_no_number_ends_all_ranks_with_the_same_words(found, ranks):
     result = found[ranks]["extreme"]
     assert len(result["said"]) == 4 * ranks

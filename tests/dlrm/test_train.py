@@ -53,8 +53,19 @@ def _data(folder: Path) -> list[object]:
 
 
 def losses(folder: Path, run: str) -> list[float]:
-    lines = map(json.loads, (folder / run / "metrics.jsonl").read_text().splitlines())
+    lines = read_lines(folder / run / "metrics.jsonl")
     return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The error of a command line that the trainer refuses as wrong usage, in one line."""
+    from sluice.dlrm.train import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err.count("\n")) == (2, 1)
+    return json.loads(out)["error"]
 
 
 def spoil(path: str, column: str, *, row: int, value: float, statistics: bool) -> None:
@@ -98,7 +109,7 @@ def test_the_last_line_says_what_came_of_it(folder):
 
 def test_the_run_folder_tells_the_run(folder):
     run = folder / "two"
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events = read_lines(run / "events.jsonl")
     kinds = [e["kind"] for e in events]
     assert kinds[0] == "start"
     assert kinds[-1] == "end"
@@ -107,11 +118,7 @@ def test_the_run_folder_tells_the_run(folder):
     warnings = [e["text"] for e in events if e["kind"] == "warning"]
     assert_names(warnings[0], "40 steps", "256 rows", "5,120")
     assert all(f"warning: {text}\n" in (folder / "two.err").read_text() for text in warnings)
-    evals = [
-        m
-        for m in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-        if m["kind"] == "eval"
-    ]
+    evals = [m for m in read_lines(run / "metrics.jsonl") if m["kind"] == "eval"]
     assert [(m["epoch"], m["split"]) for m in evals] == [
         (1, "validation"),
         (2, "validation"),
@@ -219,18 +226,13 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
 def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else_says_so(
     folder, tmp_path, capsys
 ):
-    from sluice.dlrm.train import main
-
     (tmp_path / "thesis.txt").write_text("mine")
     for run, words, message in (
         (tmp_path / "new", [], "--data is missing"),
         (tmp_path / "new", ["--resume"], "holds no checkpoint to go on from; give --data, too"),
         (tmp_path, ["--resume", *_data(folder)], "no run folder .it holds 'thesis.txt'"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(["--run-dir", str(run), *map(str, words)])
-        assert ended.value.code == 2
-        assert re.search(message, json.loads(capsys.readouterr().out.splitlines()[-1])["error"])
+        assert re.search(message, refusal(capsys, "--run-dir", run, *words))
 
 
 def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused(
@@ -238,8 +240,6 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
 ):
     """A newer version is published, and a vacuum that keeps nothing else comes: during the run, and after it. The run
     is asked to stop while its store answers no more, and saves all the same."""
-    from sluice.dlrm.train import main
-
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     more = ["--sharding", "auto", "--epochs", "1000", "--inject", "stall-store=600s@50%"]
     words = ("dlrm.train", "--run-dir", tmp_path / "run", *_data(tmp_path), *more)
@@ -259,10 +259,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
     assert set(meta.agent) == {"machine", "schema", "learned"}
     gone = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
     assert gone.pinned == ()
-    with pytest.raises(SystemExit) as ended:
-        main(["--run-dir", str(tmp_path / "run"), "--resume"])
-    assert ended.value.code == 2
-    assert "vacuum" in json.loads(capsys.readouterr().out)["error"]
+    assert "vacuum" in refusal(capsys, "--run-dir", tmp_path / "run", "--resume")
     with raises(TableError, "part-00000.parquet", "vacuum"):
         check_files(table)
 
@@ -308,22 +305,10 @@ def test_an_interrupt_ends_all_ranks(folder):
         (["--run-dir", "{}/two"], ["already holds a run", "--resume"]),
     ],
 )
-def test_check_refuses_with_one_message_before_anything_starts(
-    folder, capsys, monkeypatch, words, facts
-):
-    from sluice.dlrm.train import main
-
-    words = [str(w).format(folder) for w in words]
-    given = [
-        *f"--data {folder}/table --run-dir {folder}/never --batch-size {BATCH} --check".split(),
-        *words,
-    ]
-    with pytest.raises(SystemExit) as ended:
-        main([str(w) for w in given])
-    out, err = capsys.readouterr()
-    assert ended.value.code == 2
-    assert err.count("\n") == 1
-    assert_names(json.loads(out)["error"], *facts)
+def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, words, facts):
+    given = f"--data {folder}/table --run-dir {folder}/never --batch-size {BATCH} --check".split()
+    error = refusal(capsys, *given, *(str(w).format(folder) for w in words))
+    assert_names(error, *facts)
     assert not (folder / "never").exists()
 
 
@@ -390,30 +375,21 @@ def test_an_evaluation_refuses_a_checkpoint_with_four_spoilt_bytes_by_name(folde
 
 
 def test_statistics_stop_a_wrong_id_before_the_first_step(folder, tmp_path, capsys):
-    from sluice.dlrm.train import main
-
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     spoiled = table.files_of("train")[0].path
     spoil(spoiled, "label", row=600, value=2, statistics=True)
-    with pytest.raises(SystemExit) as ended:
-        main(
-            f"--data {tmp_path}/table --run-dir {tmp_path}/run --batch-size {BATCH} --check".split()
-        )
-    assert ended.value.code == 2
-    error = json.loads(capsys.readouterr().out)["error"]
+    words = f"--data {tmp_path}/table --run-dir {tmp_path}/run --batch-size {BATCH} --check"
+    error = refusal(capsys, *words.split())
     assert_names(error, spoiled, "row group 1", "label 'label'", 2)
 
 
 def test_a_resume_that_does_not_fit_says_what_differs(folder, capsys):
-    from sluice.dlrm.train import main
-
     small_table(folder / "other", rows=ROWS, values=60, files=2, row_group_rows=512)
     for words, message in (
         (["--data", folder / "other"], "column 'C1': 53 rows in the checkpoint, 63 in the table"),
         (["--seed", 5], "seed was 0 and cannot become 5"),
         (["--width", 16], "model was"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main([*f"--run-dir {folder}/two --resume --check".split(), *map(str, words)])
-        assert ended.value.code == 2
-        assert message in json.loads(capsys.readouterr().out)["error"]
+        assert message in refusal(
+            capsys, "--run-dir", folder / "two", "--resume", "--check", *words
+        )
