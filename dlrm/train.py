@@ -24,7 +24,7 @@ from sluice.common.collector import without_collections
 from sluice.common.errors import Preempted, UsageError
 from sluice.common.extras import advice
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
-from sluice.dlrm import start_options
+from sluice.dlrm import options
 from sluice.dlrm.liveness import (
     Elsewhere,
     LostRanks,
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     ending = RankExit(first=first)
     end_with_torchrun(ending)
     try:
-        given = start_options.parse(argv, __doc__)
+        given = options.parse(argv, __doc__)
         quiet()
         wait_briefly(os.environ, Machine().cores())
         with without_collections():

@@ -17,12 +17,13 @@ from sluice.dlrm.options import (
     Config,
     ConfigError,
     ModelConfig,
+    StartOptions,
     profile_of,
+    resumed,
     spread_out,
     tables_of,
 )
 from sluice.dlrm.session.defaults import defaults, describe_defaults
-from sluice.dlrm.start_options import StartOptions, resumed
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable

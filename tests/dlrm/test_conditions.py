@@ -15,7 +15,7 @@ from benchmarks.small_table import small_table
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.common.errors import UsageError
 from sluice.common.settings import make
-from sluice.dlrm import start_options as options
+from sluice.dlrm import options
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders, signals
 from sluice.dlrm.training.signals import StopSignals

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import make
-from sluice.dlrm import start_options as options
+from sluice.dlrm import options
 from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig, tables_of
 from sluice.etl.schema import Field
 from tests.raises import raises

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.dlrm import evaluate, train
-from sluice.dlrm import start_options as options
+from sluice.dlrm import evaluate, options, train
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
 from sluice.dlrm.follow.versions import seen_in

@@ -13,9 +13,8 @@ import pytest
 from sluice.dlrm import evaluate, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.follow.table_diff import between
-from sluice.dlrm.options import Config
+from sluice.dlrm.options import Config, StartOptions
 from sluice.dlrm.session.run import TrainingRun
-from sluice.dlrm.start_options import StartOptions
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from sluice.common.settings import make
-from sluice.dlrm.options import Config
-from sluice.dlrm.start_options import parse
+from sluice.dlrm.options import Config, parse
 from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import SMALL_MODEL
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.dlrm import start_options as options
+from sluice.dlrm import options
 from sluice.dlrm.session.run import open_run
 from sluice.etl.spec.row_identity import SplitMoved
 from sluice.etl.spec.row_split import hash_of

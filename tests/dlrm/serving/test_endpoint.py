@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm.options import ConfigError
-from sluice.dlrm.serving.metrics import ServerMetrics
+from sluice.dlrm.serving.http import ServerMetrics
 from sluice.dlrm.session.train import TrainingSession
 from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.ingest.stats import Durations, LoaderStats, Snapshot, StageStats
