@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -35,10 +36,10 @@ from sluice.ingest.stages.batch import (
     series_steps,
 )
 from sluice.ingest.stages.completed_windows import (
+    NoWorkerAnswers,
     ReadWorker,
     RemoteWork,
     Windows,
-    read_where_set,
 )
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
@@ -70,9 +71,6 @@ from sluice.ingest.stats import StageStats
 
 STOP_WAIT_S = 1.5
 """How long `stop` waits for workers that are in the middle of an item."""
-
-
-Place = Callable[[Callable[[Any, Charge], Decoded], WorkerClock], ReadWorker]
 
 
 class PipelineError(LoadingError):
@@ -358,72 +356,61 @@ class Pipeline:
                 measure=lambda task: (task.read.rows, task.charge.bytes),
                 corrects=False,
             )
-        windows = Windows(given.plan)
-        placer = Placer(given.plan, given.columns, given.groups.describe, self._buffers)
-
-        def place_window(window: WindowRows, charge: Charge) -> WindowRows:
-            return placer.place(window, chunks, charge)
-
-        place = functools.partial(self._place, windows, place_window)
-        reads: Iterator[Any] = given.rows.results(self._reads(place, tasks))
+        governor = self._governor
+        placer = Placer(given.plan, given.columns, given.groups.describe, chunks)
+        windows = Windows(
+            given.plan,
+            placer.place,
+            self._counters[SHUFFLE.name],
+            lambda window, ahead: self._charge_early(window, ahead, governor),
+        )
+        reads: Iterator[Any] = given.rows.results(self._reads(windows, tasks))
         is_whole = True
         for function in self._row_functions:
             if is_whole and not frame_of(function.transform):
                 is_whole = False
                 reads = cut_into_slices(reads)
-            reads = self._call_on_rows(function, reads, place)
+            reads = self._call_on_rows(function, reads, windows)
         return self._pool(
             SHUFFLE.name,
             windows.in_order(reads),
-            lambda _: place_window,
+            lambda _: placer.place,
             size=lambda window: window.window.rows * given.columns.window_row_bytes,
             measure=lambda window: (window.rows, window.nbytes),
             passes=lambda window: window.chunks is not None,
         )
 
-    def _place(
-        self,
-        windows: Windows,
-        place_window: Callable[[WindowRows, Charge], WindowRows],
-        work: Callable[[Any, Charge], Decoded],
-        clock: WorkerClock,
-    ) -> ReadWorker:
-        """Returns the work of a worker that also places the rows of the windows that it completes."""
-        governor = self._governor
-        return ReadWorker(
-            work,
-            windows,
-            place_window,
-            clock=clock,
-            shuffle=self._counters[SHUFFLE.name],
-            charge_early=lambda window: self._charge_early(window, windows, governor),
-        )
-
-    def _reads(self, place: Place, tasks: Iterator[ReadTask]) -> Pool[ReadTask, Any]:
+    def _reads(self, windows: Windows, tasks: Iterator[ReadTask]) -> Pool[ReadTask, Any]:
         """Starts the stage that decodes row groups. Without functions over rows, it also places rows."""
-        make_work = self._input.rows.make_work
 
-        def read_and_place(clock: WorkerClock) -> ReadWorker:
-            def backend() -> str:
-                return self.knobs.backend.get(DECODE, "thread")
-
-            return place(read_where_set(make_work(), self._remote, backend), clock)
+        def work(clock: WorkerClock) -> Callable[[Any, Charge], Decoded]:
+            read = functools.partial(self._read, self._input.rows.make_work())
+            return read if self._row_functions else ReadWorker(read, windows, clock)
 
         return self._pool(
             DECODE,
             tasks,
-            (lambda _: make_work()) if self._row_functions else read_and_place,
+            work,
             size=lambda task: self._decoding.at_work(task.read.rows),
             measure=_size_of_read,
             corrects=bool(self._row_functions),
         )
+
+    def _read(
+        self, work: Callable[[ReadTask, Charge], Decoded], task: ReadTask, charge: Charge
+    ) -> Decoded:
+        """Reads on a remote worker, if the knobs say so now and a worker answers. Otherwise reads in this process."""
+        if self._remote is not None and self.knobs.backend.get(DECODE) == REMOTE:
+            with contextlib.suppress(NoWorkerAnswers):
+                return self._remote.read(task, charge)
+        return work(task, charge)
 
     def _fetch(self, task: ReadTask, charge: Charge) -> ReadTask:
         fetched = self._input.groups.fetch(task.read, charge.correct)
         return replace(task, fetched=fetched, charge=charge)
 
     def _call_on_rows(
-        self, function: RowFunction, slices: Iterator[Decoded], place: Place
+        self, function: RowFunction, slices: Iterator[Decoded], windows: Windows
     ) -> Pool[Decoded, Any]:
         """Starts the stage of a function over rows. The last one also places rows."""
         name = function.transform.name
@@ -433,7 +420,7 @@ class Pipeline:
             worker = RowFunctionWorker(
                 function, TransformWorker(stage), self._input.groups.describe
             )
-            return worker if function.finish is None else place(worker, clock)
+            return worker if function.finish is None else ReadWorker(worker, windows, clock)
 
         return self._pool(
             name,
@@ -512,10 +499,9 @@ class Pipeline:
         self._pools[name] = pool
         return pool
 
-    def _charge_early(
-        self, window: WindowRows, windows: Windows, governor: Governor
-    ) -> Charge | None:
-        """Returns a charge for a window if a reader should place it now. None: the shuffle stage places it.
+    def _charge_early(self, window: WindowRows, rows: int, governor: Governor) -> Charge | None:
+        """Returns a charge for a window that ends `rows` rows ahead if a reader should place it now. None: the shuffle
+        stage places it.
 
         A reader places a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
         knobs = self.knobs
@@ -524,7 +510,7 @@ class Pipeline:
         step_rows = max(widest, min(self._largest_rows, 4 * widest))
         # Many readers may place more than two steps early.
         rows_ahead = (2 + self._workers_of(DECODE) // len(self._streams)) * step_rows
-        if SHUFFLE.name not in knobs.fused or windows.ahead(window) > rows_ahead:
+        if SHUFFLE.name not in knobs.fused or rows > rows_ahead:
             return None
         with governor.lock:
             size = window.window.rows * self._input.columns.window_row_bytes

@@ -8,13 +8,11 @@ may become complete out of order. `Windows.in_order` restores the order.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from sluice.ingest.knobs import REMOTE
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RowsPlan
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
@@ -25,7 +23,16 @@ from sluice.ingest.stages.transform import Arrays
 class Windows:
     """The windows of a run that the consumer has not taken yet."""
 
-    def __init__(self, plan: RowsPlan) -> None:
+    def __init__(
+        self,
+        plan: RowsPlan,
+        place: Callable[[WindowRows, Charge], WindowRows],
+        counters: StageCounters,
+        charge_early: Callable[[WindowRows, int], Charge | None],
+    ) -> None:
+        """`place` moves the rows of a window to their places. `counters` are those of the shuffle stage. `charge_early`
+        returns a charge for a window, so many rows ahead of the due one, that a reader should place."""
+        self.place, self.counters, self.charge_early = place, counters, charge_early
         self._stream_rows = plan.stream_rows
         self._lock = threading.Lock()
         self._incomplete: dict[tuple[int, int], WindowRows] = {}
@@ -113,25 +120,6 @@ class RemoteWork(Protocol):
         """Sets the function that is called when workers on this host take memory (+) or give it back (-)."""
 
 
-def read_where_set(
-    read: Callable[[ReadTask, Charge], Decoded],
-    remote: RemoteWork | None,
-    backend: Callable[[], str],
-) -> Callable[[ReadTask, Charge], Decoded]:
-    """Returns a function that reads on a remote worker if `backend` says so at that moment and a worker answers.
-    Otherwise it reads in this process."""
-    if remote is None:
-        return read
-
-    def read_anywhere(task: ReadTask, charge: Charge) -> Decoded:
-        if backend() == REMOTE:
-            with contextlib.suppress(NoWorkerAnswers):
-                return remote.read(task, charge)
-        return read(task, charge)
-
-    return read_anywhere
-
-
 class ReadWorker:
     """One worker that reads rows, or calls the last function over rows, and places the windows that are complete."""
 
@@ -139,28 +127,20 @@ class ReadWorker:
         self,
         read: Callable[[Any, Charge], Decoded],
         windows: Windows,
-        place: Callable[[WindowRows, Charge], WindowRows],
-        *,
         clock: WorkerClock,
-        shuffle: StageCounters,
-        charge_early: Callable[[WindowRows], Charge | None],
     ):
-        """`charge_early` returns a charge for a window if this worker should place it."""
         self._read = read
         self._windows = windows
-        self._place = place
-        self._charge_early = charge_early
         self._clock = clock
-        self._shuffle = shuffle
 
     def __call__(self, item: Any, charge: Charge) -> Decoded:
         read = self._read(item, charge)
         # Corrected before `add`: after it, other workers may use the rows and release the charge.
         charge.correct(read.nbytes)
         for number, window in self._windows.add(read):
-            window_charge = self._charge_early(window)
+            window_charge = self._windows.charge_early(window, self._windows.ahead(window))
             if window_charge is not None:
-                self._clock.go_over(self._shuffle)
+                self._clock.go_over(self._windows.counters)
                 self._place_early(window, window_charge)
             self._windows.hand_on(number, window)
         return read
@@ -172,10 +152,10 @@ class ReadWorker:
     def _place_early(self, window: WindowRows, charge: Charge) -> None:
         """Places a window now. Keeps an error instead of raising it, because the window may not be due yet."""
         try:
-            self._place(window, charge)
+            self._windows.place(window, charge)
             charge.correct(window.nbytes)
         except BaseException as error:
             charge.release()
             window.error = error
         else:
-            self._clock.passed(self._shuffle, window.rows, window.nbytes)
+            self._clock.passed(self._windows.counters, window.rows, window.nbytes)

@@ -210,7 +210,7 @@ class Chunks:
             self._moved += [(2, columns.sparse.index(name)), (3, 2 * number), (3, 2 * number + 1)]
         self.strides = np.array([4 * rows * sizes[n] for n, _ in self._moved], np.int64)
         """For each moved column, the bytes from one batch in a chunk to the next."""
-        self._buffers = buffers
+        self.buffers = buffers
         self._lock = threading.Lock()
         self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = (
             weakref.WeakValueDictionary()
@@ -221,7 +221,7 @@ class Chunks:
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
                 kinds = (np.float32, np.int32, np.int32, np.int32)
-                arrays = map(self._buffers.take, self._shapes, kinds)
+                arrays = map(self.buffers.take, self._shapes, kinds)
                 chunk = self._chunks[epoch, number] = Chunk([*arrays], self._moved)
             return chunk
 
@@ -298,10 +298,10 @@ class Placer:
         plan: RowsPlan,
         columns: Columns,
         describe: Callable[[Read], str],
-        buffers: Buffers,
+        chunks: Chunks,
     ):
         self._plan = plan
-        self._buffers = buffers
+        self._chunks = chunks
         self._columns = columns
         self._describe = describe
         self._layout: NumberColumns | None = None
@@ -313,9 +313,9 @@ class Placer:
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """For each stored column of numbers: whether nulls are filled. In floats, NaN and infinity are filled too."""
 
-    def place(self, window: WindowRows, chunks: Chunks, charge: Charge) -> WindowRows:
+    def place(self, window: WindowRows, charge: Charge) -> WindowRows:
         """Moves the rows of a window to their places in chunks. `charge` is for them from then on."""
-        pieces = [piece for _, piece in window.pieces]
+        chunks, pieces = self._chunks, [piece for _, piece in window.pieces]
         epoch = window.schedule.epoch
         order = None if pieces[0].in_order else self._order(epoch, window.window)
         stream_rows = self._plan.stream_rows
@@ -333,7 +333,7 @@ class Placer:
             if order is not None:
                 for number, name in enumerate(self._columns.stored_bags):
                     if name not in self._columns.histories:
-                        bags[number] = with_copied_ids(bags[number], self._buffers)
+                        bags[number] = with_copied_ids(bags[number], self._chunks.buffers)
             self._move_bags(bags, places, addresses[:, first:], strides[first:])
             for chunk in taken:
                 chunk.owners += [bag.owners for bag in bags]
@@ -492,7 +492,7 @@ class Placer:
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
         if order is None:
             order = np.arange(ends[-1], dtype=np.uint64)
-        numbers, rows = (self._buffers.take_line(len(order), np.uint32) for _ in range(2))
+        numbers, rows = (self._chunks.buffers.take_line(len(order), np.uint32) for _ in range(2))
         find_pieces(order, ends, numbers, rows)
         found = []
         for name in names:
@@ -501,7 +501,7 @@ class Placer:
                 for piece in pieces:
                     group_rows = piece.decoded.rows.num_rows
                     parts.append(stored_bags(_piece_column(piece, name), kind(name), group_rows))
-                found.append(bag_rows(parts, numbers, rows, self._buffers))
+                found.append(bag_rows(parts, numbers, rows, self._chunks.buffers))
             except BagError as error:
                 wrong = pieces[error.piece if len(parts) == len(pieces) else len(parts)]
                 where = self._describe(wrong.decoded.task.read)

@@ -32,6 +32,10 @@ def decoded(schedule, number):
     )
 
 
+def windows_of(plan, place=None, charge_early=lambda *_: None):
+    return Windows(plan, place, StageCounters("shuffle"), charge_early)
+
+
 def plan_of(*groups, **options):
     return RowsPlan(
         groups=(tuple(groups),), **{"batch_size": 8, "streams": 2, "window_rows": 16} | options
@@ -41,7 +45,7 @@ def plan_of(*groups, **options):
 class TestOrder:
     def finished(self, plan, order):
         """The windows of reads that are decoded in that order, and the reads in the order of the plan."""
-        schedule, windows = plan.schedule(0), Windows(plan)
+        schedule, windows = plan.schedule(0), windows_of(plan)
         reads = [decoded(schedule, n) for n in range(len(schedule.reads))]
         for n in order:
             for number, window in windows.add(reads[n]):
@@ -71,16 +75,10 @@ def test_a_window_that_cannot_be_placed_gives_its_memory_back():
         raise ColumnError("this one")
 
     plan = plan_of(16)
-    schedule, governor, windows = plan.schedule(0), Governor(2**40, 0), Windows(plan)
+    schedule, governor = plan.schedule(0), Governor(2**40, 0)
+    windows = windows_of(plan, place, lambda *_: governor.admit(100, True))
     clock = WorkerClock(StageCounters("decode"), governor.lock)
-    worker = ReadWorker(
-        lambda task, charge: Decoded(task, Rows(), charge),
-        windows,
-        place,
-        clock=clock,
-        shuffle=StageCounters("shuffle"),
-        charge_early=lambda _: governor.admit(100, True),
-    )
+    worker = ReadWorker(lambda task, charge: Decoded(task, Rows(), charge), windows, clock)
     clock.begin()
     read = worker(ReadTask(schedule, schedule.reads[0]), governor.admit(Rows.nbytes, True))
     with raises(ColumnError, "this one"):
