@@ -106,7 +106,7 @@ MISTAKES = {
         'kind == "int"',
     ),
     "a decimal comma is no mark": (
-        1,
+        26,
         SERVER,
         TextCells,
         "_rewrite",
