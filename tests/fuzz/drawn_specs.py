@@ -328,8 +328,8 @@ PARAMETERS: dict[str, Parameters] = {
 """How the parameters of each operator are drawn, where it takes a column of a kind."""
 _OF_TRANSFORMS = tuple(
     name
-    for name, op in OPERATORS.items()
-    if not issubclass(op, Fitted) and name not in ("python", "lookup")
+    for name in PARAMETERS
+    if not issubclass(OPERATORS[name], Fitted) and name not in ("python", "lookup")
 )
 
 
@@ -573,7 +573,7 @@ def _of_several(draw: random.Random, kinds: Mapping[str, str]) -> tuple[str, lis
 
 
 def _chain(
-    draw: random.Random, case: Case, kind: str, role: str, names: Sequence[str] = tuple(OPERATORS)
+    draw: random.Random, case: Case, kind: str, role: str, names: Sequence[str] = tuple(PARAMETERS)
 ) -> list[dict[str, Any]] | None:
     """Operators that lead from a kind to what a role needs; None if they went astray."""
     chain: list[dict[str, Any]] = []
