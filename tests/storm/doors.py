@@ -70,7 +70,7 @@ _UNDER_NAMES = (
 )
 
 
-_BY_LINES = tuple(
+BY_LINES = tuple(
     f"/ingest/{name}.py"
     for name in (
         "loader",
@@ -87,7 +87,8 @@ _BY_LINES = tuple(
         "stages/quarantine",
         "stages/shuffle",
         "stages/transform",
-        "stages/transform_runner",
+        "stages/transform_worker",
+        "stages/transformer",
     )
 )
 
@@ -95,7 +96,7 @@ _BY_LINES = tuple(
 def by_lines(file: str) -> bool:
     """Whether a source file's lines count, in runs that go by lines: those of code that threads share. Not `buffers`:
     who looks at a frame's names holds what they name, and buffers go by who holds what. Nor what remembers results."""
-    return file.endswith(_BY_LINES)
+    return file.endswith(BY_LINES)
 
 
 @contextmanager

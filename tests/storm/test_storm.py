@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from sluice.ingest.stages import batch, pool
 from sluice.ingest.stages.counters import StageCounters
 from tests.changed_function import changed
 from tests.run_program import run_program
-from tests.storm.doors import by_lines, chance_of, storm
+from tests.storm.doors import BY_LINES, by_lines, chance_of, storm
 from tests.storm.loading import run_loader
 from tests.storm.pools import run_pools
 from tests.storm.runs import run_seed, some_seeds
@@ -34,6 +35,11 @@ pytestmark = pytest.mark.slow
 def nothing_of_others_ends_within_a_storm() -> None:
     """A loader that an earlier test let go of would be closed in the middle of a run, which knows nothing of it."""
     gc.collect()
+
+
+def test_files_whose_lines_count_are_there():
+    root = Path(__file__).resolve().parents[2]
+    assert [file for file in BY_LINES if not (root / file[1:]).is_file()] == []
 
 
 def test_seeds_deviate_in_nothing():
