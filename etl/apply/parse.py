@@ -75,7 +75,7 @@ class InputParser:
         elif "_broken" in names:
             # The reader has cut rows into cells. If a row has too few or too many, `_broken` is not null.
             reasons = dict.fromkeys(find_false(pc.is_null(batch["_broken"])), FIELDS)
-            columns, reasons = self._parse_cells(batch, reasons)
+            columns, reasons = self._parse_cells(pa.table(batch), reasons)
         else:
             columns, reasons = self._read_marked(batch)
         if longest is None or longest > MOST_TEXT_BYTES:
@@ -144,9 +144,7 @@ class InputParser:
     def _columns(self, table: pa.Table) -> Columns:
         return {name: join_chunks(table[name]) for name in self.types}
 
-    def _parse_cells(
-        self, cells: pa.Table | pa.RecordBatch, reasons: Reasons
-    ) -> tuple[Columns, Reasons]:
+    def _parse_cells(self, cells: pa.Table, reasons: Reasons) -> tuple[Columns, Reasons]:
         """Converts cells of bytes. Finds each cell that cannot be converted."""
         columns = {}
         for name, kind in self.types.items():

@@ -117,9 +117,7 @@ class _JobRun:
             inputs=self.job.input_versions,
         )
 
-    def _make(
-        self,
-    ) -> tuple[JobRecord, tuple[Field, ...], RowCounts, Mapping[str, str]]:
+    def _make(self) -> tuple[JobRecord, tuple[Field, ...], RowCounts, Mapping[str, str]]:
         """Makes the version's files. Returns its record and columns, the counts, and how rows were joined."""
         job, progress = self.job, self.progress
         with progress.stage("fitting" if job.learns else "counting rows"):

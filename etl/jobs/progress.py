@@ -56,9 +56,7 @@ class JobProgress:
         """`every_s` is the time between two lines, or two moves of the bar."""
         self._out = out
         self._moves = out.isatty()
-        if every_s is None:
-            every_s = _MOVES_S if self._moves else _LINES_S
-        self._every_s = every_s
+        self._every_s = every_s or (_MOVES_S if self._moves else _LINES_S)
         self._so_far: Callable[[], str] = lambda: "…"
 
     def follow(self, so_far: Callable[[], str]) -> None:

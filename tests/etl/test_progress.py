@@ -31,7 +31,7 @@ def test_a_pass_says_its_rows_its_speed_and_the_time_left():
     shown = Pass("pass 1 of 2, ", 800_000_000, lambda: next(clock))
     assert shown.text == "pass 1 of 2, [....................] 0%"
     shown.add(1200, 200_000_000)
-    assert shown.text == "pass 1 of 2, [#####...............] 25%, 1,200 rows, 100 MB/s, 18 s left"
+    assert shown.text == "pass 1 of 2, [#####...............] 25%, 1,200 rows, 33 MB/s, 18 s left"
 
 
 def test_a_terminal_shows_how_far_a_stage_is_and_then_how_long_it_took():

@@ -84,7 +84,7 @@ MISTAKES = {
         14,
         LOADER,
         scaling.Standardise,
-        "apply",
+        "map",
         "(values - mean)",
         "(values.astype(np.float32) - mean)",
     ),
@@ -117,9 +117,9 @@ MISTAKES = {
         1,
         JOB,
         columns,
-        "_stored_type",
-        'column.role == "sparse" and all(op.online_too for op in left):',
-        'column.role == "dense":\n        return "float", False\n    if column.role == "sparse":',
+        "leave_to_loader",
+        'stored_as = "double"',
+        'stored_as = "float"',
     ),
 }
 

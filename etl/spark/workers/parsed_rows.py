@@ -94,10 +94,7 @@ class ParsedRows:
         """Returns the parsed rows and their counts. `frame` has the numbers of tasks, or the rows before parsing."""
         from pyspark import StorageLevel
 
-        return frame.mapInArrow(
-            partial(_parse, self),
-            _COLUMNS,
-        ).persist(StorageLevel.DISK_ONLY)
+        return frame.mapInArrow(partial(_parse, self), _COLUMNS).persist(StorageLevel.DISK_ONLY)
 
     def read(self, batches: Batches, *, last: bool = False) -> Batches:
         """Yields rows that were stored. After the `last` pass, files are removed."""

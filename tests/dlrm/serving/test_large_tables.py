@@ -23,8 +23,10 @@ def test_each_row_is_read_from_its_place(kind):
         {"small": ["small"], "large": ["large"]},
         kind,
     )
-    for number, row in enumerate(IDS):
-        tables._stacks[WIDTH].put(first.rows + row, torch.full((1, WIDTH), number + 1.0))
+    for number, row in enumerate(IDS, 1):
+        place = first.rows + row
+        tables._weights[WIDTH][place] = number if kind == "fp16" else 127
+        tables._scales[WIDTH][place : place + 1] = number / 127  # fp16 has none
     ids = torch.tensor([*([3] * len(IDS)), *IDS])
     pooled = tables(
         KeyedJaggedTensor(
