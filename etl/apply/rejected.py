@@ -175,7 +175,7 @@ def read_again(part: Part, batches: Batches, late: Mapping[int, str]) -> Batches
     first = 0
     for batch in batches:
         lines = range(first, first + batch.num_rows)
-        rejected = [(line - first, late[line]) for line in lines if line in late]
+        rejected = [(line - first, reason) for line, reason in late.items() if line in lines]
         yield describe(part, first if "line" in batch.schema.names else None, batch, rejected)
         first = lines.stop
 

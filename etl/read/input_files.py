@@ -58,7 +58,7 @@ class InputFiles:
             self._located = dict.fromkeys(files_of(paths), OWN)
         self.files = list(self._located)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """The bytes of all files."""
         return sum(file.size for file in self.files)

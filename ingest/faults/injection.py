@@ -56,7 +56,8 @@ class Injection:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        pin(Machine().tree(), self._cores)
+        if any(self._faults[number].kind == "cores" for number in self._done):
+            pin(Machine().tree(), self._cores)
         for timer in self._timers:
             timer.cancel()
             timer.function()
