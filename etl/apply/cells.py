@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.spec.input_section import NUMBERS, Input
-from sluice.etl.spec.input_values import ARROW_TYPES, converted, grouped_digits
+from sluice.etl.spec.input_values import ARROW_TYPES, converted, grouped_digits, is_text
 
 WRONG = {
     "int": "not a whole number of 64 bits",
@@ -184,9 +184,8 @@ def stored_column(
     ArrowInvalid for types that are not read. A number may be stored as a text, and a text as bytes."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
     is_bytes = pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
-    if (is_text and kind in NUMBERS) or (is_bytes and kind == "text"):
+    if (is_text(values.type) and kind in NUMBERS) or (is_bytes and kind == "text"):
         found, bad = texts.convert(values, kind)
         lost = np.zeros(len(values), bool)
         lost[bad] = True

@@ -66,6 +66,13 @@ def spark_name(kind: pa.DataType) -> str:
     return _SPARK.get(str(kind), str(kind).replace("decimal128", "decimal").replace(", ", ","))
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are texts."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def converted(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
     """Returns the values in the type of a spec's column, and which values do not fit it, or None if all types of values
     do. Raises ArrowInvalid for types that are not read here. Times become seconds since 1970. Times without a zone are

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from sluice.common.suggest import meant
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.timestamps import ParseTime
+from sluice.etl.spec.input_values import is_text
 from sluice.ingest.plain.column_kind import (
     Spread,
     is_amount,
@@ -373,13 +374,6 @@ def _are_ids(name: str, examples: pa.Array | None) -> bool:
     values = examples.cast(pa.float64(), safe=False)
     values = values.filter(pc.is_finite(values))
     return len(values) > 0 and bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether values of this type are texts."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 class TextTimes(NamedTuple):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.spec.input_values import is_text
 from sluice.ingest.plain.probe import ColumnFacts, is_list
 
 _NEARLY = 0.98
@@ -77,7 +78,7 @@ def _is_there(values: pa.Array) -> npt.NDArray[np.bool_]:
     """Whether each value is neither missing nor empty nor 0."""
     if is_list(values.type):
         there = pc.greater(pc.list_value_length(values), 0)
-    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    elif is_text(values.type):
         there = pc.greater(pc.utf8_length(values), 0)
     elif (
         pa.types.is_integer(values.type)
@@ -97,7 +98,7 @@ def _auc_of_values(values: pa.Array, label: _Floats, learned: _Rows, judged: _Ro
     rows."""
     if is_list(values.type):
         values = pc.list_value_length(values)
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    if is_text(values.type):
         codes = values.dictionary_encode().indices.cast(pa.int64()).fill_null(-1).to_numpy() + 1
     else:  # if there are many numbers, neighbours share a code; missing ones have 0
         if pa.types.is_temporal(values.type):

@@ -19,10 +19,10 @@ from sluice.common.suggest import nearest
 from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import is_reserved_name
-from sluice.etl.spec.input_values import converted
+from sluice.etl.spec.input_values import converted, is_text
 from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.guess import Proposal, is_text, label_values, proposals, user_of
+from sluice.ingest.plain.guess import Proposal, label_values, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.recipe import check_kind
 from sluice.ingest.plain.roles import label_of
