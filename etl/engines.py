@@ -1,11 +1,8 @@
-"""`choose` selects the engine of a job, Spark or this machine's threads. `opened` starts it.
-
-The folder `sluice/etl/local` is optional. Without it, Spark does all jobs."""
+"""`choose` selects the engine of a job, Spark or this machine's threads. `opened` starts it."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -66,8 +63,6 @@ def choose(
 
 def only_spark(spec: Spec) -> str | None:
     """Returns why only Spark can do a job of this spec, or None if the local engine can do it."""
-    if importlib.util.find_spec("sluice.etl.local") is None:
-        return "this installation has no local engine"
     found = [
         *(["[dedup]"] if spec.rows.dedup else []),
         *(["[[join]]"] if spec.rows.joins else []),

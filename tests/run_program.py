@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.optional_folders import ROOT
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_program(

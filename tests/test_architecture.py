@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.optional_folders import OPTIONAL, is_left_out
 from tests.run_program import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,13 +232,7 @@ def test_what_stands_on_a_floor_imports_what_is_below_it():
             ):
                 wrong.append(f"{name} imports {target}")
     assert not wrong, "\n".join(wrong)
-    left_out = {
-        path.removeprefix("dlrm/").removesuffix(".py")
-        for folder in OPTIONAL.values()
-        if not folder.is_there
-        for path in folder.paths
-    }
-    assert {room: set(names) - left_out for room, names in floors.items()} == there, (
+    assert {room: set(names) for room, names in floors.items()} == there, (
         "docs/architecture.md names every floor"
     )
 
@@ -266,12 +259,7 @@ def test_the_table_is_complete():
     """Every program named here exists, and a new top-level package must be listed."""
     packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}
     assert packages <= {*ROOMS, "sluice", "tests", "benchmarks", "examples"}, packages
-    left_out = {
-        name
-        for name in PROGRAMS
-        if is_left_out(name.removeprefix("sluice.").replace(".", "/") + ".py")
-    }
-    assert modules().keys() >= PROGRAMS - left_out
+    assert modules().keys() >= PROGRAMS
 
 
 def test_what_the_agent_shares_is_standard_library_numpy_and_psutil():

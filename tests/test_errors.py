@@ -11,10 +11,11 @@ import signal
 import pytest
 
 from sluice.common.errors import UsageError
-from tests.optional_folders import OPTIONAL, is_left_out
 from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
+    "AmbiguousRequest",
+    "BadValue",
     "BagError",
     "Closed",
     "CommitConflict",
@@ -27,6 +28,7 @@ NOT_A_USERS_MISTAKE = {
     "FunctionError",
     "FunctionMemoryError",
     "Gone",
+    "JobEnded",
     "JobFailure",
     "LostRanks",
     "MechanismError",
@@ -34,31 +36,24 @@ NOT_A_USERS_MISTAKE = {
     "Preempted",
     "QuarantineError",
     "RecordError",
+    "Refusal",
     "RestartsExhausted",
     "RunFailure",
     "SharedMemoryError",
     "StatsError",
     "Stopped",
     "StoreClosed",
-    "ThrottledError",
     "ThriftError",
+    "ThrottledError",
     "TooLarge",
     "ValueRefused",
     "WorkerClosed",
     "WorkerCrashed",
     "WorkerError",
+    "WorkerLost",
+    "WrongAnswer",
 }
 """What else may be raised. It ends a program with 1."""
-if OPTIONAL["local ETL"].is_there:
-    NOT_A_USERS_MISTAKE |= {"JobEnded"}
-if OPTIONAL["remote workers"].is_there:
-    NOT_A_USERS_MISTAKE |= {"WorkerLost", "WrongAnswer"}
-if OPTIONAL["serving"].is_there:
-    NOT_A_USERS_MISTAKE |= {
-        "BadValue",
-        "AmbiguousRequest",
-        "Refusal",
-    }
 
 PROGRAMS = (
     "etl.job",
@@ -130,9 +125,7 @@ def in_this_process(monkeypatch):
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(
-    "program", [name for name in PROGRAMS if not is_left_out(f"{name.replace('.', '/')}.py")]
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_ends_a_users_mistake_with_2_and_one_line(
     program, in_this_process, monkeypatch, capsys
 ):

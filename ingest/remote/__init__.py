@@ -1,1 +1,1 @@
-"""Reads and shuffles row groups in other processes, here or on other hosts: an optional folder."""
+"""Reads and shuffles row groups in other processes, here or on other hosts."""

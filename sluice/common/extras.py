@@ -35,11 +35,6 @@ OF_VERBS = {"train": "trainer", "evaluate": "trainer", "serve": "serve"}
 
 
 _NO_DRIVER = re.compile(r"lib(nvidia|cuda|nv)[^/: ]*: cannot open shared object file")
-OPTIONAL_FOLDERS = {
-    "serve": ("dlrm/serving", "dlrm/serve"),
-    "worker": ("ingest/remote", "ingest/remote/worker"),
-}
-"""A verb whose folder may be deleted, that folder, and the verb's own file, which goes with it."""
 
 
 def install_command(extra: str) -> str:
@@ -48,13 +43,8 @@ def install_command(extra: str) -> str:
 
 
 def advice(error: Exception, verb: str = "") -> str:
-    """Returns a sentence that names the package and the extra, the folder that was left out, or why fbgemm cannot be
-    loaded. Empty for any other error."""
-    places: tuple[str, ...] = OPTIONAL_FOLDERS.get(verb, ())
-    if isinstance(error, ModuleNotFoundError) and error.name in [
-        f"sluice.{p.replace('/', '.')}" for p in places
-    ]:
-        return f"`sluice {verb}` needs {places[0]}, which was left out of this copy of Sluice; the repository has it"
+    """Returns a sentence that names the package and the extra, or why fbgemm cannot be loaded. Empty for any other
+    error."""
     if isinstance(error, OSError) and "/fbgemm_gpu/" in str(error):
         # A release loads with one release of torch: 1.5 with torch 2.10, 1.6 with 2.11, and so on. The package for GPUs
         # needs the libraries of a driver.

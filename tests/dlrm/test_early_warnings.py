@@ -16,13 +16,11 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
 from tests.etl.drawn_rows import draw_rows
 from tests.etl.jobs import Said, run
-from tests.optional_folders import OPTIONAL
 from tests.raises import assert_names
 
 AVAZU = Path(__file__).resolve().parents[2] / "features/avazu.toml"
 
 
-@pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
 def test_job_and_run_warn_of_an_hour_of_avazu_that_all_goes_into_train(tmp_path):
     draw_rows(tmp_path / "days.csv", AVAZU.read_text(), rows=1500)
     with open(tmp_path / "days.csv") as days, open(tmp_path / "hour.csv", "w") as hour:
@@ -67,7 +65,6 @@ ops = [{op = "hash", size = 100}]
 """
 
 
-@pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_a_job_warns_if_no_new_row_is_a_training_row(tmp_path, mode):
     """A spec with fixed bounds puts each later day into the last split. A run that follows the table would train on the
@@ -89,7 +86,6 @@ def test_a_job_warns_if_no_new_row_is_a_training_row(tmp_path, mode):
     assert "training row" not in later.text
 
 
-@pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
 @pytest.mark.parametrize("value", ["never", "yes"])
 def test_a_job_warns_if_all_training_rows_have_the_same_label(tmp_path, value):
     """A label that is compared with a value that never occurs is 0 in all rows."""

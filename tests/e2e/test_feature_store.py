@@ -11,7 +11,7 @@ import pytest
 
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
-from tests.optional_folders import ROOT
+from tests.run_program import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(ROOT / "examples"))
