@@ -297,23 +297,9 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(repo / name, copy / name, symlinks=True, ignore=without_caches)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(repo / name, copy)
-    run_program(
-        "-c",
-        "from setuptools import build_meta; build_meta.build_sdist('dist')",
-        cwd=copy,
-        check=True,
-    )
-    run_program(
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        out,
-        next((copy / "dist").glob("*.tar.gz")),
-        check=True,
-    )
-    return next(out.glob("*.whl"))
+    build = "from setuptools import build_meta; build_meta.build_{}('..')"
+    run_program("-c", build.format("sdist"), cwd=copy, check=True)
+    shutil.unpack_archive(next(out.glob("*.tar.gz")), out / "source", filter="data")
+    (source,) = (out / "source").iterdir()
+    run_program("-c", build.format("wheel"), cwd=source, check=True)
+    return next(out.glob("source/*.whl"))

@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.small_table import small_table
 from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS, advice
 from tests.raises import assert_names
+from tests.run_program import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -82,8 +83,15 @@ def absent(*names):
 
 @pytest.fixture(scope="module")
 def unpacked(wheel, tmp_path_factory) -> Path:
+    """The wheel's files, with what numba has compiled for those of the checkout, which are as old."""
     folder = tmp_path_factory.mktemp("unpacked")
     zipfile.ZipFile(wheel).extractall(folder)
+    for path in folder.rglob("*.py"):
+        source = ROOT / path.relative_to(folder)
+        shutil.copystat(source, path)
+        for compiled in source.parent.glob(f"__pycache__/{path.stem}.*.nb[ci]"):
+            (path.parent / "__pycache__").mkdir(exist_ok=True)
+            shutil.copy(compiled, path.parent / "__pycache__")
     return folder
 
 
@@ -144,9 +152,13 @@ def site(unpacked, ours, tmp_path):
 def run(
     site: Path, code: str, *arguments: object, prelude: str = PRELUDE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Python without site-packages, in an empty folder of its own, with `site` as the only place of packages."""
+    """Python without site-packages, in a folder of its own, with `site` as the only place of packages.
+
+    The folder has a user's own packages that are named as our rooms are."""
     work = site.parent / "work"
-    work.mkdir(exist_ok=True)
+    for room in ("etl", "ingest", "agent", "dlrm"):
+        (work / room).mkdir(parents=True)
+        (work / room / "__init__.py").write_text("raise ImportError('a user\\'s own folder')")
     script = work / "script.py"
     script.write_text(
         f"{prelude}{code}\nprint('to the end', flush=True)\nsys.stderr.flush()\nleave(0)\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -14,9 +13,7 @@ import sluice
 from docs.site import built, pages
 from tests.e2e.test_adapters import ADAPTERS
 from tests.e2e.test_readme import blocks
-from tests.optional_folders import OPTIONAL
 from tests.raises import assert_names, raises
-from tests.run_program import run_program
 from tests.test_architecture import tree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,35 +30,25 @@ FEWER = {
     "9100": "0",
 }
 
-OF_OPTIONAL = {
-    "no answer within … s: the server is busy": "serving",
-    "the model's answers to made-up rows are no numbers": "serving",
-}
-"""Messages of folders that may be left out."""
-
 
 # ---- examples
 
 
 @pytest.mark.slow
-def test_the_tutorial_and_the_pages_after_it_work_in_the_order_of_a_reader(tmp_path):
+def test_the_tutorial_and_the_pages_after_it_work_in_the_order_of_a_reader(tmp_path, forks):
     """In one process, for the imports; each page anew, but with the tutorial's files."""
     sources = ["\n".join(blocks("python", page)) for page in ("docs/tutorial.md", *HOW_TO)]
     assert all(sources)
     for many, few in FEWER.items():
         assert many in "".join(sources)
         sources = [source.replace(many, few) for source in sources]
-    script = tmp_path / "reader.py"
-    script.write_text(
+    (tmp_path / "reader.py").write_text(
         "".join(
             f"exec(compile({source!r}, {page!r}, 'exec'), {{'__name__': 'page'}})\n"
             for page, source in zip(("tutorial", *HOW_TO), sources, strict=True)
         )
     )
-    done = run_program(
-        script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = forks.run("reader", tmp=tmp_path, cwd=tmp_path)
     assert "of 19 steps were left" in done.stdout
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -110,8 +97,7 @@ def test_each_message_of_troubleshooting_is_one_of_ours_and_has_an_answer():
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     answers = re.findall(r"^### `[^\n]*`\n\n(.+?)\n(?=\n#|\Z)", text, re.MULTILINE | re.DOTALL)
     assert len(answers) == len(quoted()) == len(set(quoted())) > 0
-    left_out = {message for message, folder in OF_OPTIONAL.items() if not OPTIONAL[folder].is_there}
-    assert [one for one in quoted() if one not in left_out and not holds(messages(), one)] == []
+    assert [message for message in quoted() if not holds(messages(), message)] == []
 
 
 # ---- links and navigation

@@ -126,7 +126,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _cluster(out: Path) -> Iterator[list[str]]:
+def spark_cluster(out: Path) -> Iterator[list[str]]:
     """Starts two workers of one core each. Yields the options for spark-submit."""
     from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS, StandaloneCluster
 
@@ -169,7 +169,7 @@ def _tables(out: Path, in_cluster: bool) -> Tables:
         text = f"{job['rows_out']:,} rows through the local engine in {seconds:.0f} s (no Java 17, so no Spark)"
     else:
         with ExitStack() as open_:
-            where = open_.enter_context(_cluster(out)) if in_cluster else []
+            where = open_.enter_context(spark_cluster(out)) if in_cluster else []
             job, seconds = step(
                 "2/4 Spark writes the feature table",
                 "spark-submit",

@@ -71,18 +71,26 @@ class Forks:
         return self.run("dlrm.train", *words, tmp=tmp, ranks=ranks, code=code)
 
     def run(
-        self, module: str, *words: object, tmp: Path, ranks: int = 0, code: int | None = 0
+        self,
+        module: str,
+        *words: object,
+        tmp: Path,
+        ranks: int = 0,
+        code: int | None = 0,
+        cwd: Path = ROOT,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `-m module` to its end, with the test's environment and the temporary folder given. With `ranks`, it has
         as many processes, and the variables that torchrun sets. It must end with `code`. None: not with 0."""
-        with self.start(module, *words, tmp=tmp, ranks=ranks) as started:
+        with self.start(module, *words, tmp=tmp, ranks=ranks, cwd=cwd) as started:
             process = started.ended()
         ended = process.returncode
         assert bool(ended) if code is None else ended == code, process.stderr[-3000:]
         return process
 
     @contextmanager
-    def start(self, module: str, *words: object, tmp: Path, ranks: int = 0) -> Iterator[Started]:
+    def start(
+        self, module: str, *words: object, tmp: Path, ranks: int = 0, cwd: Path = ROOT
+    ) -> Iterator[Started]:
         """Starts what `run` runs. No other program starts before it has ended."""
         given = [str(word) for word in words]
         met = {
@@ -100,6 +108,7 @@ class Forks:
         asked = {
             "module": module,
             "words": given,
+            "cwd": str(cwd),
             "out": str(started.out),
             "err": str(started.err),
             "environments": environments or [environment(tmp)],
@@ -160,6 +169,8 @@ def forked(asked: dict[str, Any], variables: dict[str, str]) -> None:
     """Does what `python -m MODULE` does once it has started."""
     os.environ.clear()
     os.environ.update(variables)
+    os.chdir(asked["cwd"])
+    sys.path[0] = asked["cwd"]
     tempfile.tempdir = None
     for number, name, how in (
         (0, os.devnull, os.O_RDONLY),

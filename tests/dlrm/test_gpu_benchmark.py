@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from benchmarks.gpu import parse
+from benchmarks import gpu
 from benchmarks.gpu_cases import compare
 from sluice.common.errors import UsageError
-from tests.dlrm.rig import environment, last_json, written
+from tests.dlrm.rig import written
 from tests.dlrm.test_checkpoint import META
 from tests.raises import assert_names, raises
-from tests.run_program import run_program
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDIA GPU")
 
@@ -21,18 +21,24 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDI
 @no_gpu
 def test_without_a_gpu_one_sentence_says_so():
     with raises(UsageError, "sees no NVIDIA GPU", "--device cpu"):
-        parse([])
-    assert parse(["--device", "cpu", "--short"]).ranks == 1
+        gpu.parse([])
+    assert gpu.parse(["--device", "cpu", "--short"]).ranks == 1
 
 
 @no_gpu
 @pytest.mark.slow
-def test_a_dry_run_on_cpus_finds_no_difference_and_has_every_figure(tmp_path):
+def test_a_dry_run_on_cpus_finds_no_difference_and_has_every_figure(
+    tmp_path, monkeypatch, capsys, forks
+):
     """It compares CPUs with CPUs, so no weight differs."""
+
+    def launch_forked(ranks, device, words):
+        done = forks.run(*words, tmp=tmp_path, ranks=ranks)
+        return Mock(returncode=0, communicate=lambda: (done.stdout, done.stderr))
+
+    monkeypatch.setattr(gpu, "launch", launch_forked)
     words = [*["--device", "cpu", "--ranks", "1", "--short", "--only"], "bf16 tables"]
-    process = run_program("-m", "benchmarks.gpu", *words, env=environment(tmp_path))
-    assert process.returncode == 0, process.stderr[-3000:]
-    found = last_json(process)
+    found = gpu.main(words)
     assert found["equal"] is True
     assert (found["gpus"], found["ranks"]) == ([], 1)
     for one in found["cases"]:
@@ -41,7 +47,7 @@ def test_a_dry_run_on_cpus_finds_no_difference_and_has_every_figure(tmp_path):
         assert found[name]["samples_per_s"] > 0
         assert 0 <= found[name]["stall_fraction"] < 1
         assert found[name]["gpu_use"] is None
-    assert_names(process.stderr, "bf16 tables", "stall_fraction")
+    assert_names(capsys.readouterr().err, "bf16 tables", "stall_fraction")
 
 
 @pytest.mark.parametrize(

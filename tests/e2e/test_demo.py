@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from examples.demo.__main__ import FAULTS, main
+from examples.demo.steps import step, torchrun
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
@@ -27,23 +28,23 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(400)
 def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywhere(tmp_path):
-    """Its terminal, its last line, the run's page, its last event and `explain`; on a Spark cluster, and with a
-    torchrun agent for each rank."""
+    """Its terminal, its last line, the run's page, its last event and `explain`."""
     result = run_program(
         "-m",
         "examples.demo",
         "--out",
         tmp_path / "out",
         "--rows",
-        "100000",
-        "--cluster",
+        "50000",
+        "--ranks",
+        "1",
         timeout=390,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr[-4000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert 0.5 < last["auc"] < last["bayes_auc"] < 1
-    assert last["rows"] == 100_000
+    assert last["rows"] == 50_000
     report = Path(last["report"]).read_text()
     assert not re.search(r"""(src|href)=["']?https?:""", report), "the report must open offline"
     run = Run.read(Path(last["report"]).parent)
@@ -63,11 +64,9 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     one_worker = Run.read(Path(last["report_one_worker"]).parent).of("train")
     assert len(one_worker) >= 3
     assert all(losses[line["step"]] == line["loss"] for line in one_worker)
-    workers = sorted((tmp_path / "out" / "cluster").glob("*worker.Worker.log"))
-    assert [log.read_text().count("Asked to launch executor") for log in workers] == [1, 1]
     assert_names(
         result.stderr,
-        "torchrun --nnodes=2 --nproc-per-node=1",
+        "spark-submit --properties-file spark-defaults.conf etl/job.py",
         "the same fingerprint",
         "One worker a stage",
         last["report"],
@@ -82,11 +81,18 @@ def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
+def test_each_host_of_a_cluster_starts_its_ranks_and_one_of_them_says_the_result(tmp_path):
+    assert {"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"} < set(torchrun(2, 2))
+    mark = tmp_path / "first"
+    host = f"mkdir {mark} 2>/dev/null && echo '{{}}' || touch {mark}/second"
+    assert step("two hosts", "sh", "-c", host, hosts=2)[0] == {}
+    assert (mark / "second").exists()
+
+
 def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "precious").write_text("mine")
-    result = run_program("-m", "examples.demo", "--out", tmp_path)
-    assert result.returncode == 2
-    assert_names(result.stderr, tmp_path, "not made")
+    with raises(UsageError, str(tmp_path), "not made"):
+        main(["--out", str(tmp_path)])
     assert (tmp_path / "precious").read_text() == "mine"
 
 

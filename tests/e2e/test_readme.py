@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import processes
 from tests.dlrm.rig import SMALL_MODEL
-from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BIN = Path(sys.executable).parent
 BY_CI = ("make setup", "make demo", "make test")  # each has a test of its own, but for the last one
+SUBMIT = "spark-submit --properties-file spark-defaults.conf etl/job.py "
+"""How the demo's test starts Spark. Here the local engine takes the same options."""
+TORCHRUN = "torchrun --nproc-per-node=2 -m "
 
 
 def blocks(language: str, page: str = "README.md") -> list[str]:
@@ -33,29 +30,19 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 
 
 def commands() -> list[str]:
-    lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
+    lines = re.sub(r"\\\n *", "", "\n".join(blocks("sh"))).splitlines()
     return [
-        line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")
+        line.split("  #")[0].strip()
+        for line in lines
+        if line.strip() and not line.startswith(("#", ". .venv", *BY_CI))
     ]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """A folder that looks like the checkout, with files of clicks next to it."""
-    here = tmp_path_factory.mktemp("readme")
-    for name in (
-        "sluice",
-        "setup.py",
-        "etl",
-        "ingest",
-        "agent",
-        "dlrm",
-        "features",
-        "spark-defaults.conf",
-    ):
-        (here / name).symlink_to(ROOT / name)
-    (here / "tmp").mkdir()
-    (here / "clicks").mkdir()
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """The working folder, with the checkout's specs and files of clicks."""
+    (tmp_path / "features").symlink_to(ROOT / "features")
+    (tmp_path / "clicks").mkdir()
     ids = np.arange(3000)
     pq.write_table(
         pa.table(
@@ -65,9 +52,10 @@ def place(tmp_path_factory) -> Path:
                 "item": ids % 50,
             }
         ),
-        here / "clicks" / "part-0.parquet",
+        tmp_path / "clicks" / "part-0.parquet",
     )
-    return here
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def small(command: str) -> list[str]:
@@ -81,72 +69,35 @@ def small(command: str) -> list[str]:
     return words
 
 
-def started(words: list[str], place: Path, env: dict[str, str]) -> tuple[subprocess.Popen, str]:
-    """A server that stays while the commands after it run, and its port."""
-    server = subprocess.Popen(
-        words, cwd=place, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    for line in server.stderr:
-        if line.startswith("serving"):
-            return server, line.split()[-1].rpartition(":")[2]
-    raise AssertionError(f"{words}: ended with {server.wait()}")
-
-
 @pytest.mark.timeout(600)
-def test_every_command_of_the_readme_works(place):
-    done = []
-    # What `. .venv/bin/activate` does.
-    env = {
-        **os.environ,
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "TMPDIR": str(place / "tmp"),  # torchrun and torch leave theirs there
-    }
-    port, servers = "0", []  # any that is free, and that one for whoever asks the server
-    for command in commands():
-        if command.startswith((*BY_CI, ". .venv")):
+def test_every_command_of_the_readme_works(place, forks):
+    where, done = {"tmp": place, "cwd": place}, 0
+    ahead = iter(commands())
+    for command in ahead:
+        if command.endswith(" &"):  # a server, and then who asks it
+            words = small(command.replace("8000", "0"))[:-1]
+            with forks.start(*words, **where) as server:
+                port = server.until("serving").splitlines()[0].rpartition(":")[2]
+                asked = shlex.split(next(ahead).replace("8000", port))
+                answer = subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout
+                server.send(signal.SIGTERM)
+                out = server.ended().stdout
+            assert len(json.loads(answer)["probabilities"]) == 2
+            assert json.loads(out.splitlines()[-1])["statuses"] == {"200": 1}
             continue
-        words = [w.replace("8000", port) for w in small(command)]
-        if words[-1] == "&":
-            server, port = started(words[:-1], place, env)
-            servers.append(server)
-            continue
-        result = subprocess.run(
-            words, cwd=place, capture_output=True, text=True, timeout=240, check=False, env=env
-        )
-        assert result.returncode == 0, (
-            f"{command}\n{result.stdout[-1000:]}\n{result.stderr[-4000:]}"
-        )
-        assert json.loads(result.stdout.strip().splitlines()[-1]), command
-        if command.startswith("curl"):
-            assert len(json.loads(result.stdout)["probabilities"]) == 2
-        done.append(command)
-    for server in servers:
-        server.send_signal(signal.SIGTERM)
-        out, _ = server.communicate(timeout=60)
-        assert json.loads(out.strip().splitlines()[-1])["statuses"] == {"200": 1}
-    assert len(done) >= 10
-    assert not [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if processes.alive(p)
-        and "dlrm" in processes.command_line(p)
-        and "tests.dlrm.forks" not in processes.command_line(p)  # other tests of this process
-    ]
+        ranks = 2 if command.startswith(TORCHRUN) else 0
+        words = small(command.replace(SUBMIT, "sluice etl ").removeprefix(TORCHRUN))
+        result = forks.run(*words, **where, ranks=ranks)
+        assert json.loads(result.stdout.splitlines()[-1]), command
+        done += 1
+    assert done >= 9
 
 
-def test_every_python_example_of_the_readme_works(place):
-    for block in blocks("python"):
-        result = run_program("-c", block.replace("8192", "512"), cwd=place)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout
+def test_every_python_example_works(place, capsys):
+    """Also those for who comes from another loader."""
+    examples = [*blocks("python"), *blocks("python", "docs/coming-from.md")]
+    assert len(examples) == 6
+    for example in examples:
+        exec(compile(example.replace("8192", "512"), "example", "exec"), {"__name__": "example"})
+    assert len(capsys.readouterr().out.splitlines()) == len(examples)
     assert (place / "run-loader" / "report.html").exists()
-
-
-def test_every_example_for_those_who_come_from_another_loader_works(place):
-    """In one process: each begins with its own import."""
-    examples = blocks("python", "docs/coming-from.md")
-    assert len(examples) == 5
-    result = run_program("-c", "\n".join(examples), cwd=place)
-    assert result.returncode == 0, result.stderr
-    assert len(result.stdout.splitlines()) == len(examples)

@@ -14,72 +14,49 @@ import pytest
 from sluice.common.settings import make
 from sluice.dlrm.options import Config, parse
 from sluice.etl.spec.spec import Spec
-from tests.dlrm.rig import SMALL_MODEL
+from sluice.etl.synth.raw_logs import synthesize
+from tests.dlrm.rig import SMALL_MODEL, environment
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = (
-    *SMALL_MODEL,
-    "--batch-size",
-    "512",
-    "--epochs",
-    "1",
-    "--evals",
-    "1",
-)
+SMALL = (*SMALL_MODEL, "--batch-size=512", "--epochs=1", "--evals=1", "--cross-rank=4")
+PROGRAMS = {
+    "spark-submit": 'shift 3\nexec python -m etl.job "$@"',
+    "torchrun": '[ "$1" = --nproc-per-node=1 ]\nshift\nexec python "$@"',
+}
+"""What the script calls, without Java and torchrun: the demo's test calls both."""
 
 
-def recipe(name: str, lines: Path, out: Path, *words: str, **environment: str) -> dict:
-    (out / "tmp").mkdir(parents=True)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(
-        ["sh", ROOT / "examples" / "recipes" / name, lines, out, *SMALL, *words],
+@pytest.mark.timeout(400)
+def test_terabyte_from_days_to_an_auc(tmp_path):
+    """The other script does less of the same, as the demo does; it is read below."""
+    synthesize(tmp_path / "days", rows=20_000, days=2, seed=1)
+    spec = tmp_path / "spec.toml"  # the same columns, without the 20 GB tables of the five largest
+    text = (ROOT / "features" / "criteo_terabyte.toml").read_text()
+    spec.write_text(text.replace("size = 40000000", "size = 4000").replace("4194304", "8192"))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/sh -e\n{script}\n")
+        (programs / name).chmod(0o755)
+    done = subprocess.run(
+        ["sh", "examples/recipes/criteo_terabyte.sh", tmp_path / "days", tmp_path / "out", *SMALL],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
         env={
-            **os.environ,
-            "PATH": path,
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            **environment(tmp_path),
+            "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "RANKS": "1",
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(out / "tmp"),
-            **environment,
+            "LAST": "1",
+            "SPEC": str(spec),
         },
     )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout.strip().splitlines()[-1])
-
-
-def synthetic(*words: object) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "etl", "synth", "--rows", "20000", "--seed", "1", *map(str, words)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-
-
-@pytest.mark.timeout(400)
-def test_terabyte_from_days_to_an_auc(tmp_path):
-    """The other script does less of the same, as the demo does; it is read below."""
-    synthetic("--days", 2, "--out", tmp_path / "days")
-    spec = tmp_path / "spec.toml"  # the same columns, without the 20 GB tables of the five largest
-    text = (ROOT / "features" / "criteo_terabyte.toml").read_text()
-    spec.write_text(text.replace("size = 40000000", "size = 4000").replace("4194304", "8192"))
-    found = recipe(
-        "criteo_terabyte.sh",
-        tmp_path / "days",
-        tmp_path / "out",
-        "--cross-rank",
-        "4",
-        LAST="1",
-        SPEC=str(spec),
-    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found["rows"] == 5000  # the second half of the last day
     assert found["auc"] > 0.55
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,7 +54,12 @@ def test_poor_trials_are_given_up_at_a_pause_and_a_search_ends_at_its_aim(search
     assert sum(until is None for until in last.values()) == states.count("COMPLETE")
 
 
-def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch):
+def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch, forks):
+    def run_forked(command, *, stdout, **_):
+        assert command[1:4] == ["-m", "sluice", "train"]
+        stdout.write(forks.train(*command[4:], tmp=tmp_path).stdout)
+
+    monkeypatch.setattr(search, "subprocess", Mock(run=run_forked))
     small_table(tmp_path / "table", rows=4000, values=20, files=2, row_group_rows=512)
     monkeypatch.setattr(search, "SPACE", {"lr": [0.05]})
     found = search.main(

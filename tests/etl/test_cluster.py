@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spark_scale import Submitted, kill
-from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS, StandaloneCluster
+from examples.demo.__main__ import spark_cluster
+from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
@@ -35,24 +36,23 @@ sys.meta_path.insert(0, Bar())
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    with StandaloneCluster(tmp_path) as made:
-        yield made
+def of_demo(tmp_path):
+    """The words for spark-submit of a cluster that `make demo-cluster` starts."""
+    with spark_cluster(tmp_path) as words:
+        yield words
 
 
 @pytest.mark.timeout(600)
 def test_two_workers_that_lose_executors_make_what_one_process_makes_from_code_that_travels(
-    repo, cluster, tmp_path
+    repo, of_demo, tmp_path
 ):
-    """By the commands of docs/spark-cluster.md. What a lost executor had parsed and counted is parsed again. (One
-    process: the local engine.)"""
+    """By the commands of docs/spark-cluster.md, on the cluster of `make demo-cluster`. What a lost
+    executor had parsed and counted is parsed again. (One process: the local engine.)"""
     (page,) = re.findall(
         r"^```sh\n(.*?)^```", (repo / "docs/spark-cluster.md").read_text(), re.M | re.S
     )
     make, submitted = page.replace("\\\n", "").splitlines()
-    subprocess.run(
-        shlex.split(make, comments=True), cwd=repo, check=True, capture_output=True, timeout=60
-    )
+    assert shlex.split(make, comments=True) == ["make", "dist"], "as the demo does"
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE.format(root=str(repo)))
     python = tmp_path / "python"
@@ -62,9 +62,8 @@ def test_two_workers_that_lose_executors_make_what_one_process_makes_from_code_t
     python.chmod(0o755)
     synthesize(tmp_path / "clicks.tsv", rows=2000, seed=2)
     bin_folder = Path(sys.executable).parent
-    workers = [cluster.add_worker(), cluster.add_worker()]
     here = {
-        "spark://HOST:7077": cluster.url,
+        "spark://HOST:7077": of_demo[1],
         "spark.pyspark.python=python3": f"spark.pyspark.python={python}",
         "spark.driver.host=DRIVER": "spark.driver.host=127.0.0.1",
         "spark.driver.bindAddress=0.0.0.0": "spark.driver.bindAddress=127.0.0.1",
@@ -75,9 +74,8 @@ def test_two_workers_that_lose_executors_make_what_one_process_makes_from_code_t
     assert set(here) <= set(words)
     command = [
         f"{bin_folder}/{words[0]}",
+        *of_demo,
         *f"--conf spark.pyspark.driver.python={sys.executable}".split(),
-        *["--conf", "spark.executor.memory=512m", "--conf"],
-        f"spark.executor.extraJavaOptions={JAVA_OPTIONS}",
         *(here.get(word, word) for word in words[1:]),
     ]
     env = {
@@ -100,6 +98,8 @@ def test_two_workers_that_lose_executors_make_what_one_process_makes_from_code_t
         lambda line: stages and line.startswith(stages[0]) and kill("executor", stages.pop(0), came)
     )
     assert came == ["executor killed while writing", "executor killed while checking"]
+    workers = list(tmp_path.glob("cluster/*worker.Worker.log"))
+    assert len(workers) == 2
     assert all("Asked to launch executor" in log.read_text() for log in workers)
     one = run(
         None,

@@ -29,14 +29,6 @@ PINNED = {
     "ATEN_CPU_CAPABILITY": "default",
 }
 """Products of matrices are summed in the same order on all processors, as far as libraries let us ask for it."""
-RANK_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 
 @contextlib.contextmanager
@@ -44,8 +36,6 @@ def pinned() -> Iterator[Path]:
     """Makes this process alike on all machines, and lends it a folder for temporary files and caches. It comes before
     the libraries are imported, since they look only then."""
     with tempfile.TemporaryDirectory(prefix="sluice-frozen-") as name:
-        for variable in RANK_VARIABLES:
-            os.environ.pop(variable, None)
         os.environ.update(PINNED, XDG_CACHE_HOME=f"{name}/cache", TMPDIR=name)
         tempfile.tempdir = name
         os.cpu_count = lambda: CORES

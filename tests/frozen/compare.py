@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-LEFT_OUT = "its optional folder was left out"
 MADE_WITH = "made with"
 CLOSE = 1e-4
 """How far apart losses may lie, as a share: libraries and processors round differently."""
@@ -44,7 +43,7 @@ def _differences(before: Any, after: Any, *, path: str, same_bytes: bool) -> Ite
         yield from (f"{path}: {name} is new" for name in after if name not in before)
         if sorted(before) == sorted(after) and before != after:
             yield f"{path}: is in another order, {_short(after)}"
-    elif LEFT_OUT not in (before, after) and not _is_close(before, after):
+    elif not _is_close(before, after):
         yield f"{path}: was {_short(before)}, and is {_short(after)}"
 
 

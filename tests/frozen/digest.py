@@ -9,10 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-BY_CHANCE = {"began"}
-"""Keys that a line has or lacks by the moment at which it was written."""
-
-
 OPAQUE = {"occasions", "held_back"}
 """Keys whose values have other keys by chance: by what happened on the machine meanwhile."""
 
@@ -37,22 +33,13 @@ def _paths(value: Any, path: str) -> Iterator[str]:
         yield path
     elif isinstance(value, dict) and value:
         for name, inner in value.items():
-            if name not in BY_CHANCE:
-                shown = re.sub(r"(^| |stage)-?\d+$", r"\1*", name)
-                yield from _paths(inner, f"{path}.{shown}" if path else shown)
+            shown = re.sub(r"(^| |stage)-?\d+$", r"\1*", name)
+            yield from _paths(inner, f"{path}.{shown}" if path else shown)
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
         for inner in value:
             yield from _paths(inner, f"{path}[]")
     else:
         yield path
-
-
-def key_paths_by_kind(lines: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
-    """Returns the paths of the keys in lines of each kind: those of events and of metrics."""
-    kinds: dict[str, list[Any]] = {}
-    for line in lines:
-        kinds.setdefault(line["kind"], []).append(line)
-    return {kind: key_paths(found) for kind, found in kinds.items()}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
