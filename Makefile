@@ -1,7 +1,7 @@
 # `make help` explains each target.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
-PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastorm*.py tests/dlrm/test_petastorm*.py) tests/ingest/test_source.py
+PETASTORM_TESTS = $(wildcard tests/test_petastorm*.py tests/ingest/test*petastorm*.py) tests/ingest/test_source.py
 # Tests of pages, of how the sources are laid out, and of benchmarks.
 HOUSE = $(wildcard tests/test_architecture.py tests/test_bed.py tests/test_benchmarks_*.py tests/test_errors.py \
 	tests/test_faults_page.py tests/test_plain.py tests/test_site.py tests/benchmarks tests/*/test_benchmarks.py \
@@ -38,10 +38,9 @@ test: setup  ## the tests of the product, in four processes that share one queue
 quick: setup  ## the tests that need neither Spark nor torchrun, two to three minutes: for the time between two edits
 	@$(PY) -m pytest -n 2 -m "not spark and not slow" $(WITHOUT_HOUSE) $(PYTEST_ARGS)
 
-test-petastorm: setup  ## ours on Petastorm 0.12, then Petastorm's own on today's Arrow, Spark and TensorFlow: 15 minutes
-	@bash .ci/peers petastorm-0.12 compat
+test-petastorm: setup  ## the tests of Petastorm's part on Petastorm 0.12
+	@bash .ci/peers petastorm-0.12
 	@.venv-peers-petastorm-0.12/bin/python -m pytest $(PETASTORM_TESTS)
-	@.venv-peers-compat/bin/python -m tests.petastorm_own $(FILES)
 
 test-adapters: setup  ## examples/ that feed FuxiCTR and Lightning, on the real packages, in environments of their own
 	@bash .ci/peers fuxictr lightning

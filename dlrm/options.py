@@ -21,7 +21,6 @@ from sluice.etl.spec.code_options import CodeOptions, TransformOptions
 from sluice.ingest.choices import AUTO, LAST, READERS, History, history_name
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.options import OrderOptions, RunOptions
-from sluice.ingest.read.petastorm.request import PetastormRequest
 
 if TYPE_CHECKING:
     from sluice.dlrm import lookup_frequencies
@@ -58,7 +57,12 @@ WIRES = ("fp32", "fp16")
 MISSING = ("refuse", "mask")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
-_REMOVED = ("auxiliary", "live", "mllog", "packed", "packed_folder")
+_REFUSED = ("predicate", "rowgroup_selector", "sample", "transform_spec")
+"""Settings of earlier versions that decided which rows and columns a run had."""
+_REMOVED = (
+    *("auxiliary", "cache", "cache_limit", "live", "mllog", "packed", "packed_folder"),
+    *("rowgroup_cache", *_REFUSED),
+)
 """Settings that recorded runs of earlier versions have."""
 
 
@@ -414,14 +418,12 @@ class Config(
     RankSettings,
     EvaluationSettings,
     InputSettings,
-    PetastormRequest,
 ):
     """Everything that decides what a run does: it is written into the run folder and into each checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     conditions: RunOptions = field(default_factory=RunOptions)
-    """What is done about rows that fail, where remote files are kept, and which faults are injected."""
 
     def __post_init__(self) -> None:
         from sluice.ingest.row_order import default_streams
@@ -435,16 +437,10 @@ class Config(
             raise ConfigError(
                 f"batch size {self.batch_size} cannot be cut into equal parts for {self.ranks} ranks"
             )
-        if self.reader == "arrow" and self.functions:
-            raise ConfigError(
-                f"--{next(iter(self.functions)).replace('_', '-')}: Petastorm's Reader does that; take "
-                "--reader petastorm"
-            )
         is_column = bool(self.model.history) and not self.model.events
-        if self.spec and (self.follow or self.transform_spec or is_column):
+        if self.spec and (self.follow or is_column):
             raise ConfigError(
-                "--spec: --follow, --transform-spec and a --history that is a column need a feature table; "
-                "`sluice etl --spec` makes one"
+                "--spec: --follow and a --history that is a column need a feature table; `sluice etl --spec` makes one"
             )
         if self.model.events and self.follow:
             raise ConfigError("--follow: with --history by=… a run stays on its version")
@@ -455,8 +451,7 @@ class Config(
         return dataclasses.asdict(self)
 
     def changed_table(self, table: FeatureTable) -> FeatureTable:
-        """Returns the table with the columns that a TransformSpec changes and that a history adds."""
-        table = super().changed_table(table)
+        """Returns the table with the column that a history adds."""
         if self.model.events is None:
             return table
         name = self.model.events.columns[0]
@@ -478,12 +473,6 @@ class Config(
     @property
     def why_not_served(self) -> str | None:
         """Why a server refuses a run with these settings, with what to do. None: it does not."""
-        if self.transform_spec:
-            return (
-                f"was trained with --transform-spec {self.transform_spec}, which changes row groups of files. A "
-                "server reads no files, so its features would be others: make them by the table's spec or by "
-                "--transform"
-            )
         if self.model.events:
             return (
                 f"was trained with --history {self.model.history}, which reads earlier rows of the table. A server "
@@ -499,6 +488,12 @@ class Config(
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""
+        for name in _REFUSED:
+            if values.get(name):
+                raise ConfigError(
+                    f"the run was trained with --{name.replace('_', '-')} {values[name]}, which left in 0.3: go on "
+                    "with Sluice 0.2, or train anew (docs/from-0.2.md)"
+                )
         try:
             return cls(
                 **{
@@ -594,12 +589,8 @@ _FIXED = (
     "seed",
     "streams",
     "window_rows",
-    "sample",
     "model",
     "transforms",
-    "transform_spec",
-    "predicate",
-    "rowgroup_selector",
 )
 
 

@@ -267,13 +267,13 @@ class BatchLoader(IterableDataset[Batch]):
     # ---- position
 
     def place_of(self, epoch: int, step: int, row: int) -> str:
-        """Returns where a row of this rank's batch comes from: file, row group and, unless rows are drawn by weight,
-        the row in it. Empty for a row that only fills the batch."""
+        """Returns where a row of this rank's batch comes from: file, row group and row. Empty for a row that only
+        fills the batch."""
         origin = self._origins.batch(epoch, step)[row]
         if origin is None:
             return ""
         where = self._input.groups.describe(Read(origin.file, origin.group, 0, ()))
-        return where if self.plan.chances else f"{where}, row {origin.row}"
+        return f"{where}, row {origin.row}"
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.

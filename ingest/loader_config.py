@@ -54,16 +54,8 @@ class LoaderConfig:
             raise LoaderError(
                 f"epochs to read ahead: {self.read_ahead_epochs} is not a positive number"
             )
-        if self.errors.on_error == "raise":
-            return
-        how = f"on_error={self.errors.on_error!r}"
-        if self.history is not None:
+        if self.history is not None and self.errors.on_error != "raise":
             raise LoaderError(
-                f"history with {how}: a row that is left out would also be missing in the "
+                f"history with on_error={self.errors.on_error!r}: a row that is left out would also be missing in the "
                 "histories of later rows. Use on_error='raise'"
-            )
-        if self.order.sample is not None:
-            raise LoaderError(
-                f"sample={self.order.sample!r} with {how}: a drawn row cannot be traced to one "
-                "row of the table. Use on_error='raise'"
             )

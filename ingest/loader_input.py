@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from sluice.etl.schema import DataFile, Field, Fingerprint, digest
-from sluice.ingest.choices import History, history_name
+from sluice.etl.schema import Fingerprint, digest
+from sluice.ingest.choices import history_name
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader_config import LoaderConfig
@@ -18,18 +16,15 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.pages import load_compiled
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
-    PetastormOptions,
-    check_filters,
     fields_after,
-    fields_with,
     filters_of,
     spec_functions,
     split_transform_spec,
 )
 from sluice.ingest.read.reader import RowGroupReader, first_schema
-from sluice.ingest.read.sources import Reading, RowGroupSource, source_of
+from sluice.ingest.read.sources import RowGroupSource, source_of
 from sluice.ingest.read.user_history import UserHistories, histories_of
-from sluice.ingest.row_order import Order, RowsPlan
+from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.table_operators import OperatorColumns, Operators
 from sluice.ingest.stages.transform import (
     Transform,
@@ -49,8 +44,6 @@ class LoaderInput:
 
     config: LoaderConfig
     table: FeatureTable | ParquetFiles
-    reading: Reading
-    """With the opener of files, and a TransformSpec that was among the transforms."""
     layout: str
     """The fingerprint of the columns, after a TransformSpec among the transforms."""
     columns: Columns
@@ -93,7 +86,8 @@ class LoaderInput:
 
 def open_input(config: LoaderConfig) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
-    order, history, reading = config.order, config.history, config.reading
+    reading = replace(config.reading, files=config.reading.files or FileOpener())
+    config = replace(config, reading=reading)
     others, transform_spec = split_transform_spec(config.transforms)
     own = transforms_of(others)
     over_rows = tuple(one for one in own if one.gives)
@@ -107,126 +101,74 @@ def open_input(config: LoaderConfig) -> LoaderInput:
         transform_spec=transform_spec,
         functions=over_rows,
     )
-    code = {transform.name: transform.code for transform in own}
-    reading = replace(reading, files=reading.files or FileOpener())
-    files = table.files_of(config.split)
-    if transform_spec is not None:
-        reading = replace(
-            reading, petastorm=replace(reading.petastorm, transform_spec=transform_spec)
-        )
-        code = {"TransformSpec": address_of(transform_spec.func), **code}
-    given = given_by(over_rows)
-    fields = _fields(table, files, reading, given)
-    layout = table.fingerprint.layout
+    code = {} if transform_spec is None else {"TransformSpec": address_of(transform_spec.func)}
+    code |= {transform.name: transform.code for transform in own}
+    given, predicate = given_by(over_rows), reading.petastorm.predicate
+    fields, layout = table.fields, table.fingerprint.layout
     if transform_spec or given:
+        if not isinstance(table, ParquetFiles):  # which was opened with both
+            fields = fields_after(fields, table.schema, transform_spec, given)
         layout = Fingerprint.of(fields).layout
-    _refuse_with_petastorm(order, history, [*reading.petastorm.asked_for, *given])
+    changes = {"predicate": predicate, "TransformSpec": transform_spec, **given}
+    changed = ", ".join(name for name, value in changes.items() if value is not None)
+    if (history := config.history) is not None and changed:
+        raise LoaderError(
+            f"history with {changed}: events are read as they are stored. Write the rows that you want as "
+            "files, or leave one of the two out"
+        )
     operators = Operators(fields, table.state() if any(field.online for field in fields) else None)
-    columns = _columns(table, fields, config.fill, operators, reading.petastorm)
-    made: MadeColumns | OperatorColumns | None = operators.made(columns)
+    made: MadeColumns | OperatorColumns | None
     if isinstance(table, ParquetFiles):
+        columns = operators.filled(Columns.of(fields, config.fill, table.bags, table.fill))
+        if predicate is None and transform_spec is None:  # they may change values and skip rows
+            table.check(columns)
         made = table.made(config.split, columns.names)
+    else:
+        columns = operators.filled(Columns.of(fields, config.fill))
+        made = operators.made(columns)
     histories = histories_of(history, table, config.split, columns, operators)
-    groups = _row_groups(config, table, files, columns, made, reading, histories, over_rows)
-    chances = groups.chances() if order.sample is not None else ()
-    rows = source_of(reading.reader, groups, replace(reading.petastorm, transform_spec=None))
-    transforms = [one for one in own if not one.gives]
-    if table.transforms:
-        # This needs torch, which remote workers do not import.
-        from sluice.ingest.column_transforms import bound
-
-        transforms = [*bound(table.transforms, table.stored, table.permission), *transforms]
+    groups = _row_groups(config, table, columns, made, histories, over_rows, transform_spec)
+    rows = source_of(reading.reader, groups, predicate)
+    if groups.in_pages:
+        load_compiled()  # before the memory in use is measured
     return LoaderInput(
         config=config,
         table=table,
-        reading=reading,
         layout=digest([layout, asdict(history)]) if history else layout,
         columns=histories.columns if histories else columns,
         groups=groups,
         rows=rows,
         functions=groups.functions,
-        plan=RowsPlan.of(
-            order, rows.row_groups, chances, batch_size=config.batch_size, seed=config.seed
-        ),
-        transforms=transforms,
+        plan=RowsPlan.of(config.order, rows.row_groups, config.batch_size, config.seed),
+        transforms=[*_bound_transforms(table), *(one for one in own if not one.gives)],
         code=code,
     )
-
-
-def _fields(
-    table: FeatureTable | ParquetFiles,
-    files: Sequence[DataFile],
-    reading: Reading,
-    given: Mapping[str, pa.DataType],
-) -> tuple[Field, ...]:
-    """Returns the table's columns after a TransformSpec, with those that functions over rows give."""
-    fields = table.fields
-    if isinstance(table, ParquetFiles):  # was opened with both
-        return fields
-    if spec := reading.petastorm.transform_spec:
-        assert reading.files
-        fields = fields_after(fields, first_schema(files, reading.files), spec)
-    return fields_with(fields, given) if given else fields
-
-
-def _refuse_with_petastorm(order: Order, history: History | None, changes: Sequence[str]) -> None:
-    """Raises LoaderError for what reads rows as they are stored, if Petastorm's Reader or a function changes them."""
-    asked_for = ", ".join(changes)
-    if order.sample is not None and asked_for:
-        raise LoaderError(
-            f"sample={order.sample!r} with {asked_for}: rows are sampled as they are "
-            "stored. Make a column with the weights of the remaining rows, and sample by that column"
-        )
-    if history is not None and asked_for:
-        raise LoaderError(
-            f"history with {asked_for}: events are read as they are stored. Write the rows that you want as "
-            "files, or leave one of the two out"
-        )
-
-
-def _columns(
-    table: FeatureTable | ParquetFiles,
-    fields: Sequence[Field],
-    fill: Mapping[str, float] | float | None,
-    operators: Operators,
-    petastorm: PetastormOptions,
-) -> Columns:
-    if not isinstance(table, ParquetFiles):
-        return operators.filled(Columns.of(fields, fill))
-    columns = operators.filled(Columns.of(fields, fill, table.bags, table.fill))
-    if not petastorm.asked_for:  # Petastorm may change values and skip rows
-        table.check(columns)
-    return columns
 
 
 def _row_groups(  # noqa: PLR0917 # called once
     config: LoaderConfig,
     table: FeatureTable | ParquetFiles,
-    files: Sequence[DataFile],
     columns: Columns,
     made: MadeColumns | OperatorColumns | None,
-    reading: Reading,
     histories: UserHistories | None,
-    functions: Sequence[Transform],
+    functions: tuple[Transform, ...],
+    transform_spec: Any,
 ) -> RowGroupReader:
+    files, located, opener = table.files_of(config.split), located_of(table), config.reading.files
     names: Sequence[str] = made.sources if made else columns.names
-    located = located_of(table)
-    petastorm, opener = reading.petastorm, reading.files
-    if opener is not None and (petastorm.transform_spec or petastorm.predicate):
+    predicate, filters = config.reading.petastorm.predicate, list[str]()
+    if opener is not None and (transform_spec is not None or predicate is not None):
         stored = first_schema(files, opener, located)
-        functions = (
-            *spec_functions(petastorm, needed_before(names, functions), stored),
-            *functions,
-        )
-        check_filters(petastorm, stored)
-    groups = RowGroupReader(
+        wanted = needed_before(names, functions)
+        functions = (*spec_functions(transform_spec, wanted, stored), *functions)
+        filters = filters_of(predicate, stored)
+    return RowGroupReader(
         files,
         names,
         opener,
         bags=columns.bags,
-        sample=config.order.sample,
-        is_filtered=petastorm.predicate is not None,
-        filters=filters_of(petastorm),
+        is_filtered=predicate is not None,
+        filters=filters,
         made=made,
         located=located,
         in_pages=True,
@@ -234,6 +176,12 @@ def _row_groups(  # noqa: PLR0917 # called once
         ids=columns.foreign_ids,
         functions=functions,
     )
-    if groups.in_pages:
-        load_compiled()  # before the memory in use is measured
-    return groups
+
+
+def _bound_transforms(table: FeatureTable | ParquetFiles) -> Sequence[Transform]:
+    if not table.transforms:
+        return []
+    # This needs torch, which remote workers do not import.
+    from sluice.ingest.column_transforms import bound
+
+    return bound(table.transforms, table.stored, table.permission)

@@ -12,7 +12,6 @@ from sluice.common.settings import check, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.choices import ON_ERROR, WINDOW_ROWS, Errors
 from sluice.ingest.faults.faults import KINDS
-from sluice.ingest.knobs import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -75,11 +74,6 @@ class OrderOptions:
         metavar="ROWS",
         least=1,
     )
-    sample: str = setting(
-        "",
-        "draw rows with replacement, by the weights in this column (default: each row once)",
-        metavar="COLUMN",
-    )
 
 
 _DEFAULT = Errors()
@@ -87,7 +81,7 @@ _DEFAULT = Errors()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is done about rows that fail, where remote files are kept, and which faults are injected."""
+    """What is done about rows that fail, who reads them, and which faults are injected."""
 
     title = "errors, stores and faults"
     on_error: str = setting(
@@ -104,14 +98,6 @@ class RunOptions:
         _DEFAULT.max_rate,
         f"and the largest share of its rows, judged after the first {_DEFAULT.probation_rows:,}",
         metavar="SHARE",
-    )
-    cache: str = setting("", "keep what was read from remote files on this disk", metavar="DIR")
-    cache_limit: int = setting(
-        10 * 2**30,
-        "and never more than this",
-        metavar="BYTES",
-        parse=parse_bytes,
-        show=format_bytes,
     )
     workers: str = setting(
         "",
@@ -138,8 +124,6 @@ class RunOptions:
             raise ArgumentError(
                 f"--on-error, --max-quarantined, --max-quarantined-rate: {error}"
             ) from None
-        if self.cache_limit < 1:
-            raise ArgumentError(f"--cache-limit: {self.cache_limit} bytes hold nothing")
 
     def errors(self, quarantine: str | os.PathLike[str]) -> Errors:
         """What the loader does with rows that fail. `quarantine` is the file that lists them."""

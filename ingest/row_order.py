@@ -9,8 +9,6 @@ the number of streams and the window. It does not depend on knobs, workers, rank
 2. A stream is cut into *windows* of at most `window_rows` rows. A window holds as many whole row groups as fit. A
    larger row group is cut into equal pieces. The rows of a window are shuffled among themselves. The first three
    windows are smaller: an eighth, a quarter and half as long at most.
-   If a plan samples by weight, step 1 draws row groups at random. The rows of a row group are drawn again each time
-   that it comes (`RowsPlan.chances`).
 3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes its rows from
    rB/R to (r+1)B/R. If R divides S, these are whole streams. If R is a multiple of S that divides B, they are a part of
    one stream's rows. So every rank takes the same number of steps, and the global batches are the same for any such R.
@@ -56,9 +54,6 @@ class Slice:
     group: int
     start: int
     stop: int
-    draw: int = 0
-    """If rows are sampled: the number that decides which rows of the row group are drawn (`drawn_rows`). 0: not
-    sampled."""
 
     @property
     def rows(self) -> int:
@@ -99,8 +94,6 @@ class Read:
     group: int
     rows: int
     parts: tuple[WindowPart, ...]
-    draw: int = 0
-    """See `Slice.draw`."""
     first: int = 0
     """The number in the row group of the first row. Not 0 in a piece of a read."""
 
@@ -183,8 +176,6 @@ class Order(NamedFields):
     """The parts of an epoch from which every batch takes rows; None: the largest power of two up to 8 that divides the
     batch size. Ranks share the same global batches if their number divides `streams`, or is a multiple of it that
     divides the batch size."""
-    sample: str | None = None
-    """A column of weights. Rows are then drawn by weight, with replacement; an epoch keeps its number of rows."""
 
 
 def rank_rows(batch_size: int, ranks: int) -> int:
@@ -209,9 +200,6 @@ class RowsPlan:
     shuffle: bool = True
     last: str = "drop"
     """What happens to rows that do not fill a batch: `drop` skips them, `pad` fills the batch with rows of weight 0."""
-    chances: tuple[tuple[float, ...], ...] = ()
-    """The sum of the weights of each row group's rows, if rows are sampled by weight with replacement. An epoch then
-    has the same number of rows, and a row comes as often as its weight says. Empty: each row comes once."""
     rows: int = field(init=False)
 
     @classmethod
@@ -219,14 +207,11 @@ class RowsPlan:
         cls,
         order: Order,
         groups: tuple[tuple[int, ...], ...],
-        chances: tuple[tuple[float, ...], ...],
-        *,
         batch_size: int,
         seed: int,
     ) -> RowsPlan:
         return cls(
             groups=groups,
-            chances=chances,
             batch_size=batch_size,
             seed=seed,
             streams=default_streams(batch_size) if order.streams is None else order.streams,
@@ -259,16 +244,6 @@ class RowsPlan:
             raise PlanError(f"last: {self.last!r} is none of {', '.join(LAST)}")
         if any(n < 0 for counts in self.groups for n in counts):
             raise PlanError("a row group with a negative number of rows")
-        if self.chances:
-            weights = [weight for counts in self.chances for weight in counts]
-            if not self.shuffle:
-                raise PlanError(
-                    "rows that are sampled by weight come in a shuffled order: leave shuffle as it is"
-                )
-            if not all(0 <= weight < float("inf") for weight in weights) or not sum(weights) > 0:
-                raise PlanError(
-                    "sampling: the weights of rows must be finite, 0 or more, and not all 0"
-                )
         object.__setattr__(self, "rows", sum(sum(counts) for counts in self.groups))
         if self.batch_size % self.streams:
             raise PlanError(
@@ -360,7 +335,11 @@ class RowsPlan:
         flat = [
             (f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n
         ]
-        order = self._ordered_groups(epoch, flat)
+        order = (
+            permutation(len(flat), "groups", self.seed, epoch)
+            if self.shuffle
+            else np.arange(len(flat))
+        )
         ends = np.cumsum([flat[i][2] for i in order])
         for stream in streams:
             low, high = self.bounds(stream)
@@ -370,33 +349,12 @@ class RowsPlan:
                 file, group, rows = flat[order[at]]
                 start = int(ends[at]) - rows
                 stop = min(int(ends[at]), high)
-                draw = _draw_number(self.seed, epoch, at) if self.chances else 0
-                slices.append(Slice(file, group, low - start, stop - start, draw))
+                slices.append(Slice(file, group, low - start, stop - start))
                 low = stop
                 at += 1
             if self.shuffle and stream % 2:
                 slices.reverse()
             yield from self._cut_windows(stream, slices)
-
-    def _ordered_groups(
-        self, epoch: int, flat: list[tuple[int, int, int]]
-    ) -> npt.NDArray[np.int64]:
-        """Returns the row groups of an epoch, in order, as indices of `flat`."""
-        if not self.shuffle:
-            return np.arange(len(flat))
-        if not self.chances:
-            return permutation(len(flat), "groups", self.seed, epoch)
-        # A drawn row group yields as many rows as it has. So it is drawn by the mean weight of its rows.
-        rows = np.array([n for _, _, n in flat])
-        ends = np.cumsum([self.chances[file][group] / n for file, group, n in flat])
-        share = np.diff(ends, prepend=0.0) / ends[-1]
-        drawn = np.empty(0, np.int64)
-        while (missing := self.used - int(rows[drawn].sum())) > 0:
-            count = math.ceil(missing / math.fsum(share * rows))
-            drawn = np.concatenate(
-                [drawn, evenly(ends, count, _draw_number(self.seed, epoch, -1 - len(drawn)))]
-            )
-        return drawn[permutation(len(drawn), "groups", self.seed, epoch)]
 
     def _cut_windows(self, stream: int, slices: list[Slice]) -> Iterator[Window]:
         """Yields the windows of a stream, each with as many slices as fit."""
@@ -407,7 +365,7 @@ class RowsPlan:
             count = -(-one.rows // self._window_limit(number))
             cuts = [one.start + one.rows * n // count for n in range(count + 1)]
             for start, stop in itertools.pairwise(cuts):
-                piece = Slice(one.file, one.group, start, stop, one.draw)
+                piece = Slice(one.file, one.group, start, stop)
                 if in_window and rows + piece.rows > self._window_limit(number):
                     yield Window(stream, number, first, tuple(in_window))
                     number += 1
@@ -474,11 +432,11 @@ class RowsPlan:
     def _reads(self, windows: list[Window]) -> list[Read]:
         """Plans one read for all parts of a row group that are needed at about the same time."""
         found: list[tuple[Slice, list[WindowPart]]] = []
-        latest: dict[tuple[int, int, int], tuple[int, list[WindowPart]]] = {}
+        latest: dict[tuple[int, int], tuple[int, list[WindowPart]]] = {}
         for index, window in enumerate(windows):
             at = 0
             for piece in window.slices:
-                key = (piece.file, piece.group, piece.draw)
+                key = (piece.file, piece.group)
                 needed, parts = latest.get(key, (-1, []))
                 if not parts or window.first - needed > self.window_rows:
                     parts = []
@@ -487,8 +445,7 @@ class RowsPlan:
                 latest[key] = (window.first, parts)
                 at += piece.rows
         return [
-            Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts), s.draw)
-            for s, parts in found
+            Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts)) for s, parts in found
         ]
 
     @property
@@ -503,7 +460,6 @@ class RowsPlan:
                 self.window_rows,
                 self.shuffle,
                 self.last,
-                *([self.chances] if self.chances else []),
             ]
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -523,9 +479,7 @@ class RowsPlan:
         if differences:
             # If only the hash differs, the message says what it covers, because the hash would not help the user.
             if len(differences) == 1 and state.get("plan") != self.digest:
-                differences = [
-                    "the row groups have other numbers of rows, or rows are sampled by other weights"
-                ]
+                differences = ["the row groups have other numbers of rows"]
             raise PlanError(
                 "this state belongs to another order of rows (" + "; ".join(differences) + ")"
             )
@@ -548,28 +502,6 @@ class RowsPlan:
             "row_groups": sum(len(counts) for counts in self.groups),
             "plan": self.digest,
         }
-
-
-def _draw_number(seed: int, epoch: int, number: int) -> int:
-    """Returns a 64-bit number, never 0, for one row group of an epoch."""
-    digest = hashlib.sha256(f"draw/{seed}/{epoch}/{number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") | 1
-
-
-def evenly(ends: npt.NDArray[np.float64], count: int, draw: int) -> npt.NDArray[np.int64]:
-    """Draws `count` items with replacement. `ends` has the cumulative sums of their weights. An item comes as often as
-    its share of the weights says, rounded down or up. `draw` decides the rounding."""
-    at = (np.arange(count) + draw / 2**64) * (ends[-1] / count)
-    last = int(np.searchsorted(ends, ends[-1]))
-    drawn: npt.NDArray[np.int64] = np.minimum(np.searchsorted(ends, at, side="right"), last).astype(
-        np.int64
-    )
-    return drawn
-
-
-def drawn_rows(weights: npt.NDArray[np.float64], draw: int) -> npt.NDArray[np.int64]:
-    """Draws as many rows as a row group has, by their weights, in the order of the file."""
-    return evenly(np.cumsum(weights), len(weights), draw)
 
 
 def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:

@@ -11,9 +11,7 @@ from sluice.common.stores import SLOW, Place
 from sluice.ingest.choices import Errors
 from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.options import ArgumentError, RunOptions
-from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.sources import Reading
 
 if TYPE_CHECKING:
@@ -38,15 +36,15 @@ class RunConditions:
         ):
             self._disturbed = f"{self._disturbed}&latency_ms={latency_ms:g}".lstrip("&")
         self._injection: Injection | None = None
-        self._files = self.files(_cache(wishes, self.table))
+        self._files = self.files()
 
-    def files(self, cache: FileCache | None = None) -> FileOpener:
+    def files(self) -> FileOpener:
         """Makes another opener for the same files, for code that reads in addition to the loader."""
-        return FileOpener(disturbed=self._disturbed, cache=cache)
+        return FileOpener(disturbed=self._disturbed)
 
-    def reading(self, reader: str | None, petastorm: PetastormOptions) -> Reading:
+    def reading(self, reader: str | None) -> Reading:
         """Returns how the loader reads: with these conditions' opener of files."""
-        return Reading(reader=reader, files=self._files, petastorm=petastorm)
+        return Reading(reader=reader, files=self._files)
 
     @property
     def errors(self) -> Errors:
@@ -86,22 +84,6 @@ class RunConditions:
                 "missed": self._injection.missed,
             }
         return found
-
-
-def _cache(wishes: RunOptions, table: str) -> FileCache | None:
-    if not wishes.cache:
-        return None
-    try:
-        return FileCache(
-            wishes.cache,
-            wishes.cache_limit,
-            data_set=table if "://" in table else os.path.abspath(table),
-        )
-    except OSError as error:
-        raise ArgumentError(
-            f"--cache {wishes.cache}: cannot be used ({error.strerror}); free some space there, or choose "
-            "another folder"
-        ) from None
 
 
 def _split_disturbance(table: str) -> tuple[str, str]:

@@ -63,6 +63,7 @@ _ACCEPTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
         (50,),
         "read-ahead is limited in bytes (knobs, memory_limit), and tuned",
     ),
+    "rowgroup_selector": ((None,), "take a predicate, or give the list of files"),
     "shard_seed": ((None,), "take seed"),
     "cache_type": ((None, "null"), "Petastorm's cache unpickles files; take none"),
     "cache_location": ((None,), "take no cache"),
@@ -133,11 +134,8 @@ def make_batch_reader(  # noqa: PLR0917
     `convert_early_to_numpy` changes nothing. `tuning`, `run_dir`, `memory_limit`: see `sluice.Loader`."""
     _check_arguments(locals())
     groups = _open_groups(dataset_url_or_urls, schema_fields, transform_spec, predicate)
-    options = PetastormOptions(
-        transform_spec=transform_spec, predicate=predicate, rowgroup_selector=rowgroup_selector
-    )
-    shards = {"cur_shard": cur_shard, "shard_count": shard_count, "seed": seed}
-    source = PetastormSource(groups, options, shards=shards)
+    shard = shard_count, cur_shard, seed
+    source = PetastormSource(groups, predicate, gives_arrays=True, spec=transform_spec, shard=shard)
     dummy = reader_pool_type == "dummy"
     return BatchReader(
         groups,
@@ -163,6 +161,7 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
             raise PetastormError(
                 f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
             )
+    PetastormOptions(predicate=given["predicate"])  # refuses another kind of object
     if isinstance(given["schema_fields"], NGram):
         raise PetastormError(
             "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. For sequences, take "

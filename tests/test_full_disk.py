@@ -19,9 +19,6 @@ from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import TrainingProgress, written_journal
 from sluice.ingest.choices import Errors
-from sluice.ingest.options import ArgumentError, RunOptions
-from sluice.ingest.read.cache import FileCache
-from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stages.quarantine import Quarantine, QuarantineError
 from tests.agent.fake import FakeStage
 from tests.agent.test_knob_memory import FakeLoader
@@ -148,22 +145,3 @@ def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
         books.add(ValueError("bad"), stage="clean", file="f", row_group=0, rows=range(2, 22))
     books.close()
     assert json.loads((tmp_path / "q.jsonl").read_text().splitlines()[0])["row"] == 1
-
-
-def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refused(tmp_path):
-    with FileCache(tmp_path / "a", 2**20, "table") as cache:
-        cache.put("small", b"x")
-        with no_more_than(4096):
-            cache.put("large", b"x" * 10_000)
-        assert cache.get("small") == b"x"
-        assert cache.get("large") is None
-        assert cache.stats()["cache_refused"] == 1
-        assert not list(tmp_path.rglob("*.part"))
-        assert cache.bytes == 4096
-    with (
-        no_more_than(2),
-        pytest.raises(
-            ArgumentError, match=rf"--cache {tmp_path}/b.*File too large.*free some space"
-        ),
-    ):
-        RunConditions("s3://bucket/table", RunOptions(cache=str(tmp_path / "b")), tmp_path / "q")

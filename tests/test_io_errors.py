@@ -18,7 +18,6 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.engine import clearly as clearly_here
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import FeatureTable, TableError
-from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from tests.dlrm.test_checkpoint import META, Alone, parts_of
@@ -133,22 +132,6 @@ def test_a_pin_costs_a_line(table, calls):
     assert struck(pin, *calls) is None
     assert len(lines) == 1
     assert_names(lines[0], "pinned", "Input/output error")
-
-
-@pytest.mark.parametrize("calls", [READ, WRITE, NAME], ids=["read", "write", "rename"])
-def test_a_cache_costs_itself_and_never_gives_other_bytes(tmp_path, calls):
-    with FileCache(tmp_path, 2**20, "table") as cache:
-        cache.put("kept", b"x" * 1000)
-
-        def use():
-            fail_from_now_on(*calls)
-            cache.put("new", b"y" * 1000)
-            return cache.get("kept"), cache.get("new")
-
-        kept, new = struck(use)
-        assert kept in (b"x" * 1000, None)
-        assert new in (b"y" * 1000, None)
-        assert cache.get("kept") in (b"x" * 1000, None)
 
 
 @WRITES

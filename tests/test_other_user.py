@@ -23,10 +23,7 @@ from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.choices import Errors
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.process.worker import WorkerProcess
-from sluice.ingest.read.cache import FileCache
-from sluice.ingest.run_conditions import RunConditions
 from sluice.ingest.stages.quarantine import Quarantine
 from tests import ports
 from tests.raises import raises
@@ -74,11 +71,7 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         books = Quarantine(Errors(on_error="quarantine", quarantine=place / "aside.jsonl"))
         books.add(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
         books.close()
-        with (
-            FileCache(place / "cache", 2**20, "t") as cache,
-            PinKeeper("reader", print) as hold,
-        ):
-            cache.put("a", b"b")
+        with PinKeeper("reader", print) as hold:
             hold.take(table.uri, 0)
             assert len([p for p in place.rglob("*") if p.is_file()]) > 15
             assert writable_by_others(place) == []
@@ -140,23 +133,3 @@ def test_a_link_that_waits_under_a_temporary_name_is_not_followed(tmp_path, monk
     with raises(FileExistsError, "best.json"):
         STATE.save(str(tmp_path / "best.json"))
     assert (tmp_path / "victim").read_text() == "mine"
-
-
-def test_a_cache_that_another_may_write_is_refused(tmp_path):
-    """He would choose the rows that are trained on."""
-
-    def cache(place: Path) -> None:
-        RunConditions("s3://bucket/table", RunOptions(cache=str(place)), tmp_path / "q")
-
-    (tmp_path / "a" / "sluice-cache").mkdir(parents=True)
-    (tmp_path / "a" / "sluice-cache").chmod(0o777)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "sluice-cache").symlink_to(tmp_path / "a")
-    for place in ("a", "b"):
-        with raises(ArgumentError, f"--cache {tmp_path}/{place}", "other users"):
-            cache(tmp_path / place)
-    (tmp_path / "a" / "sluice-cache").chmod(0o755)
-    if os.geteuid() == 0:
-        os.chown(tmp_path / "a" / "sluice-cache", NOBODY, NOBODY)
-        with raises(ArgumentError, "other users"):
-            cache(tmp_path / "a")

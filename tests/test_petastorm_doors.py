@@ -1,5 +1,4 @@
-"""`sluice.petastorm`: Petastorm's doors, with our loader behind them: exact, resumable, tuned. `make test-petastorm`
-runs Petastorm's own tests of both against them."""
+"""`sluice.petastorm`: Petastorm's doors, with our loader behind them: exact, resumable, tuned."""
 
 from __future__ import annotations
 
@@ -272,3 +271,22 @@ def test_petastorms_torch_loader_takes_it(folder):
         make_batch_reader(folder, schema_fields=fields), batch_size=30
     ) as loader:
         assert sorted(int(n) for batch in loader for n in batch["id"]) == list(range(ROWS))
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_what_spark_writes_is_read_in_an_exact_order(tmp_path):
+    from tests.etl.jobs import session
+
+    spark = session()
+    try:
+        spark.conf.set("petastorm.spark.converter.parentCacheDirUrl", f"file://{tmp_path}")
+        converter = make_spark_converter(spark.range(ROWS).repartition(3))
+        found = []
+        for _ in range(2):
+            with converter.make_torch_dataloader(num_epochs=1, seed=5, shuffle_rows=True) as loader:
+                found.append([int(n) for batch in loader for n in batch["id"]])
+        converter.delete()
+    finally:
+        spark.stop()
+    assert found[0] == found[1] != sorted(found[0]) == list(range(ROWS))

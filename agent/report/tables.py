@@ -184,9 +184,7 @@ def _text(value: Any, name: str = "") -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return escape(
-            format_bytes(value)
-            if name.endswith(("bytes", "memory_limit", "cache_limit"))
-            else f"{value:,}"
+            format_bytes(value) if name.endswith(("bytes", "memory_limit")) else f"{value:,}"
         )
     if isinstance(value, list) and not any(isinstance(item, (list, Mapping)) for item in value):
         return escape(", ".join(map(str, value)))

@@ -27,7 +27,6 @@ from sluice.dlrm.session.defaults import defaults, describe_defaults
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.read.petastorm.request import PetastormRequest
 from sluice.ingest.row_order import STREAMS
 
 
@@ -114,9 +113,7 @@ def open_run(given: Given, version: int | None = None) -> TrainingRun:
         raise CheckpointError(
             f"{options.run}: holds no checkpoint to go on from; give --data, too, to begin a run there"
         )
-    permission = make(CodeOptions, given).permission_with(
-        given.get("transforms", ()), make(PetastormRequest, given).functions.values()
-    )
+    permission = make(CodeOptions, given).permission_with(given.get("transforms", ()))
     own_spec = Path(given["own_spec"]).read_text("utf-8") if "own_spec" in given else ""
     ranks = options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     if options.goes_on and saved:

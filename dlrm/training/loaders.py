@@ -13,7 +13,6 @@ from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
-from sluice.ingest.read.petastorm.request import ON_EVERY_SPLIT
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
@@ -34,8 +33,8 @@ def training(
         rank,
         local_ranks,
         split="train",
-        order=Order(last=config.last, sample=config.sample or None),
-        reading=conditions.reading(config.reader, config.petastorm_options(table.permission)),
+        order=Order(last=config.last),
+        reading=conditions.reading(config.reader),
         read_ahead_epochs=config.epochs,
         seed=config.seed,
         errors=conditions.errors,
@@ -55,10 +54,7 @@ def evaluation(
         local_ranks,
         split=split,
         order=Order(shuffle=False, last="pad"),
-        reading=Reading(
-            reader=config.reader,
-            petastorm=config.petastorm_options(table.permission, ON_EVERY_SPLIT),
-        ),
+        reading=Reading(reader=config.reader),
     )
 
 
@@ -77,8 +73,6 @@ def _loader(
     if limit is None:
         # A machine's ranks share half of its memory. The rest is for tables, dense layers and their gradients.
         limit = Machine().memory_limit() // 2 // local_ranks
-    spec = reading.petastorm.transform_spec
-    petastorm = replace(reading.petastorm, transform_spec=None)
     if config.model.events:  # the loader itself adds this column
         stored = tuple(f for f in table.fields if f.name != config.model.history_column)
         table = replace(table, fields=stored)
@@ -89,9 +83,8 @@ def _loader(
             rank=rank,
             ranks=config.ranks,
             memory_limit=limit,
-            transforms=[] if spec is None else [spec],
             order=replace(order, streams=config.streams, window_rows=config.window_rows),
-            reading=replace(reading, petastorm=petastorm),
+            reading=reading,
             history=config.model.events,
             errors=replace(errors, finite=False),  # the trainer checks this itself, by --missing
             **options,

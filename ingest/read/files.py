@@ -12,7 +12,6 @@ from collections import Counter
 from urllib.parse import parse_qsl
 
 from sluice.common.stores import Place
-from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.remote_files import RemoteFile, Store
 from sluice.ingest.read.retry import Clock, RetryPolicy
 from sluice.ingest.read.slow_store import Disturbance, FaultyFiles
@@ -26,15 +25,12 @@ class FileOpener:
         *,
         disturbed: str = "",
         retry: RetryPolicy | None = None,
-        cache: FileCache | None = None,
         clock: Clock | None = None,
     ):
-        """`disturbed` makes all files slow or faulty: fields of `Disturbance`, joined by `&`. `cache` keeps what was
-        read from remote files. `close` closes it."""
+        """`disturbed` makes all files slow or faulty: fields of `Disturbance`, joined by `&`."""
         pairs = parse_qsl(disturbed, keep_blank_values=True, strict_parsing=bool(disturbed))
         self.is_disturbed = bool(disturbed)
         self._retry = retry
-        self._cache = cache
         self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._stores: dict[tuple[str, ...], Store] = {}
@@ -66,18 +62,16 @@ class FileOpener:
                 faults = self.faults if self.is_disturbed else None
                 if place.delay_ms is not None:
                     faults = FaultyFiles(Disturbance(latency_ms=place.delay_ms), self._clock)
-                self._stores[at] = Store(place, faults, self._retry, self._cache, self._clock)
+                self._stores[at] = Store(place, faults, self._retry, self._clock)
         return RemoteFile(self._stores[at], f"{host}{slash}{rest}")
 
     def stats(self) -> dict[str, int]:
-        """Counts reads, bytes, retries and cache hits over all stores."""
+        """Counts reads, bytes and retries over all stores."""
         counts = Counter[str]()
         for store in list(self._stores.values()):
             counts.update(store.stats())
-        return dict(counts) | (self._cache.stats() if self._cache else {})
+        return dict(counts)
 
     def close(self) -> None:
-        """Stops all waiting for stores, where waiting reads raise StoreClosed, and closes the cache."""
+        """Stops all waiting for stores, where waiting reads raise StoreClosed."""
         self._clock.stop()
-        if self._cache is not None:
-            self._cache.close()

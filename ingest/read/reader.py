@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -47,7 +46,7 @@ from sluice.ingest.read.user_history import (
     UserHistories,
     in_order,
 )
-from sluice.ingest.row_order import Read, drawn_rows
+from sluice.ingest.row_order import Read
 from sluice.ingest.stages.bags import is_packed
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import RowQuarantine, kinds_of
@@ -105,7 +104,6 @@ class RowGroupReader:
         is_filtered: bool = False,
         filters: Sequence[str] = (),
         made: MadeColumns | OperatorColumns | None = None,
-        sample: str | None = None,
         located: Sequence[FileColumns] = (),
         in_pages: bool = False,
         history: UserHistories | None = None,
@@ -118,13 +116,13 @@ class RowGroupReader:
         - `bags` has the average number of ids a row for each column of bags.
         - `is_filtered`: Petastorm's worker may leave out rows, by a predicate on `filters`, or change them.
         - `made` makes the loader's columns.
-        - `sample` names a column of weights, by which rows are drawn. `ids` names columns of ids that no job made.
+        - `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
         - `in_pages` lets columns stay stored in rows that `read` returns, if nothing reads their values here.
         - `history` adds the histories of users.
         - `finish` takes rows after the `functions` over rows."""
         self.files = tuple(files)
-        self._sample, self._ids = sample, tuple(ids)
+        self._ids = tuple(ids)
         self._located = tuple(located) or (OWN,) * len(self.files)
         self._made = made
         self._selection = made.selection if made else None
@@ -146,10 +144,9 @@ class RowGroupReader:
         self._is_filtered = is_filtered
         self._set_schemas()
         self._dictionaries = self._dictionary_columns()
-        copies = _FRAME_COPIES if is_filtered else int(sample is not None)
-        self.decoding = self._decoding(bags or {}, copies=copies)
+        self.decoding = self._decoding(bags or {}, copies=_FRAME_COPIES if is_filtered else 0)
         adds = any(one.constants or one.renames for one in self._located)
-        self.in_pages = in_pages and not any((made, sample, history, is_filtered, functions, adds))
+        self.in_pages = in_pages and not any((made, history, is_filtered, functions, adds))
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
         self.fetches = any(self._opener.local(file.path) is None for file in self.files)
         """Whether row groups come from a store, or as if they did."""
@@ -157,7 +154,6 @@ class RowGroupReader:
     def _columns_to_read(self, filters: Sequence[str]) -> tuple[str, ...]:
         names = [*self.needed, *self._selection_columns]
         names += filters
-        names += [self._sample] if self._sample else []
         names += self._history.sources if self._history else ()
         return tuple(dict.fromkeys(names))
 
@@ -254,10 +250,6 @@ class RowGroupReader:
                 ) from error
             if self.functions:
                 return table
-            if read.draw:
-                rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)
-                names = self._history.names if self._history else ()
-                table = table.select([*self.result_columns, *names]).take(pa.array(rows))
             made = self.finish(table, read)
             if isinstance(made, StoredRows):
                 made.replacement = partial(self._replace_damaged, read)
@@ -317,22 +309,6 @@ class RowGroupReader:
                     rows_of = rows_of_elements(column)
                     raise ColumnError(refused.message(self.describe(read), name, rows_of)) from None
 
-    def chances(self) -> tuple[tuple[float, ...], ...]:
-        """Returns the sum of the weights in each row group. Reads the whole column of weights."""
-        groups = [
-            (file, group)
-            for file, counts in enumerate(self.row_groups)
-            for group in range(len(counts))
-        ]
-
-        def sum_weights(at: tuple[int, int]) -> float:
-            weights = self._weights(*at, self.decoded(*at, columns=[str(self._sample)]))
-            # `cumsum` gives the same sum on every machine.
-            return float(np.cumsum(weights)[-1]) if len(weights) else 0.0
-
-        found = iter(self.map_groups(sum_weights, groups, [str(self._sample)]))
-        return tuple(tuple(next(found) for _ in counts) for counts in self.row_groups)
-
     def map_groups(
         self,
         work: Callable[[tuple[int, int]], T],
@@ -350,21 +326,6 @@ class RowGroupReader:
         count = max(1, min(os.cpu_count() or 1, budget // max(1, need)))
         with ThreadPoolExecutor(count, "sluice-columns") as threads:
             return list(threads.map(work, groups))
-
-    def _weights(self, file: int, group: int, table: pa.Table) -> npt.NDArray[np.float64]:
-        column = table.column(self._sample)
-        if not _is_number(column.type):
-            raise SourceError(
-                f"{self._where(file, group)}: column {self._sample!r} holds {column.type}. Rows can only be "
-                "sampled by a column of numbers"
-            )
-        weights: npt.NDArray[np.float64] = column.to_numpy().astype(np.float64)
-        if column.null_count or not ((weights >= 0) & (weights < np.inf)).all():
-            raise SourceError(
-                f"{self._where(file, group)}: column {self._sample!r} has empty, negative or infinite values. "
-                "Rows can only be sampled by finite weights from 0 up"
-            )
-        return weights
 
     def decoded(
         self,

@@ -1,7 +1,6 @@
 """Reads files of a store in ranges: `RemoteFile`, a file of a `Store`.
 
-Ranges come from an optional cache, otherwise from the store, with retries (`sluice.ingest.read.retry`). A read that
-returns too few bytes counts as failed.
+Failed requests are repeated (`sluice.ingest.read.retry`). A read that returns too few bytes counts as failed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import threading
 from collections.abc import Sequence
 
 from sluice.common.stores import Place
-from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.range_files import RangeFile, open_range_file
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.read.slow_store import FaultyFiles
@@ -28,12 +26,11 @@ class Store:
         place: Place,
         faults: FaultyFiles | None,
         retry: RetryPolicy | None,
-        cache: FileCache | None,
         clock: Clock,
     ):
         """`faults` makes it slow or faulty."""
         self._files, _ = place.files(attempts=1)  # `Retrier` counts all attempts
-        self._prefix, self._faults, self._cache = place.prefix, faults, cache
+        self._prefix, self._faults = place.prefix, faults
         self._retrier = Retrier(retry or RetryPolicy(), clock)
 
     def open_source(self, key: str) -> RangeFile:
@@ -51,7 +48,7 @@ class Store:
         return self._retrier.count(reads=0, bytes=0)
 
     def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
-        """Reads all of the range, from the cache or the store."""
+        """Reads all of the range."""
         name = f"{self._prefix}{key}"
 
         def read_whole() -> bytes:
@@ -63,13 +60,8 @@ class Store:
                 raise OSError(f"a short read: {len(data)} of {length} bytes")
             return data
 
-        entry = f"{name}|{source.size}|{source.tag}|{offset}|{length}"
-        data = self._cache.get(entry) if self._cache else None
-        if data is None:
-            what = f"{name}: reading bytes {offset} to {offset + length}"
-            data = self._retrier.call(read_whole, what)
-            if self._cache:
-                self._cache.put(entry, data)
+        what = f"{name}: reading bytes {offset} to {offset + length}"
+        data = self._retrier.call(read_whole, what)
         self._retrier.count(reads=1, bytes=length)
         return data
 

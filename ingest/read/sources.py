@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 from sluice.common.extras import install_command
 from sluice.common.suggest import NamedFields
@@ -28,7 +29,7 @@ class Reading(NamedFields):
     files: FileOpener | None = field(default=None, repr=False)
     """Opens remote files, with other retries or with a cache. The loader closes it."""
     petastorm: PetastormOptions = PetastormOptions()
-    """Options of Petastorm's Reader: a predicate, a row-group selector, a schema, a cache."""
+    """What Petastorm's Reader is asked for: a predicate."""
 
 
 def reader_of(name: str | None) -> str:
@@ -57,21 +58,17 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def source_of(
-    reader: str | None, groups: RowGroupReader, options: PetastormOptions = PetastormOptions()
-) -> RowGroupSource:
+def source_of(reader: str | None, groups: RowGroupReader, predicate: Any = None) -> RowGroupSource:
     """Makes the source that a user names, or, for None and `auto`, the default one."""
     reader = reader_of(reader)
     if reader not in READERS:
         raise SourceError(f"reader {reader!r} is not one of {', '.join(READERS)}")
     if reader == "arrow":
-        if options.asked_for:
-            raise SourceError(
-                f"{', '.join(options.asked_for)}: this is Petastorm's; take reader='petastorm'"
-            )
+        if predicate is not None:
+            raise SourceError("predicate: this is Petastorm's; take reader='petastorm'")
         return groups
     try:
-        return PetastormSource(groups, options)
+        return PetastormSource(groups, predicate)
     except ModuleNotFoundError as error:
         raise SourceError(
             f"reader {reader!r} needs {error.name}, which is not installed: "

@@ -144,7 +144,6 @@ class UnitMaker:
             unit.group,
             rows,
             tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)),
-            unit.draw,
         )
         task = ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read)
         size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes

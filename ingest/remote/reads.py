@@ -21,10 +21,12 @@ _MOST = 256
 
 def remote_reads(workers: str, given: LoaderInput) -> Asking:
     """Makes what one loader reads by, from the text in `workers`."""
-    files = given.reading.files
+    reading = given.config.reading
     local_only = {
-        "a store that is slow or faulty on purpose": files is not None and files.is_disturbed,
-        "what Petastorm's Reader is asked for": given.reading.petastorm.asked_for,
+        "a store that is slow or faulty on purpose": reading.files is not None
+        and reading.files.is_disturbed,
+        "what Petastorm's Reader is asked for": reading.petastorm.predicate is not None
+        or "TransformSpec" in given.code,
     }
     for what, wanted in local_only.items():
         if wanted:

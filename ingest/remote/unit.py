@@ -131,7 +131,6 @@ class Unit:
     epoch: int
     file: int
     group: int
-    draw: int
     parts: tuple[Part, ...]
 
     @property
@@ -145,7 +144,7 @@ class Unit:
     @property
     def key(self) -> str:
         """The unit as a text."""
-        return json.dumps([self.epoch, self.file, self.group, self.draw, self.parts])
+        return json.dumps([self.epoch, self.file, self.group, self.parts])
 
     @classmethod
     def of(cls, task: ReadTask) -> Self:
@@ -154,7 +153,6 @@ class Unit:
             task.schedule.epoch,
             read.file,
             read.group,
-            read.draw,
             tuple(
                 Part(
                     windows[p.window].stream,
@@ -177,12 +175,11 @@ class Unit:
         """Decodes a request into its job and unit. RemoteError if it is not a valid request."""
         try:
             job, (*address, parts) = map(json.loads, data.split(b"\n"))
-            epoch, file, group, draw = map(_number, address)
+            epoch, file, group = map(_number, address)
             unit = cls(
                 epoch,
                 file,
                 group,
-                draw,
                 tuple(
                     Part(
                         _number(stream), _number(window), _number(start), _number(stop), bool(full)

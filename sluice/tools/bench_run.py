@@ -31,7 +31,6 @@ from sluice.ingest.knobs import DECODE, FETCH, SIZES, KnobError, Knobs, nearest
 from sluice.ingest.options import function_of, table_named
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.sources import reader_of
 from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
@@ -72,9 +71,8 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
                     shuffle=options.shuffle,
                     streams=options.streams,
                     window_rows=options.window_rows,
-                    sample=options.sample or None,
                 ),
-                reading=conditions.reading(reader, PetastormOptions()),
+                reading=conditions.reading(reader),
                 errors=conditions.errors,
                 workers=conditions.workers,
             )

@@ -48,10 +48,6 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
                 "7",
                 "--max-quarantined-rate",
                 "0.5",
-                "--cache",
-                "c",
-                "--cache-limit",
-                "1MiB",
                 "--inject",
                 "corrupt@part-0",
             ],
@@ -62,8 +58,6 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
         on_error="quarantine",
         max_quarantined=7,
         max_quarantined_rate=0.5,
-        cache="c",
-        cache_limit=2**20,
         inject="corrupt@part-0",
     )
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -75,7 +69,6 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
     ("words", "facts"),
     [
         (["--inject", "kil-worker@3s"], ["'kill-worker'"]),
-        (["--cache-limit", "0"], ["0 bytes"]),
         (["--max-quarantined-rate", "2"], ["--max-quarantined-rate", "2.0", "share"]),
     ],
 )

@@ -156,7 +156,6 @@ def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
 def test_what_needs_a_feature_table_is_refused():
     for more in (
         {"follow": "epochs"},
-        {"transform_spec": "m:f"},
         {"model": ModelConfig(kind="dien", history="past", target="item")},
     ):
         with raises(ConfigError, "--spec", "sluice etl --spec"):

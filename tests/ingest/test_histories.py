@@ -240,15 +240,13 @@ def twice(columns):
 
 
 @pytest.mark.parametrize("size", [1000, 3_000_000_000])
-def test_ids_are_those_of_their_column_and_a_drawn_row_keeps_its_history(events, plain, size):
+def test_ids_are_those_of_their_column(events, plain, size):
     """Ids beyond int32 make all values of a batch int64, also the bits of numbers."""
     source = ParquetFiles.open(
         plain, f"label=label;dense=duration;sparse=item%{size},row", {"item": size}
     )
     ids, seen = {}, []
-    with open_loader(
-        source, batch_size=80, history=history(1, ["item", "duration"]), sample="duration"
-    ) as loader:
+    with open_loader(source, batch_size=80, history=history(1, ["item", "duration"])) as loader:
         assert loader.cardinalities["item_history"] == loader.cardinalities["item"] == size + 2
         for batch in loader:
             rows, found = batch["row"].tolist(), batch.numpy()

@@ -1,12 +1,12 @@
-"""The loader reads every row group by Petastorm's Reader and worker. Its predicates, selectors, caches, schemas and
-transforms work as in Petastorm."""
+"""The loader reads every row group by Petastorm's Reader and worker. Its predicates and transforms
+work as in Petastorm."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, unischema_of
+from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
@@ -29,13 +29,9 @@ from tests.raises import raises
 compat.install()
 
 from petastorm.arrow_reader_worker import ArrowReaderWorker  # noqa: E402
-from petastorm.cache import CacheBase  # noqa: E402
-from petastorm.local_disk_cache import LocalDiskCache  # noqa: E402
-from petastorm.predicates import in_lambda, in_negate, in_set  # noqa: E402
+from petastorm.predicates import in_lambda, in_set  # noqa: E402
 from petastorm.reader import Reader  # noqa: E402
-from petastorm.selectors import RowGroupSelectorBase, SingleIndexSelector  # noqa: E402
 from petastorm.transform import TransformSpec  # noqa: E402
-from petastorm.unischema import Unischema, UnischemaField  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +252,7 @@ def test_a_row_group_on_which_the_function_fails_can_be_quarantined(clicks, tmp_
     assert "boom" in (tmp_path / "list.jsonl").read_text()
 
 
-# ---- predicates, selectors, caches, schemas
+# ---- predicates
 
 
 def test_a_predicate_leaves_rows_out_of_the_order(clicks):
@@ -290,54 +286,21 @@ def test_a_predicate_that_chooses_other_rows_each_time_is_an_error(clicks):
         loaded(clicks, petastorm=options)
 
 
-class Chosen(RowGroupSelectorBase):
-    def __init__(self, *numbers):
-        self.numbers = set(numbers)
-
-    def get_index_names(self):
-        return []
-
-    def select_row_groups(self, index_dict):
-        return self.numbers
-
-
-def test_a_selector_chooses_row_groups(clicks):
-    found, _ = loaded(clicks, petastorm=PetastormOptions(rowgroup_selector=Chosen(1, 6)))
-    assert sorted(found["row"]) == [*range(GROUP, 2 * GROUP), *range(6 * GROUP, 7 * GROUP)]
-
-
-class Kept(CacheBase):
-    def __init__(self):
-        self.kept, self.filled = {}, Counter()
-
-    def get(self, key, fill_cache_func):
-        if key not in self.kept:
-            self.filled[key] += 1
-            self.kept[key] = fill_cache_func()
-        return self.kept[key]
-
-
-def test_a_cache_of_petastorms_interface_keeps_row_groups(clicks):
-    cache = Kept()
-    how = {"batch_size": 80, "roles": ROLES, "epochs": 3, "knobs": Knobs(workers={"decode": 1})}
-    with open_loader(clicks, petastorm=PetastormOptions(cache=cache), **how) as loader:
-        for _ in range(3):
-            deque(loader, maxlen=0)
-    assert len(cache.filled) == ROWS // GROUP
-    assert set(cache.filled.values()) == {1}
-
-
-def test_a_schema_that_is_given_must_be_the_files(clicks):
-    own = unischema_of(pq.read_schema(clicks / "part-0.parquet"))
-    view = PetastormOptions(schema=own.create_schema_view(["row", "label"]))
-    assert loaded(clicks, petastorm=view)[1] == loaded(clicks)[1]
-    for name, facts in (
-        ("number", ("part-0.parquet", "'number'", "float32", "str_")),
-        ("rows", ("'rows'", "'row'")),
-    ):
-        other = Unischema("other", [UnischemaField(name, np.str_, (), None, False)])
-        with raises(PetastormError, *facts):
-            loaded(clicks, petastorm=PetastormOptions(schema=other))
+def test_a_state_is_refused_by_other_rows_even_if_they_are_as_many(clicks):
+    how = {"batch_size": 80, "roles": ROLES}
+    even, odd = (
+        PetastormOptions(predicate=in_lambda(["row"], lambda row, rest=rest: row % 2 == rest))
+        for rest in (0, 1)
+    )
+    with open_loader(clicks, petastorm=even, **how) as loader:
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+    for other in ({"petastorm": odd}, {}):
+        with (
+            open_loader(clicks, **how, **other) as loader,
+            raises(LoaderError, "belongs to other rows", "predicate"),
+        ):
+            loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -348,15 +311,6 @@ def test_a_schema_that_is_given_must_be_the_files(clicks):
             {"predicate": "row > 3"},
             ("predicate", "'row > 3'", "petastorm.predicates.PredicateBase"),
         ),
-        (
-            {"rowgroup_selector": SingleIndexSelector("day", [1])},
-            ("rowgroup_selector", "'day'", "pickled"),
-        ),
-        ({"cache": object()}, ("cache", "petastorm.cache.CacheBase")),
-        (
-            {"cache": Kept(), "predicate": in_negate(in_set({1}, "row"))},
-            ("cache", "predicate"),
-        ),
     ],
 )
 def test_what_petastorms_reader_cannot_be_asked_for_is_named(clicks, options, facts):
@@ -364,13 +318,6 @@ def test_what_petastorms_reader_cannot_be_asked_for_is_named(clicks, options, fa
         loaded(clicks, petastorm=PetastormOptions(**options))
 
 
-def test_a_cache_that_unpickles_is_refused(tmp_path):
-    cache = LocalDiskCache(str(tmp_path), 10**6, 100)
-    with raises(PetastormError, "LocalDiskCache", "unpickles", "FileCache"):
-        PetastormOptions(cache=cache)
-    cache.cleanup()
-
-
 def test_what_is_petastorms_is_refused_of_the_arrow_reader(clicks):
-    with raises(SourceError, "rowgroup_selector", "reader='petastorm'"):
-        loaded(clicks, reader="arrow", petastorm=PetastormOptions(rowgroup_selector=Chosen(1)))
+    with raises(SourceError, "predicate", "reader='petastorm'"):
+        loaded(clicks, reader="arrow", petastorm=PetastormOptions(predicate=in_set({1}, "row")))

@@ -14,7 +14,6 @@ import pytest
 from sluice.common.stores import Place
 from sluice.etl.table.store import TableStore
 from sluice.ingest.read import remote_files
-from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.open_file import StoreFile
 from sluice.ingest.read.remote_files import Store
@@ -251,32 +250,6 @@ def test_columns_that_lie_apart_are_fetched_without_those_between(tmp_path):
         assert file._ranges(0, ["a", "c"]) == file._ranges(0, ["c.x", "a"]) == [a, c]
         assert file._ranges(0, ["b", "a"]) == [(a[0], b[1])]
         assert file.read(0, ["a", "c"]).equals(wide.select(["a", "c"]))
-
-
-# ---- with a cache
-
-
-def test_a_second_scan_comes_from_the_cache(folder, tmp_path):
-    with FileCache(tmp_path, 2**30, "table") as cache:
-        clock = FakeClock()
-        store = Folder(f"latency://10ms{folder}", clock=clock, cache=cache)
-        assert read(store).equals(TABLE)
-        cold = clock.time
-        assert read(store).equals(TABLE)
-        assert clock.time - cold == pytest.approx(0.010), "only the opening went to the store"
-        assert store.stats()["cache_hits"] == GROUPS + 1
-
-
-def test_a_file_that_was_replaced_is_not_read_from_the_cache(tmp_path):
-    path, sizes = tmp_path / "part-0.parquet", set()
-    with FileCache(tmp_path / "cache", 2**30, "table") as cache:
-        store = Folder(str(tmp_path), cache=cache)
-        for table in (TABLE, TABLE.set_column(0, "a", pa.array(np.arange(50_000)[::-1]))):
-            path.unlink(missing_ok=True)
-            pq.write_table(table, path, compression="none", use_dictionary=False)
-            sizes.add(path.stat().st_size)
-            assert read(store).equals(table)
-    assert len(sizes) == 1, "the size does not tell them apart"
 
 
 def test_a_file_that_stays_away_is_named_with_the_attempts_and_what_allows_more(folder):

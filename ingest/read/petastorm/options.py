@@ -1,4 +1,4 @@
-"""The options for Petastorm's Reader: `PetastormOptions`. Also its schemas, and how a TransformSpec changes them.
+"""What Petastorm's Reader is asked for: `PetastormOptions`. Also its schemas, and how a TransformSpec changes them.
 
 Functions import Petastorm when they need it. If it is not installed, Arrow reads the row groups.
 """
@@ -31,101 +31,54 @@ class PetastormError(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PetastormOptions:
-    """The options of Petastorm's Reader except columns, as Petastorm's own objects."""
+    """What Petastorm's Reader is asked for, as Petastorm's own objects."""
 
-    transform_spec: Any = None
-    """A `petastorm.transform.TransformSpec`: a function over each row group as a DataFrame, and the fields that it
-    edits, removes or selects. The function must return one row for each row."""
     predicate: Any = None
     """A `petastorm.predicates.PredicateBase`. The rows that it rejects are not part of the order. Its columns are read
     once when the loader is made, to count the other rows."""
-    rowgroup_selector: Any = None
-    """A `petastorm.selectors.RowGroupSelectorBase` without a stored index, because Sluice unpickles nothing."""
-    cache: Any = None
-    """A `petastorm.cache.CacheBase`, which keeps decoded row groups."""
-    schema: Any = None
-    """A `petastorm.unischema.Unischema` that the files must have. None: it is inferred from the first file."""
 
     def __post_init__(self) -> None:
-        if not any(
-            (self.transform_spec, self.predicate, self.rowgroup_selector, self.cache, self.schema)
-        ):
+        if self.predicate is None:
             return
         compat.install()
-        from petastorm.cache import CacheBase
-        from petastorm.local_disk_cache import LocalDiskCache
         from petastorm.predicates import PredicateBase
-        from petastorm.selectors import RowGroupSelectorBase
-        from petastorm.transform import TransformSpec
-        from petastorm.unischema import Unischema
 
-        kinds = {
-            "transform_spec": TransformSpec,
-            "predicate": PredicateBase,
-            "schema": Unischema,
-            "rowgroup_selector": RowGroupSelectorBase,
-            "cache": CacheBase,
-        }
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise PetastormError(
-                    f"{name}: {value!r} is not a {kind.__module__}.{kind.__name__}"
-                )
-        if isinstance(self.cache, LocalDiskCache):
+        if not isinstance(self.predicate, PredicateBase):
             raise PetastormError(
-                "cache: Petastorm's LocalDiskCache unpickles what lies on the disk, which can run any "
-                "program; use FileOpener(cache=FileCache(…)), which keeps what was read from a store"
-            )
-        if self.cache is not None and self.predicate is not None:
-            raise PetastormError(
-                "cache: Petastorm does not cache row groups that a predicate filters; "
-                "leave out the cache or the predicate"
-            )
-        if self.rowgroup_selector is not None and list(self.rowgroup_selector.get_index_names()):
-            raise PetastormError(
-                f"rowgroup_selector: it needs the indexes {self.rowgroup_selector.get_index_names()}, "
-                "which are pickled in _common_metadata, and Sluice unpickles nothing; give a selector "
-                "that uses the numbers of row groups, or a predicate"
+                f"predicate: {self.predicate!r} is not a petastorm.predicates.PredicateBase"
             )
 
-    @property
-    def asked_for(self) -> list[str]:
-        return [name for name in self.__slots__ if getattr(self, name) is not None]
 
-
-def filters_of(options: PetastormOptions) -> list[str]:
-    """Returns the columns that the predicate reads."""
-    return [] if options.predicate is None else sorted(options.predicate.get_fields())
-
-
-def check_filters(options: PetastormOptions, stored: pa.Schema) -> None:
-    """Raises PetastormError if the predicate reads a column that the files lack."""
+def filters_of(predicate: Any, stored: pa.Schema) -> list[str]:
+    """Returns the columns that a predicate reads, if there is one. Raises PetastormError if the files lack one of
+    them."""
+    if predicate is None:
+        return []
     there = [part.name for part in parts(stored)]
-    if lacking := [name for name in filters_of(options) if name not in there]:
+    filters = sorted(predicate.get_fields())
+    if lacking := [name for name in filters if name not in there]:
         raise PetastormError(f"predicate: no column {lacking[0]!r}{nearest(lacking[0], there)}")
+    return filters
 
 
 def spec_functions(
-    options: PetastormOptions, wanted: Sequence[str], stored: pa.Schema
+    spec: Any, wanted: Sequence[str], stored: pa.Schema
 ) -> tuple[FrameFunction, ...]:
-    """Returns the TransformSpec as a function over rows that gives the wanted columns. None is needed if it only
+    """Returns a TransformSpec as a function over rows that gives the wanted columns. None is needed if it only
     removes fields. Its function gets all columns of the files whose types Petastorm knows."""
-    spec = options.transform_spec
     if spec is None or not (spec.func or spec.edit_fields):
         return ()
     stored = pa.schema(list(parts(stored)))
     after = transformed(stored, spec)
     if lacking := [name for name in wanted if name not in after.names]:
         raise PetastormError(f"files: no column {lacking[0]!r}{nearest(lacking[0], after.names)}")
-    before = unischema_of(stored)
     shapes = {field[0]: list(field[2]) for field in spec.edit_fields}
     function = spec.func or keep_frame
     return (
         FrameFunction(
             address_of(function) or function,
             "TransformSpec",
-            reads=tuple(before.fields),
+            reads=tuple(unischema_of(stored).fields),
             gives={name: after.field(name).type for name in wanted},
             frame=json.dumps(
                 {
@@ -153,37 +106,14 @@ def unischema_of(schema: pa.Schema) -> Any:
         return Unischema.from_arrow_schema(types.SimpleNamespace(pieces=[piece], partitions=None))
 
 
-def difference(expected: Any, found: Any) -> str | None:
-    """Returns why rows of a file cannot be loaded along with the others, or None if they can. A column may be missing,
-    hold something else where numbers are expected, or hold lists where single values are expected."""
-    for name, field in expected.fields.items():
-        if name not in found.fields:
-            return f"no column {name!r}{nearest(name, list(found.fields))}"
-        there = found.fields[name]
-        if _kind(field) != _kind(there):
-            return f"column {name!r} holds {_describe_field(there)}, where the schema has {_describe_field(field)}"
-    return None
-
-
-def _kind(field: Any) -> tuple[bool, int]:
-    kind = field.numpy_dtype
-    return isinstance(kind, type) and issubclass(kind, (np.number, np.bool_)), len(field.shape)
-
-
-def _describe_field(field: Any) -> str:
-    return ("lists of " if field.shape else "") + getattr(
-        field.numpy_dtype, "__name__", str(field.numpy_dtype)
-    )
-
-
 def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
     """Returns the schema after a TransformSpec. PetastormError if it names missing fields."""
     compat.install()
     from petastorm.transform import transform_schema
 
     before = unischema_of(stored)
-    edited = {field[0] for field in spec.edit_fields}
     check_names(spec, list(before.fields))
+    edited = edited_by(spec)
     return pa.schema(
         [
             _edited(field) if name in edited else stored.field(name)
@@ -192,10 +122,17 @@ def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
     )
 
 
+def edited_by(spec: Any) -> set[str]:
+    """Returns the columns that a TransformSpec makes itself, which no file describes. None: there are none."""
+    return set() if spec is None else {field[0] for field in spec.edit_fields}
+
+
 def check_names(spec: Any, there: Sequence[str]) -> None:
     """Raises PetastormError if a TransformSpec names missing fields."""
-    edited = [field[0] for field in spec.edit_fields]
-    for what, known in (("removed_fields", there), ("selected_fields", [*there, *edited])):
+    for what, known in (
+        ("removed_fields", there),
+        ("selected_fields", [*there, *edited_by(spec)]),
+    ):
         for name in getattr(spec, what) or ():
             if name not in known:
                 raise PetastormError(
@@ -204,12 +141,9 @@ def check_names(spec: Any, there: Sequence[str]) -> None:
 
 
 def _edited(field: Any) -> pa.Field:
+    text = field.numpy_dtype is np.str_
     try:
-        kind = (
-            pa.string()
-            if field.numpy_dtype is np.str_
-            else pa.from_numpy_dtype(np.dtype(field.numpy_dtype))
-        )
+        kind = pa.string() if text else pa.from_numpy_dtype(np.dtype(field.numpy_dtype))
     except (TypeError, pa.ArrowException):
         raise PetastormError(
             f"TransformSpec: edit_fields gives {field.name!r} the type {field.numpy_dtype!r}, which "
@@ -218,59 +152,44 @@ def _edited(field: Any) -> pa.Field:
     return pa.field(field.name, pa.list_(kind) if field.shape else kind)
 
 
-def types_after(
-    stored: Mapping[str, pa.DataType], spec: Any
-) -> tuple[dict[str, pa.DataType], frozenset[str]]:
-    """Returns the types of the columns after a TransformSpec, and the columns that it makes itself, which no file
-    describes."""
-    after = {f.name: f.type for f in transformed(pa.schema(stored), spec)}
-    return after, frozenset(field[0] for field in spec.edit_fields) & after.keys()
-
-
-def fields_after(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Field, ...]:
-    """Returns a table's columns after a TransformSpec. An edited column keeps its role but loses its number of ids. A
-    new column gets a role by its type."""
-    after, found = transformed(stored, spec), []
+def fields_after(
+    fields: Iterable[Field], stored: pa.Schema | None, spec: Any, given: Mapping[str, pa.DataType]
+) -> tuple[Field, ...]:
+    """Returns a table's columns after a TransformSpec over the `stored` ones, with those that functions over rows have
+    `given`. A column that is edited or given keeps its role but loses its number of ids. A new one gets a role by its
+    type."""
     there = {f.name: f for f in fields}
-    edited = {field[0] for field in spec.edit_fields}
-    for column in after:
-        if column.name in edited:
-            found.append(_given_field(column.name, column.type, there))
-        elif column.name in there:
-            found.append(there[column.name])
-    return (*found, *(f for f in there.values() if f.made))
-
-
-def fields_with(fields: Iterable[Field], given: Mapping[str, pa.DataType]) -> tuple[Field, ...]:
-    """Returns a table's columns with those that functions over rows give, in the way of `fields_after`."""
-    there = {f.name: f for f in fields}
-    made = [f for f in there.values() if f.made]
-    stored = [f for f in there.values() if not f.made and f.name not in given]
-    return (*stored, *(_given_field(name, kind, there) for name, kind in given.items()), *made)
+    columns: dict[str, pa.DataType | None] = {n: None for n, f in there.items() if not f.made}
+    if spec is not None:
+        edited = edited_by(spec)
+        columns = {
+            f.name: f.type if f.name in edited else None
+            for f in transformed(stored, spec)
+            if f.name in edited or f.name in there
+        }
+    columns = {name: kind for name, kind in columns.items() if name not in given} | dict(given)
+    return (
+        *(
+            there[name] if kind is None else _given_field(name, kind, there)
+            for name, kind in columns.items()
+        ),
+        *(f for f in there.values() if f.made),
+    )
 
 
 def _given_field(name: str, kind: pa.DataType, there: Mapping[str, Field]) -> Field:
     several = pa.types.is_list(kind)
-    if several:
-        role = "id_list"
-    elif pa.types.is_floating(kind):
-        role = "dense"
-    else:
-        role = "sparse"
+    role = "id_list" if several else "dense" if pa.types.is_floating(kind) else "sparse"
     known = there.get(name) or Field(name=name, role=role, type="")
     return replace(known, type=str(kind), layout="list" if several else "scalar", cardinality=None)
 
 
 def split_transform_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
     """Splits a user's transforms into those over batches, and the TransformSpec that comes first, or None."""
-    given = (
-        list(transforms)
-        if isinstance(transforms, Sequence) and not isinstance(transforms, str)
-        else transforms
-    )
     known = sys.modules.get("petastorm.transform")
-    if known is None or not isinstance(given, list):
-        return given, None
+    if known is None or isinstance(transforms, str) or not isinstance(transforms, Sequence):
+        return transforms, None
+    given = list(transforms)
     at = [n for n, one in enumerate(given) if isinstance(one, known.TransformSpec)]
     if len(at) > 1:
         raise PetastormError(

@@ -1,8 +1,8 @@
 """Reads row groups through Petastorm's Reader and worker, in the order of the plan: `PetastormSource`.
 
-Petastorm defines the schema (Unischema), the shards, which row groups a selector keeps, and the cache's interface. Its
-own worker does all that, and asks Sluice only for a row group's stored columns. Sluice controls the order, the pool and
-the memory. A loader's TransformSpec runs later, as a function over rows.
+Petastorm defines the schema (Unischema), the shards, and what a TransformSpec and a predicate get. Its own worker asks
+Sluice only for a row group's stored columns. Sluice controls the order, the pool and the memory. A loader's
+TransformSpec runs later, as a function over rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import hashlib
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +21,7 @@ import pyarrow as pa
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import call_on_frame
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import (
-    PetastormError,
-    PetastormOptions,
-    difference,
-    filters_of,
-    unischema_of,
-)
+from sluice.ingest.read.petastorm.options import unischema_of
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
@@ -46,37 +40,33 @@ class PetastormSource:
     def __init__(
         self,
         groups: RowGroupReader,
-        options: PetastormOptions = PetastormOptions(),
+        predicate: Any = None,
         *,
-        shards: Mapping[str, Any] | None = None,
+        gives_arrays: bool = False,
+        spec: Any = None,
+        shard: tuple[int | None, int | None, int | None] = (None, None, None),
     ):
-        """With `shards`, which has the Reader's arguments about shards, row groups come as Petastorm's dicts of arrays,
-        and the TransformSpec runs here, whose function may change their number of rows."""
+        """If it `gives_arrays`, row groups come as Petastorm's dicts of arrays, and the TransformSpec `spec` runs here,
+        whose function may change their number of rows. `shard` has the number of shards, which of them is read, and
+        the seed by which row groups are dealt out."""
         compat.install()
         from petastorm.transform import transform_schema
 
-        self._groups = groups
-        self._options = options
-        self._shards = shards
-        self.gives_arrays = shards is not None
-        self._spec = None if shards is None else copy.copy(options.transform_spec)
-        if self._spec is not None and self._spec.func:
-            self._spec.func = functools.partial(call_on_frame, self._spec.func)
+        self._groups, self._predicate = groups, predicate
+        self.gives_arrays = gives_arrays
+        self._spec = copy.copy(spec)
+        if spec is not None and spec.func:
+            self._spec.func = functools.partial(call_on_frame, spec.func)
         self._pieces = [
             (file, group)
             for file, counts in enumerate(groups.row_groups)
             for group in range(len(counts))
         ]
         self._stored = unischema_of(groups.stored)
-        self.schema = (
-            self._stored if self._spec is None else transform_schema(self._stored, self._spec)
-        )
+        self.schema = self._stored if spec is None else transform_schema(self._stored, spec)
         """The Unischema that Petastorm infers from the first file, after the TransformSpec."""
-        if options.schema is not None and (wrong := difference(options.schema, self._stored)):
-            raise PetastormError(f"{groups.files[0].path}: {wrong} (the schema that you gave)")
-        groups.in_pages &= not options.asked_for and not self.gives_arrays
-        groups.fetches &= options.cache is None  # it may have the row group
-        self.row_groups, self.chosen_rows = self._selected()
+        groups.in_pages &= predicate is None and not gives_arrays
+        self.row_groups, self.chosen_rows = self._selected(*shard)
 
     def results(self, pool: Iterator[Any]) -> Iterator[Any]:
         """Returns Petastorm's Reader over the results of a pool, without the dataset that it would open."""
@@ -94,26 +84,12 @@ class PetastormSource:
         """Returns the work function of one worker."""
         from petastorm.cache import NullCache
 
-        groups, cache = self._groups, self._options.cache
+        groups = self._groups
         numbers = {piece: number for number, piece in enumerate(self._pieces)}
         published: list[Any] = []
-        worker = _worker_class()(
-            0,
-            published.append,
-            (
-                self,
-                groups.files[0].path,  # a part of the cache's key
-                self._stored,
-                None,
-                [types.SimpleNamespace(path=groups.files[file].path) for file, _ in self._pieces],
-                NullCache() if cache is None else cache,
-                self._spec,
-                self.schema,
-                None,
-                False,
-                None,
-            ),
-        )
+        pieces = [types.SimpleNamespace(path=groups.files[file].path) for file, _ in self._pieces]
+        about = (self, "", self._stored, None, pieces, NullCache(), self._spec, self.schema)
+        worker = _worker_class()(0, published.append, (*about, None, False, None))
         worker._dataset = _DATASET
 
         def decode(read: Read) -> Any:
@@ -124,10 +100,9 @@ class PetastormSource:
                 return table
             if table.num_rows != read.rows:
                 raise ValueError(
-                    f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "
-                    "rows each time, and a cache returns what it was given"
+                    f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same rows each time"
                 )
-            return table if self._options.predicate is None else table.select(groups.needed)
+            return table if self._predicate is None else table.select(groups.needed)
 
         def work(task: ReadTask, charge: Charge) -> Decoded:
             worker.task = task
@@ -137,53 +112,44 @@ class PetastormSource:
 
     def stored_rows(self, task: ReadTask) -> pa.Table:
         """Returns the stored columns of the rows that the predicate keeps."""
-        read, predicate = task.read, self._options.predicate
+        read, predicate = task.read, self._predicate
         table = self._groups.decoded(read.file, read.group, fetched=task.fetched)
         return table if predicate is None else table.filter(pa.array(_mask(predicate, table)))
 
-    def _selected(self) -> tuple[tuple[tuple[int, ...], ...], str]:
-        """Returns how many rows of each row group the selector and the predicate keep, and a hash of the kept rows."""
+    def _selected(
+        self, count: int | None, shard: int | None, seed: int | None
+    ) -> tuple[tuple[tuple[int, ...], ...], str]:
+        """Returns how many rows of each row group the shard and the predicate keep, and a hash of the rows that the
+        predicate keeps."""
         from petastorm.reader import Reader
 
-        every = self._groups.row_groups
-        predicate, selector = self._options.predicate, self._options.rowgroup_selector
-        count, shard, seed = (
-            (self._shards or {}).get(name) for name in ("shard_count", "cur_shard", "seed")
-        )
-        numbers = list(range(len(self._pieces)))
-        if selector is not None:
-            # PetastormOptions refuses selectors that need an index.
-            selected = selector.select_row_groups({})
-            numbers = [number for number in numbers if number in selected]
+        every, predicate, chosen = self._groups.row_groups, self._predicate, self._pieces
         if count is not None or shard is not None:
-            numbers = Reader._partition_row_groups(
-                None, None, self._pieces, count, shard, numbers, seed
-            )
-        elif predicate is None and selector is None:
+            numbers = list(range(len(chosen)))
+            kept = Reader._partition_row_groups(None, None, chosen, count, shard, numbers, seed)
+            chosen = [chosen[number] for number in kept]
+        elif predicate is None:
             return every, ""
-        if not numbers:
-            warnings.warn(
-                "the row-group selector and the shard leave nothing to load", stacklevel=2
-            )
-        chosen = [self._pieces[number] for number in numbers]
-        fields = filters_of(self._options)
+        if not chosen:
+            warnings.warn("the shard leaves nothing to load", stacklevel=2)
+        if predicate is None:
+            counted = {at: every[at[0]][at[1]] for at in chosen}
+            which = ""
+        else:
+            fields = sorted(predicate.get_fields())
 
-        def rows(at: tuple[int, int]) -> tuple[int, bytes]:
-            if predicate is None:
-                return every[at[0]][at[1]], b""
-            mask = _mask(predicate, self._groups.decoded(*at, columns=fields))
-            return int(mask.sum()), hashlib.sha256(np.packbits(mask).tobytes()).digest()
+            def mask_of(at: tuple[int, int]) -> Any:
+                return _mask(predicate, self._groups.decoded(*at, columns=fields))
 
-        counted = dict(zip(chosen, self._groups.map_groups(rows, chosen, fields), strict=True))
-        which = (
-            ""
-            if predicate is None
-            else hashlib.sha256(b"".join(one for _, one in counted.values())).hexdigest()
-        )
-        return tuple(
-            tuple(counted.get((file, group), (0, b""))[0] for group in range(len(groups)))
+            masks = self._groups.map_groups(mask_of, chosen, fields)
+            counted = {at: int(mask.sum()) for at, mask in zip(chosen, masks, strict=True)}
+            each = (hashlib.sha256(np.packbits(mask).tobytes()).digest() for mask in masks)
+            which = hashlib.sha256(b"".join(each)).hexdigest()[:16]
+        kept_rows = tuple(
+            tuple(counted.get((file, group), 0) for group in range(len(groups)))
             for file, groups in enumerate(every)
-        ), which[:16]
+        )
+        return kept_rows, which
 
 
 def _mask(predicate: Any, table: pa.Table) -> Any:
@@ -212,10 +178,8 @@ def _worker_class() -> Any:
             table = super()._load_rows(*about)
             if not self._filesystem.gives_arrays:
                 return table
-            pool, results = (
-                types.SimpleNamespace(get_results=lambda: table),
-                self.new_results_queue_reader(),
-            )
+            pool = types.SimpleNamespace(get_results=lambda: table)
+            results = self.new_results_queue_reader()
             return results.read_next(pool, self._transformed_schema, None)._asdict()
 
     return PlanWorker

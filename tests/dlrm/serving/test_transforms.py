@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.meta import CheckpointError, latest
-from sluice.dlrm.options import Config
-from sluice.dlrm.serving import served_model
+from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.options import Config, ConfigError
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import loaders
 from sluice.etl.ops.base import OperatorError
@@ -26,14 +23,14 @@ def test_a_server_asks_for_the_code_again(transformed):
         Servable.load(transformed / "run", "fp32")
 
 
-def test_a_server_refuses_a_run_whose_row_groups_were_changed_as_it_reads_none(
-    transformed, monkeypatch
-):
-    path, meta = latest(transformed / "run" / "checkpoints")
-    changed = replace(meta, config={**meta.config, "transform_spec": "mine:halved"})
-    monkeypatch.setattr(served_model, "find_checkpoint", lambda *_args, **_more: (path, changed))
-    with raises(CheckpointError, "--transform-spec mine:halved"):
-        Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
+@pytest.mark.parametrize("name", ["predicate", "rowgroup_selector", "sample", "transform_spec"])
+def test_a_run_of_0_2_with_other_rows_or_columns_is_refused_by_name(transformed, name):
+    config = latest(transformed / "run" / "checkpoints")[1].config
+    Config.from_dict({**config, name: "", "rowgroup_cache": "mine:kept"})
+    with raises(
+        ConfigError, f"--{name.replace('_', '-')} mine:halved", "Sluice 0.2", "from-0.2.md"
+    ):
+        Config.from_dict({**config, name: "mine:halved"})
 
 
 def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed):

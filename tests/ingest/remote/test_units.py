@@ -61,15 +61,12 @@ def same(these, those):
         {"reader": "arrow"},
         {"reader": "petastorm"},
         {"last": "pad", "streams": 2},
-        {"sample": "I2"},
         {"rank": 1, "ranks": 2},
         {"knobs": Knobs(workers={"decode": 3}, backend={"decode": "remote"})},
     ],
     ids=lambda how: next(iter(how)) + str(next(iter(how.values()))),
 )
 def test_remote_workers_give_the_same_batches_bit_by_bit(worker, named, table, how):
-    if "sample" in how:
-        how = {**how, "fill": 0.0}
     local = {name: value for name, value in how.items() if name != "knobs"}
     same(hashes(table, **how, workers=named(worker)), hashes(table, **local))
 
