@@ -23,12 +23,12 @@ from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.schema import DataFile
-from sluice.etl.table.foreign_tables import LocalTables
-from sluice.etl.table.table_columns import FileColumns, folders_of, partitions_of
+from sluice.etl.table.table_columns import FileColumns, partitions_of
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.parquet_files import parquet_paths
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import (
     PetastormError,
@@ -198,40 +198,21 @@ def _open_groups(
 
 
 def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[FileColumns]]:
-    """Returns the files of a folder as Petastorm lists them, and the columns in the names of their folders (`day=3`).
-    Petastorm skips names that begin with an underscore or a dot."""
+    """Returns the files, and the columns in the names of their folders (`day=3`)."""
     paths: list[str] = []
-    named: list[str] = []
-    tables = LocalTables()
     for url in [urls] if isinstance(urls, str) else urls:
         if "://" not in url:
             raise PetastormError(f"{url}: write a URL, for instance file://{os.path.abspath(url)}")
         path = unquote(url.removeprefix("file://"))
-        below = [path]
-        if os.path.isdir(path):
-            below = sorted(_below(path))
-            tables.refuse_listed([f"{path}/", *below])
-        elif "://" not in path:
-            tables.refuse_removed(below)
-        if not below or (url.startswith("file://") and not os.path.exists(path)):
-            raise PetastormError(f"{url}: no such file, or a folder without files")
-        paths += below
-        named += [os.path.relpath(one, path) for one in below]
-    if any(folders_of(one).keys() != folders_of(named[0]).keys() for one in named):
-        raise PetastormError(
-            "the names of the files' folders have different columns; give files of one kind"
-        )
+        here, table = ([path], None) if "://" in path else parquet_paths(path)
+        if table is not None:
+            raise PetastormError(f"{url}: this is a {table.kind} table; take sluice.Loader")
+        paths += here
+    sizes = (0 if "://" in path else os.path.getsize(path) for path in paths)
     files = [
-        DataFile(path=path, rows=0, bytes=os.path.getsize(path) if "://" not in path else 0)
-        for path in paths
+        DataFile(path=path, rows=0, bytes=size) for path, size in zip(paths, sizes, strict=True)
     ]
-    return files, partitions_of(named)
-
-
-def _below(top: str) -> Iterator[str]:
-    for folder, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
-        yield from (os.path.join(folder, name) for name in names if not name.startswith(("_", ".")))
+    return files, partitions_of(paths)
 
 
 class BatchReader:

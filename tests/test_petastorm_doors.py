@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.common.errors import UsageError
 from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
 from sluice.petastorm import (
@@ -218,17 +219,19 @@ def test_signatures_are_petastorms(folder):
         ),
         ({"dataset_url_or_urls": "some/folder"}, ["write a URL, for instance file:///"]),
         ({"dataset_url_or_urls": f"file://{__file__}/nothing"}, ["no such file"]),
+        ({"rowgroup_selector": object()}, ["rowgroup_selector", "predicate", "list of files"]),
+        ({"predicate": "id > 3"}, ["predicate", "'id > 3'", "petastorm.predicates.PredicateBase"]),
     ],
 )
 def test_what_is_not_supported_or_not_there_is_refused_by_name(folder, options, facts):
-    with raises(PetastormError, *facts):
+    with raises(UsageError, *facts):
         make_batch_reader(**{"dataset_url_or_urls": folder} | options)
 
 
 def test_the_row_api_and_an_empty_folder_are_refused(folder, tmp_path):
     with raises(PetastormError, "make_reader", "make_batch_reader", "sluice.Loader"):
         make_reader(folder, num_epochs=1)
-    with raises(PetastormError, "folder without files"):
+    with raises(UsageError, "no *.parquet file in this folder"):
         make_batch_reader(f"file://{tmp_path}")
 
 

@@ -1,6 +1,6 @@
 """The faults that `--inject` causes, for users who test their own set-ups.
 
-    --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
+    --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003
     --inject slow-transform=4@15s,slow-transform=1@30s,slow-store=0.5s@40%,cores=1@60%
 
 `parse` reads the text, and `due` returns the faults that are due. `Injection` causes them.
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.common.errors import UsageError
-from sluice.ingest.knobs import KnobError, format_bytes, nearest, parse_bytes
+from sluice.ingest.knobs import nearest
 
 
 class FaultError(UsageError):
@@ -26,16 +26,13 @@ class Kind:
 
     what: str
     unit: str
-    """The unit of its strength: `workers`, `seconds`, `bytes`, `times`, `cores`, or `` for none."""
+    """The unit of its strength: `workers`, `seconds`, `times`, `cores`, or `` for none."""
     strength: float = 0
     """The default strength."""
 
 
 KINDS: Mapping[str, Kind] = {
     "kill-worker": Kind("kills worker processes (SIGKILL)", "workers", 1),
-    "stop-worker": Kind(
-        "stops worker processes (SIGSTOP), as a debugger or a frozen container does", "workers", 1
-    ),
     "kill-remote": Kind("kills processes of --workers local:N (SIGKILL)", "workers", 1),
     "stall-store": Kind("makes every read from the store wait", "seconds", 5),
     "slow-store": Kind("makes every later read from the store take so much longer", "seconds", 0.5),
@@ -46,7 +43,6 @@ KINDS: Mapping[str, Kind] = {
     "cores": Kind(
         "pins this process, or all ranks of this host together, to so many cores", "cores", 1
     ),
-    "memory-spike": Kind("takes memory in this process for five seconds", "bytes", 256 * 2**20),
 }
 
 
@@ -68,7 +64,6 @@ class Fault:
             "workers": "=all" if self.strength == float("inf") else f"={self.strength:g}",
             "times": f"={self.strength:g}",
             "cores": f"={self.strength:g}",
-            "bytes": f"={format_bytes(self.strength).replace(' ', '')}",
         }.get(unit, "")
         when = f"{self.at_percent:g}%" if self.at_percent else f"{self.at_s:g}s"
         return f"{self.kind}{strength}@{self.part or when}"
@@ -103,11 +98,6 @@ def _fault(text: str) -> Fault:
 def _strength(text: str, kind: Kind, strength: str) -> float:
     if kind.unit == "seconds":
         return _seconds(text, strength)
-    if kind.unit == "bytes":
-        try:
-            return parse_bytes(strength)
-        except KnobError as error:
-            raise FaultError(f"--inject {text}: {error}") from None
     if strength == "all" and kind.unit == "workers":
         return float("inf")
     if not re.fullmatch(r"[1-9]\d*", strength):

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from sluice.ingest.faults.faults import Fault, due
-from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.files import FileOpener
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
-_LOOK_S, _SPIKE_S = 0.05, 5.0
-_PAGE = 4096
+_LOOK_S = 0.05
 ON_STORES = frozenset({"stall-store", "slow-store", "corrupt"})
 """The faults that need `FileOpener(disturbed=…)`."""
 
@@ -45,7 +43,6 @@ class Injection:
         self._began = clock()
         self._done: set[int] = set()
         self._cores = os.sched_getaffinity(0)
-        self._timers: list[threading.Timer] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-inject", daemon=True)
 
@@ -58,10 +55,6 @@ class Injection:
         self._thread.join()
         if any(self._faults[number].kind == "cores" for number in self._done):
             pin(Machine().tree(), self._cores)
-        for timer in self._timers:
-            timer.cancel()
-            timer.function()
-            timer.join()
 
     def _run(self) -> None:
         while not self._over.wait(_LOOK_S):
@@ -91,11 +84,9 @@ class Injection:
         strength, loader, store = fault.strength, self._loader, self._files.faults
         match fault.kind:
             case "kill-worker":
-                return signal_workers(loader.worker_pids, signal.SIGKILL, strength)
-            case "stop-worker":
-                return signal_workers(loader.worker_pids, signal.SIGSTOP, strength)
+                return kill_workers(loader.worker_pids, strength)
             case "kill-remote":
-                return signal_workers(loader.remote_pids, signal.SIGKILL, strength)
+                return kill_workers(loader.remote_pids, strength)
             case "stall-store":
                 store.stall(strength)
                 return f"reads wait for {strength:g} s"
@@ -110,34 +101,21 @@ class Injection:
                 return (
                     f"transforms do their work {strength:g} times" if strength > 1 else "as it was"
                 )
-            case "cores":
-                before, kept = Machine().cores(), sorted(self._cores)[: int(strength)]
-                pin(Machine().tree(), set(kept))
-                return f"{len(kept)} {'core' if len(kept) == 1 else 'cores'} instead of {before:g}"
-        timer = threading.Timer(_SPIKE_S, take_memory(int(strength)).clear)
-        timer.daemon = True
-        self._timers.append(timer)
-        timer.start()
-        return f"took {format_bytes(strength)}"
+        before, kept = Machine().cores(), sorted(self._cores)[: int(strength)]
+        pin(Machine().tree(), set(kept))
+        return f"{len(kept)} {'core' if len(kept) == 1 else 'cores'} instead of {before:g}"
 
 
-def signal_workers(pids: Sequence[int], number: signal.Signals, count: float) -> str | None:
-    """Sends a signal to the first `count` of these processes that live. None: none does."""
+def kill_workers(pids: Sequence[int], count: float) -> str | None:
+    """Kills the first `count` of these processes that live. None: none does."""
     hit: list[int] = []
     for pid in pids:
         if len(hit) >= count:
             break
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
             hit.append(pid)
-    return f"sent {number.name} to {', '.join(map(str, hit))}" if hit else None
-
-
-def take_memory(size: int) -> bytearray:
-    """Returns memory that the kernel has allocated, because each page was written."""
-    held = bytearray(size)
-    held[::_PAGE] = b"\1" * len(range(0, size, _PAGE))
-    return held
+    return f"sent SIGKILL to {', '.join(map(str, hit))}" if hit else None
 
 
 def pin(pids: Sequence[int], cores: set[int]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
+from sluice.common.suggest import nearest
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.recipe import Recipe, check_kind
@@ -96,3 +97,33 @@ def refuse_mixed(
                     "write the files with one schema, load them apart, or give the column a type in a "
                     "spec"
                 )
+
+
+def difference(expected: pa.Schema, found: pa.Schema, first: str) -> str | None:
+    """Returns why a file cannot be loaded along with `first`, which has the `expected` columns. It needs all of them.
+    Types of numbers may differ, and types of texts."""
+    for field in expected:
+        if wrong := why_missing(field.name, found.names):
+            return wrong
+        kind = found.field(field.name).type
+        if kind != field.type and _sort_of(kind) != _sort_of(field.type):
+            return f"column {field.name!r} holds {kind}, in {first} it holds {field.type}"
+    return None
+
+
+def why_missing(name: str, names: Sequence[str]) -> str | None:
+    """Returns why a column cannot be taken from these. None: it can."""
+    if name not in names:
+        return f"no column {name!r}{nearest(name, names)}"
+    several = names.count(name)
+    return (
+        f"{several} columns are called {name!r}. Write the file with one column of each name"
+        if several > 1
+        else None
+    )
+
+
+def _sort_of(kind: pa.DataType) -> tuple[bool, bool]:
+    t = pa.types
+    is_number = t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind)
+    return is_number, t.is_list(kind) or t.is_large_list(kind)

@@ -25,7 +25,8 @@ from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.nested_columns import parts
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.table_transform import TableTransform, stored, transformed
+from sluice.etl.spec.table_transform import TableTransform, stored
+from sluice.etl.spec.table_transform import transformed as fields_after
 from sluice.etl.table.foreign_tables import LocalTables
 from sluice.etl.table.table_columns import (
     FileColumns,
@@ -36,7 +37,13 @@ from sluice.etl.table.table_columns import (
 )
 from sluice.etl.table.table_files import TableFiles, is_delta, is_iceberg, versioned
 from sluice.ingest.columns import Columns
-from sluice.ingest.plain.file_types import SEVERAL, common_type, common_types, refuse_mixed
+from sluice.ingest.plain.file_types import (
+    SEVERAL,
+    common_type,
+    common_types,
+    difference,
+    refuse_mixed,
+)
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.hashed_ids import can_hash
@@ -55,7 +62,7 @@ from sluice.ingest.plain.roles import (
 )
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import Footer, footers_of
-from sluice.ingest.read.petastorm.options import difference, types_after, unischema_of
+from sluice.ingest.read.petastorm.options import edited_by, transformed, unischema_of
 from sluice.ingest.stages.transform import Transform, given_by, reads_of
 
 if TYPE_CHECKING:
@@ -203,7 +210,7 @@ class ParquetFiles:
         """Returns the same files with these transforms added. Raises SpecError if one needs a missing column."""
         more = tuple(transforms)
         return replace(
-            self, fields=transformed(self.fields, more), transforms=(*self.transforms, *more)
+            self, fields=fields_after(self.fields, more), transforms=(*self.transforms, *more)
         )
 
     @property
@@ -292,9 +299,7 @@ class ParquetFiles:
         """Returns the number of embedding rows for each column of ids without operators. It is the largest id in the
         footers of all files plus one. Columns without such footers are left out, and those that a TransformSpec
         edits."""
-        edited = {*given_by(self.functions)}
-        if self.transform_spec:
-            edited |= {field[0] for field in self.transform_spec.edit_fields}
+        edited = given_by(self.functions).keys() | edited_by(self.transform_spec)
         sources = {
             recipe.name: recipe.sources[0]
             for recipe in self.recipes
@@ -360,7 +365,8 @@ class _StoredColumns:
         if transform_spec is not None:
             if transform_spec.func:
                 _check_given(kinds, located, footers)
-            kinds, edited = types_after(kinds, transform_spec)
+            kinds = {f.name: f.type for f in transformed(pa.schema(kinds), transform_spec)}
+            edited = frozenset(edited_by(transform_spec) & kinds.keys())
             types = {
                 name: str(kind) if name in edited else types[name]
                 for name, kind in kinds.items()
@@ -426,10 +432,11 @@ def _check_given(
     paths = {
         str(f.types): path for path, f in zip(located, footers, strict=True) if any(f.row_groups)
     }
-    first = unischema_of(pa.schema(list(kinds.items())))
+    known = unischema_of(pa.schema(kinds)).fields
+    first = pa.schema([(name, kind) for name, kind in kinds.items() if name in known])
     for path in paths.values():
-        there = _read_types(path, located[path])
-        if wrong := difference(first, unischema_of(pa.schema(list(there.items())))):
+        there = pa.schema(_read_types(path, located[path]))
+        if wrong := difference(first, there, next(iter(located))):
             raise ParquetError(f"{path}: {wrong}. The TransformSpec's function gets every column")
 
 

@@ -23,9 +23,9 @@ from sluice.etl.table.table_columns import OWN, FileColumns
 from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
+from sluice.ingest.plain.file_types import difference, why_missing
 from sluice.ingest.plain.footer_chunks import (
     StoredChunk,
     check_file,
@@ -134,7 +134,10 @@ class RowGroupReader:
         self._selection_columns = self._selection.sources if self._selection else ()
         self._spec_types = made.typed if made else {}
         self._optional = made.optional if made else frozenset[str]()
-        self.columns = self._columns_to_read(filters)
+        others = self._history.sources if self._history else ()
+        self.columns = tuple(
+            dict.fromkeys([*self.needed, *self._selection_columns, *filters, *others])
+        )
         self._opener = opened or FileOpener()
         self._footers, self._buffers = HeldFooters(), Buffers()
         self._idle: deque[tuple[int, OpenFile]] = deque()
@@ -150,12 +153,6 @@ class RowGroupReader:
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
         self.fetches = any(self._opener.local(file.path) is None for file in self.files)
         """Whether row groups come from a store, or as if they did."""
-
-    def _columns_to_read(self, filters: Sequence[str]) -> tuple[str, ...]:
-        names = [*self.needed, *self._selection_columns]
-        names += filters
-        names += self._history.sources if self._history else ()
-        return tuple(dict.fromkeys(names))
 
     def _set_schemas(self) -> None:
         """Sets the schemas of the files, of the read columns and of the result."""
@@ -187,11 +184,14 @@ class RowGroupReader:
                 RowGroupReader(files, history.sources, opened=self._opener, made=history.made)
                 for files in history.other_files
             ]
-            self._others = [reader._as_other(history) for reader in self._other_readers]
+            self._others = [
+                reader._events(history, reader._groups_by_users(history))
+                for reader in self._other_readers
+            ]
         self._places = {group.at: place for place, group in enumerate(self._by_users)}
         """The place of each row group in the order of the users."""
         self._checked_schema: pa.Schema | None = None
-        """The schema of a row group that has passed `_check_schema`."""
+        """The schema of a row group that can be loaded along with the first file."""
         self._flat_schema: pa.Schema | None = None
         """The schema of stored columns without structs."""
 
@@ -339,11 +339,16 @@ class RowGroupReader:
         where = self._where(number, group)
         table = self._read_stored(number, group, columns, fetched)
         if columns is None and table.schema != self._checked_schema:
-            self._check_schema(table.schema, where)
+            # Values of typed columns are converted one by one, so their stored type may differ.
+            fields = (
+                self.stored.field(f.name) if f.name in self._spec_types else f for f in table.schema
+            )
+            if wrong := difference(self._file_schema, pa.schema(fields), self.files[0].path):
+                raise SourceError(f"{where}: {wrong}")
             self._checked_schema = table.schema
         if self._history and columns is None:
             before = self._by_users[: self._places.get((number, group), 0)]
-            earlier = SplitEvents(before, self._read_events, is_own=True)
+            earlier = self._events(self._history, before, is_own=True)
             table = self._history.added(table, earlier, self._others, where)
         if self._selection:
             try:
@@ -395,14 +400,11 @@ class RowGroupReader:
                     return rows
             return self._table(file, number, group, portions)
 
-    def _read_events(self, group: GroupRange) -> pa.Table:
-        assert self._history is not None
-        return self._read_stored(*group.at, self._history.sources)
-
-    def _as_other(self, history: UserHistories) -> SplitEvents:
+    def _events(
+        self, history: UserHistories, groups: Sequence[GroupRange], is_own: bool = False
+    ) -> SplitEvents:
         return SplitEvents(
-            self._groups_by_users(history),
-            lambda group: self._read_stored(*group.at, history.sources),
+            groups, lambda group: self._read_stored(*group.at, history.sources), is_own
         )
 
     def _groups_by_users(self, history: UserHistories) -> list[GroupRange]:
@@ -424,13 +426,6 @@ class RowGroupReader:
                 if (rows := footer.row_group(group)).num_rows
             ]
         return in_order(ranges, history.history)
-
-    def _check_schema(self, schema: pa.Schema, where: str) -> None:
-        """Raises SourceError if a row group's columns cannot be loaded along with the first file's."""
-        # Values of typed columns are converted one by one, so their stored type may differ.
-        fields = [self.stored.field(f.name) if f.name in self._spec_types else f for f in schema]
-        if wrong := self._difference(pa.schema(fields)):
-            raise SourceError(f"{where}: {wrong}")
 
     def _table(
         self, file: OpenFile, number: int, group: int, portions: Sequence[Sequence[str]]
@@ -455,17 +450,6 @@ class RowGroupReader:
         if found is table:
             self._flat_schema = table.schema
         return found
-
-    def _difference(self, schema: pa.Schema) -> str | None:
-        """Returns why a schema cannot be loaded along with the first file's. Each file needs all columns. Types of
-        numbers may differ, and types of texts."""
-        for field in self._file_schema:
-            if wrong := _why_missing(field.name, schema.names):
-                return wrong
-            kind = schema.field(field.name).type
-            if kind != field.type and _sort_of(kind) != _sort_of(field.type):
-                return f"column {field.name!r} holds {kind}, in {self.files[0].path} it holds {field.type}"
-        return None
 
     def stats(self) -> dict[str, int]:
         """Returns the counts of reads, bytes and retries of stores."""
@@ -619,7 +603,7 @@ class RowGroupReader:
             if name not in known and name in self._optional:
                 found.append(pa.field(name, self._spec_types[name]))
                 continue
-            if wrong := _why_missing(name, known):
+            if wrong := why_missing(name, known):
                 raise SourceError(f"{self.files[number].path}: {wrong}")
             found.append(there[known.index(name)])
         return pa.schema(found)
@@ -795,24 +779,3 @@ def _read_footer(
             return metadata_of(path, source, SourceError)
     except (OSError, pa.ArrowException) as error:
         raise SourceError(f"{path}: {error}") from error
-
-
-def _why_missing(name: str, names: Sequence[str]) -> str | None:
-    if name not in names:
-        return f"no column {name!r}{nearest(name, names)}"
-    several = names.count(name)
-    return (
-        f"{several} columns are called {name!r}. Write the file with one column of each name"
-        if several > 1
-        else None
-    )
-
-
-def _sort_of(kind: pa.DataType) -> tuple[bool, bool]:
-    return _is_number(kind), pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -37,25 +38,19 @@ def reader_of(name: str | None) -> str:
     and a line on standard error says so once."""
     if name not in (None, AUTO):
         return str(name)
-    if _is_installed("petastorm"):
-        return "petastorm"
-    _announce_arrow()
-    return "arrow"
+    return _default_reader()
 
 
 @cache
-def _announce_arrow() -> None:
+def _default_reader() -> str:
+    with suppress(ModuleNotFoundError):
+        if find_spec("petastorm"):
+            return "petastorm"
     warn(
         "row groups are read by the plain Arrow reader, because petastorm is not installed; the rows "
-        "and their order are the same",
+        "and their order are the same"
     )
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
+    return "arrow"
 
 
 def source_of(reader: str | None, groups: RowGroupReader, predicate: Any = None) -> RowGroupSource:

@@ -123,7 +123,7 @@ def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
 
 
 def edited_by(spec: Any) -> set[str]:
-    """Returns the columns that a TransformSpec makes itself, which no file describes. None: there are none."""
+    """Returns the columns that a TransformSpec makes itself, which no file describes."""
     return set() if spec is None else {field[0] for field in spec.edit_fields}
 
 
