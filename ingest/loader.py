@@ -27,7 +27,7 @@ from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.row_order import Position, Read, RowsPlan, chain
+from sluice.ingest.row_order import Position, Read, RowsPlan, chain, differences_of
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
@@ -304,11 +304,7 @@ class BatchLoader(IterableDataset[Batch]):
         own = self._input.identity
         table = state.get("table")
         table = table if isinstance(table, Mapping) else {}
-        if others := [
-            f"{name}: {table.get(name)!r} in the state, {own.get(name)!r} here"
-            for name in {**own, **table}
-            if table.get(name) != own.get(name)
-        ]:
+        if others := differences_of(table, {**dict.fromkeys(table), **own}):
             before = re.match(r"v?(\d+)(-|$)", str(table.get("version")))
             advice = f"; to continue it, open the table with version={before[1]}" if before else ""
             raise LoaderError(f"this state belongs to other rows ({'; '.join(others)}){advice}")

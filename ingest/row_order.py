@@ -470,12 +470,7 @@ class RowsPlan:
 
     def position(self, state: Mapping[str, Any]) -> Position:
         """Returns the position in `state`. Raises PlanError, with the differences, if it belongs to another plan."""
-        own = self._identity
-        differences = [
-            f"{name}: {state.get(name)!r} in the state, {value!r} here"
-            for name, value in own.items()
-            if state.get(name) != value
-        ]
+        differences = differences_of(state, self._identity)
         if differences:
             # If only the hash differs, the message says what it covers, because the hash would not help the user.
             if len(differences) == 1 and state.get("plan") != self.digest:
@@ -502,6 +497,15 @@ class RowsPlan:
             "row_groups": sum(len(counts) for counts in self.groups),
             "plan": self.digest,
         }
+
+
+def differences_of(state: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Returns the values in which a state differs from the own ones."""
+    return [
+        f"{name}: {state.get(name)!r} in the state, {value!r} here"
+        for name, value in own.items()
+        if state.get(name) != value
+    ]
 
 
 def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:

@@ -68,9 +68,9 @@ class HeldFooters:
                 self._held[number] = footer
                 self._bytes += size
 
-    def is_unchanged(self, number: int, at: int | str | tuple[Any, ...]) -> bool:
-        """Whether a file is the one that was first seen under this number. `at` is the path or the descriptor of a
-        local file, or the state of a store's file (`OpenFile.state`).
+    def is_unchanged(self, number: int, at: int | tuple[Any, ...]) -> bool:
+        """Whether a file is the one that was first seen under this number. `at` is the descriptor of a local
+        file, or the state of a store's file (`OpenFile.state`).
 
         Some mounts give a file another inode. Its footer must then be the same."""
         if isinstance(at, tuple):
@@ -79,8 +79,7 @@ class HeldFooters:
         state = about.st_size, about.st_mtime_ns, about.st_ino
         before = self._seen.get(number, (state, b""))[0]
         if number not in self._seen or (before[:2] == state[:2] and before != state):
-            with open(at, "rb", buffering=0, closefd=isinstance(at, str)) as file:
-                footer = _stored_footer(partial(os.pread, file.fileno()), about.st_size)
+            footer = _stored_footer(partial(os.pread, at), about.st_size)
             digest = hashlib.sha256(footer).digest()
             with self._lock:
                 if self._seen.get(number, (state, digest))[1] == digest:

@@ -133,35 +133,35 @@ class ParquetFiles:
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
         found = _find(source, version)
-        uri = found.uri
         stored = _StoredColumns.of(found, spec, transform_spec, given_by(functions))
         if spec is None:
-            made = _columns_by_roles(stored, roles, hash, say)
+            recipes, hashed, fill, is_guessed = _columns_by_roles(stored, roles, hash, say)
         else:
             _refuse_with_spec(roles, hash, transform_spec)
-            made = _MadeBy(recipes_of_spec(spec, stored.types, stored.lacking, found.form))
+            recipes = recipes_of_spec(spec, stored.types, stored.lacking, found.form)
+            hashed, fill, is_guessed = {}, {}, False
             permission = Permission(
                 permission.modules, permission.functions | spec.permission.functions
             )
-        used = {*stored.used_by(made.recipes, spec), *reads_of(functions)}
+        used = {*stored.used_by(recipes, spec), *reads_of(functions)}
         unused = [name for name in (*stored.types, *stored.lacking) if name not in used]
-        if unused and not made.is_guessed:  # the line about guessed roles has named them
+        if unused and not is_guessed:  # the line about guessed roles has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
-            say(f"{uri}: columns without a role are left out: {', '.join(unused[:20])}{more}")
+            say(f"{found.uri}: columns without a role are left out: {', '.join(unused[:20])}{more}")
         fields = []
-        for recipe in made.recipes:
+        for recipe in recipes:
             kinds = [stored.kinds[name] for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
         opened = cls(
-            uri,
+            found.uri,
             tuple(fields),
             _data_files(found.prefix, stored.located, stored.footers),
-            stored.bag_sizes(made.recipes),
-            made.hash,
-            made.recipes,
+            stored.bag_sizes(recipes),
+            hashed,
+            recipes,
             spec,
-            made.fill,
+            fill,
             permission=permission,
             prefix=found.prefix,
             located=stored.located,
@@ -440,23 +440,14 @@ def _check_given(
             raise ParquetError(f"{path}: {wrong}. The TransformSpec's function gets every column")
 
 
-@dataclass(frozen=True)
-class _MadeBy:
-    """The recipes of a loader's columns, with what was hashed and filled."""
-
-    recipes: tuple[Recipe, ...]
-    hash: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    fill: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    is_guessed: bool = False
-
-
 def _columns_by_roles(
     stored: _StoredColumns,
     roles: Roles | str | None,
     hash: Mapping[str, int] | None,
     say: Callable[[str], None],
-) -> _MadeBy:
-    """Makes recipes by a caller's roles. Guesses all roles that the caller does not give."""
+) -> tuple[tuple[Recipe, ...], Mapping[str, int], Mapping[str, float], bool]:
+    """Makes recipes by a caller's roles. Guesses all roles that the caller does not give. Also returns what is hashed
+    and filled, and whether roles were guessed."""
     roles = roles_of(roles) if isinstance(roles, str) else roles
     label = None if roles is None or hash else only_label(roles)
     hashed = dict(hash or {})
@@ -473,7 +464,7 @@ def _columns_by_roles(
         others |= {**stored.unread} | dict.fromkeys(lacking, _NOT_EVERYWHERE)
         roles, fill = _report_guesses(stored.uri, found, others, say)
     recipes, hashed = recipes_of(roles, hashed, types, lacking)
-    return _MadeBy(recipes, hashed, fill, is_guessed)
+    return recipes, hashed, fill, is_guessed
 
 
 def _refuse_with_spec(
@@ -782,25 +773,18 @@ def table_of(
             transform_spec=transform_spec,
             functions=functions,
         )
-    if version is not None:
-        raise ParquetError(f"version={version} names a version of a path, and this table is open")
-    if isinstance(source, ParquetFiles) and source.transform_spec is not transform_spec:
+    for name, value in {"version": version, "roles": roles, "spec": spec, "hash": hash}.items():
+        if value:
+            raise ParquetError(
+                f"{name} is for plain Parquet files that are named by a path; this table is open, and has its own"
+            )
+    if isinstance(source, ParquetFiles) and (source.transform_spec, source.functions) != (
+        transform_spec,
+        functions,
+    ):
         raise ParquetError(
-            "these files were opened without this TransformSpec, which defines their columns: "
-            "give the loader their paths, or give transform_spec to ParquetFiles.open"
-        )
-    if isinstance(source, ParquetFiles) and source.functions != functions:
-        raise ParquetError(
-            "these files were opened without these functions over rows, which define their columns: "
-            "give the loader their paths"
-        )
-    if roles is not None:
-        raise ParquetError("roles are for plain Parquet files; this table has its own")
-    if spec is not None:
-        raise ParquetError("spec is for plain Parquet files; a feature table was made by one")
-    if hash:
-        raise ParquetError(
-            "hash is for plain Parquet files; a feature table has the operator hash in its spec"
+            "these files were opened without this TransformSpec, or without these functions over rows, which define "
+            "their columns: give the loader their paths, or give both to ParquetFiles.open"
         )
     return source
 

@@ -122,12 +122,14 @@ def test_a_file_in_the_place_of_another_is_the_same_if_its_footer_is(tmp_path, v
     path, other, held = tmp_path / "a.parquet", tmp_path / "b.parquet", HeldFooters()
     pq.write_table(pa.table({"d": [1.0] * 300}), path, row_group_size=100)
     pq.write_table(pa.table({"d": [value] * 300}), other, row_group_size=100)
-    assert held.is_unchanged(0, str(path))
+    with path.open("rb") as file:
+        assert held.is_unchanged(0, file.fileno())
     before = path.stat()
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert other.stat().st_size == before.st_size
     other.replace(path)
-    assert held.is_unchanged(0, str(path)) == is_same
+    with path.open("rb") as file:
+        assert held.is_unchanged(0, file.fileno()) == is_same
 
 
 def test_row_groups_that_do_not_add_up_to_the_files_rows_are_damage(folder):

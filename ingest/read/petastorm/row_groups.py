@@ -23,7 +23,7 @@ from sluice.ingest.knobs import DECODE, Knobs, Limits
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
 from sluice.ingest.read.petastorm.source import PetastormSource
-from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, permutation
+from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, differences_of, permutation
 from sluice.ingest.stage_spec import DECODING, limits_of
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Pool
@@ -75,12 +75,9 @@ class RowGroupOrder:
 
     def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Returns the position in `state`. RowGroupError, with the differences, if it belongs to another order."""
-        if state.get("order") != self.digest:
-            named = [
-                f"{name}: {state[name]!r} in the state, {own!r} here"
-                for name, own in self._settings().items()
-                if name in state and state[name] != own
-            ]
+        own = {**self._settings(), "order": self.digest}
+        if differences := differences_of(state, own):
+            named = [one for one in differences if not one.startswith("order:")]
             others = "; ".join(named) or "the row groups, or their numbers of rows, differ"
             raise RowGroupError(f"this state belongs to another order of row groups ({others})")
         return int(state["epoch"]), int(state["row_group"])
