@@ -6,10 +6,11 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
 from sluice.etl.spec.nested_columns import parts
+from sluice.etl.table.table_columns import FileColumns, PartitionError, refuse_twice
 from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.plain.footer_chunks import chunks_of_group
 from sluice.ingest.plain.roles import ParquetError
@@ -122,13 +124,19 @@ def metadata_of(
     return metadata, schema
 
 
-def footers_of(paths: Sequence[str]) -> list[Footer]:
-    """Reads the footers of files here or in stores, several at a time. Raises ParquetError."""
-    with ThreadPoolExecutor(16, "sluice-footers") as pool:
-        return list(pool.map(_footer, paths))
+def footers_of(
+    located: Mapping[str, FileColumns], wanted: Container[str] | None = None
+) -> list[Footer]:
+    """Reads the footers of files here or in stores, several at a time. They have the names of the table's columns.
+    Raises ParquetError, and a PartitionError if a wanted column is in a file and in the name of its folder."""
+    try:
+        with ThreadPoolExecutor(16, "sluice-footers") as pool:
+            return list(pool.map(_footer, located, located.values(), repeat(wanted)))
+    except (ParquetError, PartitionError) as error:
+        raise error.with_traceback(None) from error.__cause__  # without the frames of threads
 
 
-def _footer(path: str) -> Footer:
+def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> Footer:
     try:
         with Place.of(path).open() as file:
             size = file.size()
@@ -139,12 +147,21 @@ def _footer(path: str) -> Footer:
         raise ParquetError(f"{path}: {error.strerror or error}") from error
     metadata, schema = metadata_of(path, pa.BufferReader(content), ParquetError)
     there = list(parts(schema))
-    names = [f.name for f in there]
+    own = [f.name for f in there]
+    refuse_twice(path, [name for name in own if wanted is None or name in wanted], columns)
+    ids = _ids(path, size, metadata, schema)
+    constants = {name: str(value.type) for name, value in columns.constants.items()}
     return Footer(
         size,
         tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)),
-        {f.name: str(f.type) if names.count(f.name) == 1 else SEVERAL for f in there},
-        _ids(path, size, metadata, schema),
+        {
+            name: str(f.type) if own.count(f.name) == 1 else SEVERAL
+            for name, f in zip(columns.named(own), there, strict=True)
+            if name
+        }
+        | constants,
+        {name: n for name, n in zip(columns.named(ids), ids.values(), strict=True) if name}
+        | dict.fromkeys(constants, 0),
         hashlib.sha256(content).hexdigest()[:32],
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,7 +34,6 @@ from sluice.etl.table.table_columns import (
     TableParquet,
     folders_of,
     partitions_of,
-    refuse_twice,
 )
 from sluice.etl.table.table_files import TableFiles, is_delta, is_iceberg, versioned
 from sluice.ingest.columns import Columns
@@ -348,12 +348,12 @@ class _StoredColumns:
     def of(
         cls,
         found: _Found,
-        spec: Spec | None,
-        transform_spec: Any,
-        given: Mapping[str, pa.DataType],
+        spec: Spec | None = None,
+        transform_spec: Any = None,
+        given: Mapping[str, pa.DataType] = MappingProxyType({}),
     ) -> _StoredColumns:
         located, paths = found.located(spec), found.paths
-        footers = _read_footers(located, spec)
+        footers = footers_of(located, spec.input.columns if spec else None)
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
         kinds = _read_types(paths[0], located[paths[0]])
@@ -498,30 +498,6 @@ def _data_files(
     )
 
 
-def _read_footers(located: Mapping[str, FileColumns], spec: Spec | None) -> list[Footer]:
-    """Reads the footers, with the names of the table's columns. Raises a PartitionError if a column, of a spec's if
-    there is one, is in a file and in the name of its folder."""
-    try:
-        found = footers_of(list(located))
-    except ParquetError as error:
-        raise error.with_traceback(None) from error.__cause__  # without the frames of threads
-    for (path, one), footer in zip(located.items(), found, strict=True):
-        wanted = footer.types if spec is None else footer.types.keys() & spec.input.columns
-        refuse_twice(path, wanted, one)
-    for number, (footer, one) in enumerate(zip(found, located.values(), strict=True)):
-        if one.is_own:
-            continue
-        types = zip(one.named(footer.types), footer.types.values(), strict=True)
-        ids = zip(one.named(footer.ids), footer.ids.values(), strict=True)
-        constants = {name: str(value.type) for name, value in one.constants.items()}
-        found[number] = replace(
-            footer,
-            types={name: kind for name, kind in types if name} | constants,
-            ids={name: count for name, count in ids if name} | dict.fromkeys(constants, 0),
-        )
-    return found
-
-
 def parquet_paths(source: Paths) -> tuple[list[str], TableFiles | None]:
     """Returns the Parquet files of a source, and the Delta or Iceberg table that lists them, if there is one."""
     found = _find(source)
@@ -593,12 +569,10 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
     """Returns the facts of the columns that can be loaded from all files, and the number of rows. It also returns for
     each other column the reason why it cannot be loaded, and the format of the files."""
     found = _find(source)
-    located, paths = found.located(None), found.paths
-    footers = _read_footers(located, None)
-    files = [footer.types for footer in footers]
-    _, lacking = common_types(paths, files)
-    types, _ = common_types(paths, files, lacking)
-    facts = _probe_columns(located, types, footers)
+    stored = _StoredColumns.of(found)
+    lacking, footers = stored.lacking, stored.footers
+    types, _ = common_types(found.paths, [footer.types for footer in footers], lacking)
+    facts = _probe_columns(stored.located, types, footers)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
     others = {
@@ -607,7 +581,7 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
         if name not in facts
     }
     others |= found.unread
-    return facts, sum(sum(footer.row_groups) for footer in footers), others, found.form
+    return facts, stored.rows, others, found.form
 
 
 def _read_types(path: str, located: FileColumns) -> dict[str, pa.DataType]:
