@@ -62,7 +62,7 @@ def test_a_unit_waits_for_the_memory_of_others_and_never_for_itself(table):
     assert full.waited == 1
     assert full.charged == 0
     with pytest.raises(Exception, match="no such rows"):
-        maker.rows(Unit(0, 99, 0, 0, units[0].parts))
+        maker.rows(Unit(0, 99, 0, units[0].parts))
     assert full.charged == 0
     maker.close()
     free.close()

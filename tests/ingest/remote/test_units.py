@@ -138,12 +138,12 @@ def test_requests_are_read_back_and_nonsense_is_refused(asked):
         b"\xff",
         b"[]",
         b"{}",
-        start + b"[0, 0, 0, 0, [[0, 0, 0]]]",
-        start + b"[0, -1, 0, 0, []]",
-        start + b"[0, 0.5, 0, 0, []]",
+        start + b"[0, 0, 0, [[0, 0, 0]]]",
+        start + b"[0, -1, 0, []]",
+        start + b"[0, 0.5, 0, []]",
         start + b"[" * 5000,
         start + b"0" * (2**20 + 1),
-        b"[]" + start[len(job.json) :] + b"[0, 0, 0, 0, []]",
+        b"[]" + start[len(job.json) :] + b"[0, 0, 0, []]",
     ):
         with pytest.raises(RemoteError):
             Unit.from_request(data)
@@ -151,9 +151,9 @@ def test_requests_are_read_back_and_nonsense_is_refused(asked):
         with pytest.raises(RemoteError):
             RemoteJob.of(given)
     for unit in (
-        Unit(0, 99, 0, 0, ()),
-        Unit(0, 0, 99, 0, ()),
-        Unit.from_request(start + b"[0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]")[-1],
+        Unit(0, 99, 0, ()),
+        Unit(0, 0, 99, ()),
+        Unit.from_request(start + b"[0, 0, 0, [[0, 0, 0, 9999, 0]]]")[-1],
     ):
         with raises(RemoteError, f"file {unit.file}", f"row group {unit.group}"):
             maker.rows(unit)
@@ -231,7 +231,6 @@ def test_an_answer_to_another_request_is_none(asked):
     for other in (
         replace(unit, epoch=unit.epoch + 1),
         replace(unit, group=unit.group + 1),
-        replace(unit, draw=1),
     ):
         assert checksum(batch, job, other) != checksum(batch, job, unit)
     for name in ("version", "files", "plan", "made", "split"):
