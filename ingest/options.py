@@ -1,4 +1,4 @@
-"""What a command line says about a loader: functions by name, roles of columns, options of a run."""
+"""What a command line says about a loader: the table, the order of rows, and the options of a run."""
 
 from __future__ import annotations
 
@@ -17,29 +17,10 @@ if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.faults.faults import Fault
     from sluice.ingest.read.parquet_files import ParquetFiles
-    from sluice.ingest.stages.transform import Function
 
 
 class ArgumentError(UsageError):
     """Words that say nothing: the message names the option and what would do."""
-
-
-def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
-    """Returns the stage's name and the function that `module:function` names, found as `python -m` finds modules."""
-    from sluice.etl.spec.permission import find_modules_here
-    from sluice.ingest.process.child_main import load
-
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ArgumentError(f"{option} {name!r}: write module:function")
-    find_modules_here()
-    try:
-        function = load(name)
-    except TypeError:
-        raise ArgumentError(f"{option} {name!r}: {attribute} is no function") from None
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"{option} {name!r}: {error}") from None
-    return attribute, function
 
 
 def table_named(

@@ -68,16 +68,14 @@ LEFT = {
 
 
 def usage() -> str:
-    from sluice.common.text_table import wrapped
-
     width = max(map(len, VERBS))
     groups = "\n\n".join(
         "\n".join([f"{title}:", *(f"  {verb:{width}}  {verbs[verb][2]}" for verb in verbs)])
         for title, verbs in PATH.items()
     )
-    return wrapped(
-        f"usage: sluice VERB …\n\n{groups}\n\n`sluice VERB --help` says more. On a cluster, feature tables "
-        "are made by `spark-submit etl/job.py …`."
+    return (
+        f"usage: sluice VERB …\n\n{groups}\n\n`sluice VERB --help` says more. On a cluster, feature tables are "
+        "made by `spark-submit etl/job.py …`."
     )
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from inspect import signature
 from numbers import Integral
@@ -181,7 +181,9 @@ class Loader(BatchLoader):
         if tuning is None:
             tuning = "auto" if knobs is None else "fixed"
         mode = policy_of(tuning).name
-        self._convert = _converter_of(as_, order, errors)
+        if as_ not in FORMS:
+            raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
+        self._convert = FORMS[as_]
         given["machine"], given["memory_limit"] = _share_of_host(
             ranks, None if memory_limit is None else parse_bytes(memory_limit)
         )
@@ -189,7 +191,7 @@ class Loader(BatchLoader):
         super().__init__(**{name: given[name] for name in names if name in given})
         try:
             if as_ == "kjt":
-                _refuse_weight_column(self.table)
+                _refuse_without_weights(self.table, order, errors)
             if knobs is None and mode == "fixed":
                 super().apply(self._one_worker_a_stage(remote=workers is not None))
             self._tuned = self._tune(tuning, None if rank else run_dir)
@@ -287,31 +289,22 @@ class Loader(BatchLoader):
             )
 
 
-def _converter_of(name: str, order: Order, errors: Errors) -> Callable[[Batch], Any] | None:
-    """Returns the function that converts a batch to this form, or None for `batch`. Raises LoaderError if rows need
-    weights and the form has none."""
-    if name not in FORMS:
-        raise LoaderError(f"as_={name!r} is none of {', '.join(FORMS)}{nearest(str(name), FORMS)}")
-    if name == "kjt" and errors.on_error == "quarantine":
-        raise LoaderError(
-            "as_='kjt' gives batches without weights, and on_error='quarantine' needs weights for quarantined rows. "
-            "Use on_error='raise', or as_='batch' and batch.kjt()"
-        )
-    if name == "kjt" and order.last == "pad":
-        raise LoaderError(
-            "as_='kjt' gives batches without weights, and last='pad' needs weights for the rows that fill a batch. "
-            "Use last='drop', or as_='batch' and batch.kjt()"
-        )
-    return FORMS[name]
-
-
-def _refuse_weight_column(table: FeatureTable | ParquetFiles) -> None:
-    for column in table.fields:
-        if column.role == "weight":
-            raise LoaderError(
-                f"as_='kjt' gives batches without weights, and column {column.name!r} has the weights of rows. "
-                "Use as_='batch' and batch.kjt() with batch.weight, or leave the column out by roles="
-            )
+def _refuse_without_weights(
+    table: FeatureTable | ParquetFiles, order: Order, errors: Errors
+) -> None:
+    """Raises LoaderError if rows need weights, which `kjt` does not have."""
+    weights = [column.name for column in table.fields if column.role == "weight"]
+    if errors.on_error == "quarantine":
+        why = "on_error='quarantine' needs weights for quarantined rows. Use on_error='raise'"
+    elif order.last == "pad":
+        why = "last='pad' needs weights for the rows that fill a batch. Use last='drop'"
+    elif weights:
+        why = f"column {weights[0]!r} has the weights of rows. Leave the column out by roles="
+    else:
+        return
+    raise LoaderError(
+        f"as_='kjt' gives batches without weights, and {why}, or as_='batch' and batch.kjt()"
+    )
 
 
 def _is_same_run(folder: Path, config: Mapping[str, Any]) -> bool:

@@ -122,19 +122,17 @@ for program in {PROGRAMS}:
 @pytest.fixture(scope="module")
 def helps():
     """The exit code, the text and the loaded modules of each program, each in a new process."""
-    done = start("-c", HELP_OF_ALL, COLUMNS="72")
+    done = start("-c", HELP_OF_ALL)
     return {program: told for program, *told in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_help_loads_no_large_library_and_is_wrapped_at_the_width(helps, name):
+def test_help_loads_no_large_library(helps, name):
     code, text, loaded = helps[name]
     assert code == 0
     assert "sluice.common" in loaded
     assert not set(loaded) & set(LARGE)
-    texts = [line for line in text.splitlines() if line[:1].isalpha()]
-    assert texts
-    assert max(map(len, texts)) <= 72, "paragraphs are wrapped"
+    assert "usage: " in text
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,9 @@ class ServerLimits:
     title = "limits"
     max_body: int = setting(
         4 * 2**20,
-        "bytes of a request",
+        "bytes of a request (default: 4 MiB)",
         metavar="BYTES",
         parse=parse_bytes,
-        show=format_bytes,
         least=1,
     )
     max_rows: int = setting(4096, "rows of a request", least=1)

@@ -4,12 +4,10 @@ A loader takes its roles from the proposals, and `sluice guess` writes a spec fr
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,10 +126,6 @@ class Proposal:
     """For numbers: how they are spread."""
     rejected: str = ""
     """For a time as text, and for clicks: how many sampled values are none, and an example."""
-    swapped: str = ""
-    """For a time as text: the format with day and month exchanged, if it fits as well."""
-    by_values: str = ""
-    """What whole numbers hold, if their values decided because the name does not say it."""
 
     @property
     def hash(self) -> int | None:
@@ -269,20 +263,16 @@ def _proposal(blank: Proposal, rows: int) -> Proposal:
         or (is_fraction and not _are_ids(name, facts.examples))
         or (is_whole and is_amount(name, facts))
     )
-    by_values = ""
-    if is_whole and is_named_id(name) is None and facts.distinct > 2:
-        by_values = "amounts" if is_number else "ids"
     if is_number:
         return replace(
             blank,
             role="dense",
             fill=bool(facts.nulls) or facts.unusable,
-            by_values=by_values,
             spread=None if pa.types.is_boolean(kind) else spread_of(facts),
         )
     role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
     if is_fraction or pa.types.is_integer(inner) or is_text(inner):
-        return _ids(replace(blank, role=role, by_values=by_values), inner, rows)
+        return _ids(replace(blank, role=role), inner, rows)
     vector = 'a vector; read it as floats, and op = "bag" makes a number of it'
     is_vector = is_list(kind) and pa.types.is_floating(inner)
     return replace(blank, why=f"{kind}, {vector}" if is_vector else str(kind))
@@ -291,18 +281,13 @@ def _proposal(blank: Proposal, rows: int) -> Proposal:
 def _ids(guessed: Proposal, inner: pa.DataType, rows: int) -> Proposal:
     """Completes the proposal for a column of ids, or of texts that may be times. `inner` is the type of a value."""
     facts, is_single = guessed.facts, guessed.role == "sparse"
-    left_out = replace(guessed, role="", by_values="")
+    left_out = replace(guessed, role="")
     if is_text(inner) and not facts.values:
         return replace(left_out, why="text of which no value was seen; hash= makes ids of it")
     if is_single and is_text(inner) and (read := times_of(facts.sampled, facts.examples)):
-        return replace(
-            left_out,
-            time="text",
-            formats=read.formats,
-            why="a time as text",
-            rejected=read.rejected,
-            swapped=read.swapped,
-        )
+        formats, _, rejected = read
+        why = "a time as text"
+        return replace(left_out, time="text", formats=formats, why=why, rejected=rejected)
     likely = likely_values(facts, rows)
     if (
         is_single
@@ -346,11 +331,7 @@ def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
         and (low >= _YEAR_2001 * unit or high - low < _TEN_YEARS * unit)
     ):
         return None
-    first, last = (
-        f"{datetime.datetime.fromtimestamp(at / unit, datetime.UTC):%Y-%m-%d}" for at in (low, high)
-    )
-    span = f"times from {first} to {last}, at {unit:,} a second since 1970"
-    return replace(blank, time="int", unit=unit, by_values=span)
+    return replace(blank, time="int", unit=unit)
 
 
 def _digits_format(examples: pa.Array | None) -> str:
@@ -376,21 +357,9 @@ def _are_ids(name: str, examples: pa.Array | None) -> bool:
     return len(values) > 0 and bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
 
 
-class TextTimes(NamedTuple):
-    """A column of texts that are times."""
-
-    formats: tuple[str, ...]
-    seconds: pa.Array
-    """The times in seconds since 1970, null for other texts."""
-    rejected: str
-    """How many texts are no times, and an example. Empty if all are times."""
-    swapped: str
-    """The format with day and month exchanged, if it reads all examples as well. Else empty."""
-
-
-def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
-    """Returns the times in a column of texts. None if more than 1 % of them are no times. The formats are chosen by
-    some of its distinct values."""
+def times_of(values: pa.Array, examples: pa.Array) -> tuple[tuple[str, ...], pa.Array, str] | None:
+    """Returns the formats of the times in a column of texts, the times in seconds since 1970, and how many texts are no
+    times, with an example. None if they are more than 1 %. The formats are chosen by some distinct values."""
     formats = _time_formats(examples, max(1, len(examples) // _DISTINCT))
     if not formats:
         return None
@@ -404,10 +373,7 @@ def times_of(values: pa.Array, examples: pa.Array) -> TextTimes | None:
     if wrong.any():
         example = values[int(wrong.argmax())].as_py()
         rejected = share_of_values(int(wrong.sum()), len(values), example)
-    swapped = _swap(formats[0]) if len(formats) == 1 else ""
-    if swapped and ParseTime(format=swapped).apply(examples, None).null_count:
-        swapped = ""
-    return TextTimes(formats, seconds, rejected, swapped)
+    return formats, seconds, rejected
 
 
 def share_of_values(count: int, total: int, example: str) -> str:

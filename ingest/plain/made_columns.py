@@ -16,7 +16,7 @@ from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.recipe import Making, Recipe
+from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.row_selection import RowSelection
 
 # Texts with at most this many stored bytes a value, and a dictionary page of usual size, are read as a dictionary.
@@ -44,7 +44,6 @@ class MadeColumns:
         self.optional: frozenset[str] = frozenset(spec.input.optional) if spec else frozenset()
         """The columns that a file may lack."""
         self._unlabelled = bool(spec and spec.table.unlabelled)
-        self._makers = [Making(recipe) for recipe in recipes]
         self.sources: tuple[str, ...] = tuple(
             dict.fromkeys(name for recipe in recipes for name in recipe.sources)
         )
@@ -95,7 +94,7 @@ class MadeColumns:
     def table(self, stored: pa.Table) -> pa.Table:
         """Makes the columns from a row group. Raises ColumnError if a value cannot be used."""
         made = {}
-        for recipe, maker in zip(self._recipes, self._makers, strict=True):
+        for recipe in self._recipes:
             columns = [stored.column(name) for name in recipe.sources]
             pieces = (
                 [(chunk,) for chunk in columns[0].chunks]
@@ -104,7 +103,7 @@ class MadeColumns:
             )
             try:
                 made[recipe.name] = pa.chunked_array(
-                    [maker(piece) for piece in pieces],
+                    [recipe.make(piece) for piece in pieces],
                     recipe.type([column.type for column in columns]),
                 )
             except (pa.ArrowException, TypeError, ValueError) as error:

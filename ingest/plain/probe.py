@@ -117,17 +117,10 @@ def probe(
                 f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged, or in "
                 "a form that this Arrow does not know"
             ) from error.with_traceback(None)
+    sampled = pa.concat_tables(samples, promote_options="default") if samples else pa.table({})
     for name, one in facts.items():
-        if any(name in table.column_names for table in samples):
-            columns = [
-                table[name]
-                if name in table.column_names
-                else pa.chunked_array([pa.nulls(len(table))])
-                for table in samples
-            ]
-            kind = next((part.type for part in columns if part.type != pa.null()), pa.null())
-            chunks = [chunk for part in columns for chunk in part.cast(kind).chunks]
-            one.sampled = join_chunks(pa.chunked_array(chunks, kind))
+        if name in sampled.column_names:
+            one.sampled = join_chunks(sampled[name])
             values = elements(one.sampled).drop_null()
             differ = pc.unique(values)
             one.values, one.distinct, one.examples = len(values), len(differ), differ[:_EXAMPLES]

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl import ops
-from sluice.etl.ops.base import as_one_column, id_kind
-from sluice.etl.ops.chain import make_labels
+from sluice.etl.ops.base import as_one_column, id_kind, on_distinct
+from sluice.etl.ops.chain import make_labels, step
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
-from sluice.etl.spec.input_values import ARROW_TYPES, converted
+from sluice.etl.spec.input_values import ARROW_TYPES, converted, is_text
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
 from sluice.ingest.stages.number_types import to_batch_type
@@ -113,76 +114,56 @@ class Recipe:
         for name, have, kind in zip(self.sources, stored, self.kinds, strict=False):
             check_kind(name, have, kind)
 
-
-class Making:
-    """Applies a recipe to pieces of columns."""
-
-    def __init__(self, recipe: Recipe):
-        self._recipe = recipe
-        online = tuple(
-            {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in op.described.items()
-            }
-            for op in recipe.operators
-        )
-        field = Field(
-            name=recipe.name,
-            role=recipe.role,
-            type="",
-            online=online,
-            nullable=True,
-            cardinality=recipe.size,
-        )
-        self._operators = ops.online(field, None) if online else None
-        only = recipe.operators[0] if len(recipe.operators) == 1 else None
-        self._hash = only if isinstance(only, Hash) and not only.salt else None
-
-    def __call__(self, arrays: Sequence[pa.Array]) -> pa.Array:
-        """Makes the values of one piece. `arrays` has one array for each source."""
-        recipe = self._recipe
-        if recipe.operators and any(len(rows_of_long_texts(array)) for array in arrays):
+    def make(self, arrays: Sequence[pa.Array]) -> pa.Array:
+        """Makes the values of one piece of the columns. `arrays` has one array for each source."""
+        if self.operators and any(len(rows_of_long_texts(array)) for array in arrays):
             raise ColumnError(
-                f"column {recipe.name!r} has a text of more than {MOST_TEXT_BYTES:,} bytes. Shorten it in the data, or "
+                f"column {self.name!r} has a text of more than {MOST_TEXT_BYTES:,} bytes. Shorten it in the data, or "
                 "leave out its row with on_error='quarantine'"
             )
+        first = self.operators[0] if len(self.operators) == 1 else None
         if (
-            self._hash is not None
+            isinstance(first, Hash)
+            and not first.salt
             and can_hash(str(arrays[0].type))
-            and set(recipe.kinds) <= {"int", "text", "texts"}
+            and set(self.kinds) <= {"int", "text", "texts"}
         ):
-            return hashed_ids(arrays[0], self._hash).cast(recipe.type(()))
+            return hashed_ids(arrays[0], first).cast(self.type(()))
         columns = []
         for name, array, kind in zip(
-            recipe.sources, arrays, recipe.kinds or [""] * len(arrays), strict=True
+            self.sources, arrays, self.kinds or [""] * len(arrays), strict=True
         ):
             is_dictionary = pa.types.is_dictionary(array.type)
+            # Each distinct text of a dictionary is processed once.
+            keeps_dictionary = kind == "text" and is_text(array.type) and len(arrays) == 1
             if is_dictionary and not kind:
-                array = array.dictionary_decode()  # noqa: PLW2901
-            elif kind and not (
-                is_dictionary
-                and kind == "text"
-                and array.type.value_type == pa.string()
-                and len(arrays) == 1
-                and self._operators is not None
-            ):  # each distinct text of a dictionary is processed once
-                array = typed(name, array, kind)  # noqa: PLW2901
-            columns.append(array)
-        if self._operators is None:
-            if recipe.role == "label" and recipe.kinds == ("int",):
+                columns.append(array.dictionary_decode())
+            elif kind and not (is_dictionary and keeps_dictionary and self.operators):
+                columns.append(typed(name, array, kind))
+            else:
+                columns.append(array)
+        if not self.operators:
+            if self.role == "label" and self.kinds == ("int",):
                 wrong = pc.filter(
                     columns[0], pc.invert(pc.is_in(columns[0], pa.array([0, 1, None])))
                 )
                 if len(wrong):
                     raise ColumnError(
-                        f"column {recipe.sources[0]!r} holds {wrong[0]}, and a label is 0 or 1"
+                        f"column {self.sources[0]!r} holds {wrong[0]}, and a label is 0 or 1"
                     )
             return columns[0]
-        values = as_one_column(columns, recipe.sources)
-        if recipe.role == "label":
-            return make_labels(recipe.operators, values).cast(recipe.type([values.type]))
-        made = to_batch_type(self._operators(values))
-        return made if isinstance(made, pa.Array) else pa.array(made)
+        values = as_one_column(columns, self.sources)
+        if self.role == "label":
+            return make_labels(self.operators, values).cast(self.type([values.type]))
+        made = on_distinct(self._apply, values)
+        if self.role in ("sparse", "id_list"):
+            return made.cast(self.type(()))
+        return pa.array(to_batch_type(np.asarray(made, np.float64)))
+
+    def _apply(self, values: pa.Array) -> pa.Array:
+        for op in self.operators:
+            values = step(op, values, None, {})
+        return values
 
 
 def check_kind(name: str, have: pa.DataType, kind: str) -> None:

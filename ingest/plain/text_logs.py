@@ -5,47 +5,48 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import glob
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.common.errors import UsageError
-from sluice.etl.spec.input_values import THOUSANDS, grouped_digits
+from sluice.common.errors import InputError, UsageError
+from sluice.etl.apply.cells import TextCells
+from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.read.input_paths import InputFile, files_of
+from sluice.etl.read.pieces import FileRange, Piece, is_compressed, pieces_of_ranges
+from sluice.etl.spec.input_section import Input
+from sluice.etl.spec.input_values import THOUSANDS
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.ingest.plain.guess import share_of_values, times_of, usual_label
 
 _NAMES = re.compile(r"\.(csv|tsv|txt|log|json|jsonl|ndjson)(\.(gz|bz2))?$", re.IGNORECASE)
-_BYTES, _PACKED = 1 << 20, 1 << 26
-"""Bytes to read at the beginning of the first file and at the end of the last. And bytes to decompress of a compressed
-file at most, to find its end."""
-_SPACED = r"[ \t]*(?:{})[ \t]*"
-_NAN = "[nN]a[nN]|NAN"
-_WHOLE = re.compile(_SPACED.format("-?(?:0|[1-9][0-9]{0,17}|[1-8][0-9]{18})"))
-_UNMARKED = re.compile(_SPACED.format(f"[+-]?[0-9]{{1,19}}|{_NAN}"))
-_NUMBERS = {
-    (decimal, thousands): re.compile(
-        _SPACED.format(
-            rf"[+-]?(?:{grouped}[0-9]{{1,19}})(?:{re.escape(decimal)}[0-9]*)?{exponent}|{_NAN}"
-        )
-    )
-    for decimal, exponent in ((".", "(?:[eE][+-]?[0-9]{1,3})?"), (",", ""))
-    for thousands, grouped in (("", ""), *((one, f"{grouped_digits(one)}|") for one in THOUSANDS))
+_BYTES, _PIECES = 1 << 20, 64
+"""Bytes to read at the beginning of the first file and at the end of the last. And how many times as many to decompress
+of a compressed file at most, to find its end."""
+_MISSING = ("#N/A", "-", "--", "?", "N/A", "NA", "NULL", "None", "\\N", "n/a", "null")
+"""Texts that stand for a missing number."""
+_NUMBER = rf"^[ \t]*(?:[+-]?[.,]?[0-9][0-9{''.join(THOUSANDS)}]*(?:[eE][+-]?[0-9]+)?|[nN]a[nN]|NAN)[ \t]*$"
+"""A pattern of texts that may be numbers, with any marks."""
+_MARKS = tuple(
+    (decimal, thousands)
+    for decimal in (".", ",")
+    for thousands in ("", *THOUSANDS)
     if thousands != decimal
-}
-"""Decimal mark and mark of thousands → the numbers that are written so."""
-_MISSING = frozenset(("N/A", "n/a", "NA", "#N/A", "NULL", "null", "None", "-", "--", "?", "\\N"))
+)
+"""The marks for decimals and for thousands that a job reads."""
+_LONGEST = 200
+"""The number of texts that show a column's marks. Long numbers have the most."""
 _DELIMITERS, _ALIKE = "\t;,|", 0.99
-_PADDED = re.compile(r"0[0-9]+")
+_PADDED = r"^0[0-9]+$"
 """A whole number that needs its leading zeros, such as a postcode."""
 _DISTINCT = 50
 """Fewer than one in so many distinct values of a column of numbers may be no number."""
@@ -77,33 +78,31 @@ class TextSample:
     only holds 0 and 1."""
 
     @classmethod
-    def of(cls, paths: Sequence[str], label: str | None = None) -> TextSample:
+    def of(cls, files: Sequence[InputFile], label: str | None = None) -> TextSample:
         """Samples these files, which are sorted by name. `label` is the label's name if it is known."""
-        first, last, is_complete = _read_ends(paths[0])
-        if len(paths) > 1:
-            *others, is_complete = _read_ends(paths[-1])
-            last = others[1] or others[0]
-        content = first + last
-        if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        first, last = files[0], files[-1]
+        lines, end, is_complete = _read_ends(first)
+        if first is not last:
+            *others, is_complete = _read_ends(last)
+            end = others[1] or others[0]
+        if lines and lines[0][:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UsageError(
-                f"{paths[0]}: the file is UTF-16, in which line ends have other bytes; write it in UTF-8"
+                f"{first.path}: the file is UTF-16, in which line ends have other bytes; write it in UTF-8"
             )
+        content = b"".join((*lines, *end))
         for encoding in ("utf-8", "cp1252", "latin-1"):  # the last one reads any bytes
             with contextlib.suppress(UnicodeDecodeError):
-                lines = content.decode(encoding).split("\n")
+                content.decode(encoding)
                 break
-        ends = first.count(b"\n")
+        at_end = f"{last.path}, line {{}} of its last million bytes"
         placed = {
-            f"{paths[0]}, line {n}"
-            if n <= ends
-            else f"{paths[-1]}, line {n - ends} of its last million bytes": line.removeprefix(
-                "\ufeff"
-            )
-            for n, line in enumerate(lines, 1)
-            if line.strip()
+            place.format(number): text.removesuffix("\n")
+            for place, part in ((f"{first.path}, line {{}}", lines), (at_end, end))
+            for number, line in enumerate(part, 1)
+            if (text := line.decode(encoding)).strip()
         }
         if not placed:
-            raise UsageError(f"{paths[0]}: the file has no lines")
+            raise UsageError(f"{first.path}: the file has no lines")
         is_json = next(iter(placed.values())).lstrip()[0] in "[{"
         keys = {} if encoding == "utf-8" else {"encoding": encoding}
         read = _read_objects if is_json else _read_fields
@@ -111,7 +110,7 @@ class TextSample:
         table, notes = _typed(columns, cells, places)
         return cls(
             table=table,
-            rows=round(len(placed) * max(1.0, sum(map(os.path.getsize, paths)) / len(content))),
+            rows=round(len(placed) * max(1.0, sum(file.size for file in files) / len(content))),
             notes=notes,
             is_complete=is_complete,
             **found,
@@ -142,9 +141,11 @@ def _read_objects(placed: Mapping[str, str], label: str | None, keys: Mapping[st
     label = label or usual_label(names)
     for name in names:
         cells[name] = [one.get(name) for one in objects.values()]
-        fitting = _without_few(cells[name], lambda one: not isinstance(one, str), name == label)
+        texts = [cell for cell in cells[name] if isinstance(cell, str)]
+        few = _are_few(texts, cells[name], name == label)
+        numbers = [None if few and isinstance(cell, str) else cell for cell in cells[name]]
         try:
-            read = flattened(pa.table({name: pa.array(fitting)}))
+            read = flattened(pa.table({name: pa.array(numbers)}))
         except (pa.ArrowException, OverflowError):
             others[name] = "values of several types, or beyond 64 bits"
             continue
@@ -168,9 +169,8 @@ def _read_fields(placed: Mapping[str, str], label: str | None, keys: Mapping[str
     sign, rows = _cut(placed)
     first = next(iter(rows.values()))
     # Names of columns: none is empty, all differ, and none is a number.
-    forms = (_NUMBERS[".", ""], _NUMBERS[",", ""])
     is_header = len(set(first)) == len(first) and not any(
-        not cell or any(form.fullmatch(cell) for form in forms) for cell in first
+        not cell or re.match(_NUMBER, cell) for cell in first
     )
     names = first if is_header else [f"column_{number + 1}" for number in range(len(first))]
     rows = {place: row for place, row in rows.items() if not is_header or row != names}
@@ -206,34 +206,33 @@ def _read_numbers(
 ) -> tuple[dict[str, pa.Array], dict[str, Any], list[str]]:
     """Returns the columns, the keys of `[input]` for their numbers, and the columns that may be read in two ways. In
     `cells`, texts for missing numbers become None."""
-    words: set[str] = set()
-    readings: dict[str, dict[tuple[str, str], Cells]] = {}
-    for name, column in cells.items():
-        given = [cell for cell in column if cell]
-        if sum(map(bool, map(_PADDED.fullmatch, given))) > (1 - _ALIKE) * len(given):
-            continue  # leading zeros belong to most of these texts
-        rest = [None if cell in _MISSING else cell for cell in column]
-        readings[name] = {
-            marks: fitting
-            for marks, form in _NUMBERS.items()
-            if any(fitting := _without_few(rest, form.fullmatch, name == label))
-            and all(cell is None or form.fullmatch(cell) for cell in fitting)
-        }
-        if readings[name]:
-            words |= _MISSING.intersection(given)
-            cells[name] = rest
-    (decimal, thousands), ambiguous = _choose_marks(readings)
-    columns = {}
-    for name, column in cells.items():
-        texts = readings.get(name, {}).get((decimal, thousands))
-        if texts is None:
-            columns[name] = pa.array(column, pa.string())
+    columns = {name: pa.array(column, pa.string()) for name, column in cells.items()}
+    numbers: dict[str, pa.Array] = {}
+    for name, texts in columns.items():
+        given = pc.if_else(pc.is_in(texts, pa.array(_MISSING)), None, texts)
+        likely = _share(given, _NUMBER) >= _ALIKE and _share(given, _PADDED) <= 1 - _ALIKE
+        if likely or name == label:
+            numbers[name] = given
+    fits = {}
+    for name, texts in numbers.items():
+        likely = pc.unique(texts.filter(pc.match_substring_regex(texts, _NUMBER)))
+        longest = likely.take(pc.sort_indices(pc.negate(pc.binary_length(likely)))[:_LONGEST])
+        fits[name] = {marks for marks in _MARKS if not _cells(marks).convert(longest, "float")[1]}
+    marks, ambiguous = _choose_marks(fits)
+    words = set[str]()
+    for name, texts in numbers.items():
+        encoded = texts.dictionary_encode()
+        read, bad = _cells(marks).convert(encoded.dictionary, "float")
+        wrong = texts.filter(pc.is_in(encoded.indices, pa.array(bad, pa.int32())))
+        if read.null_count == len(read) or not _are_few(
+            wrong.to_pylist(), cells[name], name == label
+        ):
             continue
-        texts = [text and text.replace(thousands, "").replace(decimal, ".") for text in texts]
-        is_whole = all(text is None or _WHOLE.fullmatch(text) for text in texts)
-        kind = int if is_whole else float
-        numbers = [None if text is None else kind(text) for text in texts]
-        columns[name] = pa.array(numbers, pa.int64() if is_whole else pa.float64())
+        whole, not_whole = _cells(marks).convert(encoded.dictionary, "int")
+        columns[name] = (whole if not_whole == bad else read).take(encoded.indices)
+        words.update(set(_MISSING).intersection(cells[name]))
+        cells[name] = texts.to_pylist()
+    decimal, thousands = marks
     keys = {
         "decimal": decimal if decimal == "," else "",
         "thousands": thousands,
@@ -242,53 +241,50 @@ def _read_numbers(
     return columns, keys, ambiguous
 
 
-def text_paths(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+def _cells(marks: tuple[str, str]) -> TextCells:
+    """Returns what reads numbers as a job does."""
+    return TextCells(Input(columns={}, decimal=marks[0], thousands=marks[1]))
+
+
+def _share(texts: pa.Array, pattern: str) -> float:
+    """Returns the share of the texts that match."""
+    return float(pc.mean(pc.match_substring_regex(texts, pattern)).as_py() or 0)
+
+
+def text_files(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> list[InputFile]:
     """Returns the text files that `source` stands for. Empty if they are Parquet or do not exist."""
-    found: list[str] = []
-    for one in [source] if isinstance(source, (str, os.PathLike)) else source:
-        text = os.fspath(one)
-        if os.path.isdir(text):
-            there = [
-                path
-                for path in sorted(Path(text).rglob("*"))
-                if path.is_file()
-                and not any(part.startswith(("_", ".")) for part in path.relative_to(text).parts)
-            ]
-            if not any(path.suffix == ".parquet" for path in there):
-                found += [str(path) for path in there if _NAMES.search(path.name)]
-        else:
-            found += [text] if os.path.isfile(text) else sorted(glob.glob(text, recursive=True))
-    found = [path for path in found if os.path.isfile(path) and os.path.getsize(path)]
-    for path in found:
-        with open(path, "rb") as file:
-            if path.endswith(".parquet") or file.read(4) == b"PAR1":
+    names = [source] if isinstance(source, (str, os.PathLike)) else source
+    try:
+        files = [file for file in files_of(os.fspath(name) for name in names) if file.size]
+    except InputError:  # whoever looks for Parquet names it
+        return []
+    files = [file for file in files if _NAMES.search(file.path)] or files
+    for file in files:
+        with file.open() as stream:
+            if file.path.endswith(".parquet") or stream.read(4) == b"PAR1":
                 return []
-    return found
+    return files
 
 
-def _read_ends(path: str) -> tuple[bytes, bytes, bool]:
+def _read_ends(file: InputFile) -> tuple[list[bytes], list[bytes], bool]:
     """Returns the first lines of a file, its last lines, and whether its end was read. A small file only has first
     lines. A compressed file must be read up to its end."""
-    size, packed = os.path.getsize(path), path.endswith((".gz", ".bz2"))
-    content = _read(path, _PACKED if packed else _BYTES)
-    is_complete = not packed or len(content) < _PACKED
-    if len(content) < _BYTES:
-        return content if content.endswith(b"\n") else content + b"\n", b"", True
-    last = content[-_BYTES:] if packed else _read(path, _BYTES, max(_BYTES, size - _BYTES))
-    last = last if is_complete else last[: last.rfind(b"\n") + 1]
-    return content[: content.rfind(b"\n", 0, _BYTES) + 1], last[last.find(b"\n") + 1 :], is_complete
-
-
-def _read(path: str, most: int, start: int = 0) -> bytes:
+    size = file.size if is_compressed(file) else _BYTES
     try:
-        with (
-            pa.input_stream(path, compression="detect") if not start else pa.OSFile(path) as stream
-        ):
-            if start:
-                stream.seek(start)
-            return bytes(stream.read(most))
-    except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); the file is damaged") from None
+        first, *others = islice(pieces_of_ranges([FileRange(file, 0, size, _BYTES)]), _PIECES)
+        is_complete = len(others) < _PIECES - 1
+        if not is_compressed(file) and file.size > _BYTES:
+            start = max(_BYTES, file.size - _BYTES)
+            others = [*pieces_of_ranges([FileRange(file, start, file.size - start, _BYTES)])]
+        return _lines(first), _lines(others[-1]) if others else [], is_complete
+    except JobFailure as error:
+        raise UsageError(f"{file.path}: cannot be read, the file is damaged ({error})") from None
+
+
+def _lines(piece: Piece) -> list[bytes]:
+    return [line for batch in piece.batches() for line in batch["line"].to_pylist()]
 
 
 def _cut(placed: Mapping[str, str]) -> tuple[str, dict[str, list[str]]]:
@@ -322,49 +318,35 @@ def _cut(placed: Mapping[str, str]) -> tuple[str, dict[str, list[str]]]:
 
 
 def _choose_marks(
-    readings: Mapping[str, Mapping[tuple[str, str], Cells]],
+    fits: Mapping[str, Collection[tuple[str, str]]],
 ) -> tuple[tuple[str, str], list[str]]:
-    """Returns the decimal mark and the mark of thousands, and the columns that may be read in two ways. Such a column
-    decides nothing."""
-    fits = {
-        name: {*marks}
-        for name, marks in readings.items()
-        if not all(
-            cell is None or _UNMARKED.fullmatch(cell) for cells in marks.values() for cell in cells
-        )
-    }
+    """Returns the marks that fit the most columns, and the columns that may be read in two ways. If there is no other
+    column with marks, these decide nothing."""
+    marked = {name: {*marks} for name, marks in fits.items() if 0 < len(marks) < len(_MARKS)}
     ambiguous = [
         name
-        for name, marks in fits.items()
+        for name, marks in marked.items()
         if {(".", ""), (",", ".")} <= marks or {(",", ""), (".", ",")} <= marks
     ]
-    decimals = {name: {decimal for decimal, _ in marks} for name, marks in fits.items()}
-    sure = set().union(*(one for one in decimals.values() if len(one) == 1))
-    decimal = "," if sure == {","} else "."
-    found = set[str]()
-    for name, marks in fits.items():
-        left = {thousands for one, thousands in marks if one == decimal}
-        if len(left) == 1 and (sure or name not in ambiguous):
-            found |= left
-    thousands = found.pop() if len(found) == 1 else ""
-    return (decimal, thousands), [] if sure or thousands else ambiguous
+    sure = [name for name in marked if name not in ambiguous]
+    if not sure:
+        return _MARKS[0], ambiguous
+
+    def count_fitting(marks: tuple[str, str]) -> tuple[int, ...]:
+        return tuple(sum(marks in marked[name] for name in names) for names in (sure, ambiguous))
+
+    return max(_MARKS, key=count_fitting), []
 
 
-def _without_few(cells: Cells, fits: Callable[[Any], object], is_label: bool) -> Cells:
-    """Returns the cells with None in place of those that do not fit. If these are too many, returns all cells.
-
-    In a label, only 0 and 1 fit if 1 is at least ten times as frequent as other values. With a 2 it may be a count."""
-    if is_label and 2 not in cells and "2" not in cells:
-        fits = (0, 1, "0", "1").__contains__
+def _are_few(wrong: Cells, cells: Cells, is_label: bool) -> bool:
+    """Whether so few cells are wrong that they are errors. A label has few distinct values, so its wrong ones must be
+    rare compared with its 1."""
     given = [cell for cell in cells if cell is not None]
-    wrong = [cell for cell in given if not fits(cell)]
-    if len(wrong) > (1 - _ALIKE) * len(given) or (
-        10 * len(wrong) > given.count(1) + given.count("1")
-        if is_label
-        else _DISTINCT * len(set(wrong)) >= len(set(map(str, given)))
-    ):
-        return cells
-    return [None if cell is None or not fits(cell) else cell for cell in cells]
+    if len(wrong) > (1 - _ALIKE) * len(given):
+        return False
+    if is_label:
+        return 10 * len(wrong) <= given.count(1) + given.count("1")
+    return not wrong or _DISTINCT * len(set(wrong)) < len(set(map(str, given)))
 
 
 def _typed(
@@ -378,10 +360,10 @@ def _typed(
         note = notes.setdefault(name, {})
         is_text = pa.types.is_string(values.type)
         if is_text and (read := times_of(values, pc.unique(values.drop_null()))):
-            note |= {"input_formats": read.formats, "swapped": read.swapped}
-            microseconds = pc.multiply(read.seconds, 1e6).cast(pa.int64(), safe=False)
+            note["input_formats"], seconds, _ = read
+            microseconds = pc.multiply(seconds, 1e6).cast(pa.int64(), safe=False)
             at = microseconds.cast(pa.timestamp("us"))
-            has_clock = any("%H" in one for one in read.formats)
+            has_clock = any("%H" in one for one in note["input_formats"])
             found[name] = at if has_clock else at.cast(pa.date32(), safe=False)
         wrong = [
             row

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 from sluice.common.errors import Preempted, RunFailure, UsageError, without_keys
 from sluice.common.extras import advice
 from sluice.common.suggest import nearest
-from sluice.common.text_table import wrapped
 
 DONE = 0
 FAILED = 1
@@ -55,7 +54,7 @@ def command_of(argv: Sequence[str], known: Collection[str], usage: str) -> str |
     """Returns the command that a command line begins with. Without one, or with --help, prints the usage and returns
     None. Raises UsageError for an unknown command."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(wrapped(usage))
+        print(usage)
         return None
     if argv[0] not in known:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], known)}")

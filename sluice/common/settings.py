@@ -23,7 +23,6 @@ from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import meant
-from sluice.common.text_table import wrapped
 
 T = TypeVar("T")
 Given = dict[str, Any]
@@ -34,17 +33,14 @@ class OptionError(UsageError):
     """A command line that cannot be understood. The message names the option, its value and the possible values."""
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return wrapped(text, width)
-
-
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser with two changes: options must be written in full, and an error is an OptionError of one line,
     which suggests what may have been meant."""
 
     def __init__(self, **how: Any) -> None:
-        super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **how)
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how
+        )
 
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """Returns the given options. A misspelt one is reported before one that is missing because of it."""
@@ -85,8 +81,6 @@ class Option:
     """Bounds of a number, or of each of several."""
     parse: Callable[[str], Any] | None = None
     """Makes a value of a word, where its type does not say how."""
-    show: Callable[[Any], str] = str
-    """Makes a word of a default, for --help."""
     bare: str | None = None
     """The value of the option if it is given without one."""
     several: bool = False
@@ -288,7 +282,7 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         elif isinstance(default, tuple):
             shown = ",".join(map(str, default))
         else:
-            shown = option.show(default)
+            shown = str(default)
         text = f"{text} (default: {shown})".lstrip()
     group.add_argument(*_flags(field), help=text.replace("%", "%%"), **how)
 

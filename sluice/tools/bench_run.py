@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
@@ -16,32 +16,31 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
+from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.report import page
-from sluice.agent.report.format import line
+from sluice.agent.report.format import line, percent
 from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
-from sluice.agent.runtime.saved_state import is_file_name
+from sluice.agent.runtime.ticker import Ticker
 from sluice.common.program import say
 from sluice.etl.spec.table_transform import short_transforms
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.columns import Columns
-from sluice.ingest.knobs import DECODE, FETCH, SIZES, KnobError, Knobs, nearest
-from sluice.ingest.options import function_of, table_named
+from sluice.ingest.knobs import format_bytes
+from sluice.ingest.options import table_named
 from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.sources import reader_of
 from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
-from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE
-from sluice.ingest.stats import Snapshot
-from sluice.tools.bench_lines import advice, measurement
-from sluice.tools.bench_options import BenchOptions
-from sluice.tools.bench_outcome import Peak, consume
+from sluice.tools.bench import BenchOptions
 
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
+
+_NOISE = 0.02  # share of waiting that nobody needs to mend
+_NO_STEP = 100.0  # times the rows without waiting, from which on there is no trainer to speak of
+_PEAK_S = 0.05
+_SETTLED = 2 / 3  # of the time, after which rates count as settled
 
 
 def run_bench(options: BenchOptions) -> dict[str, Any]:
@@ -51,21 +50,20 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
     conditions = RunConditions(
         options.table[0], options.conditions, options.quarantine, options.store_latency_ms
     )
-    functions = [(function_of(name)[0], name) for name in options.udf]
-    table = _open_table(options, conditions.table, [name for name, _ in functions])
+    names = (conditions.table, *options.table[1:])
+    table = table_named(names, options.roles, options.code, options.transforms)
     # This loads torch, so mistakes in the arguments are reported before.
     from sluice.ingest.loader import BatchLoader
 
     with ExitStack() as stack:
         loader = stack.enter_context(
             BatchLoader(
-                table,
+                table.transformed(short_transforms(options.transforms)),
                 batch_size=options.batch_size,
                 split=options.split,
                 seed=options.seed,
                 read_ahead_epochs=options.epochs or sys.maxsize,
                 memory_limit=options.memory_limit,
-                transforms=functions,
                 fill=options.fill,
                 order=Order(
                     shuffle=options.shuffle,
@@ -102,27 +100,6 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
     return outcome
 
 
-def _open_table(
-    options: BenchOptions, name: str, functions: list[str]
-) -> FeatureTable | ParquetFiles:
-    """Opens the table. Raises what a loader would refuse of its columns, and of the names of stages."""
-    names = (name, *options.table[1:])
-    table = table_named(names, options.roles, options.code, options.transforms)
-    table = table.transformed(short_transforms(options.transforms))
-    plain = table if isinstance(table, ParquetFiles) else None
-    columns = Columns.of(table.fields, options.fill, known=plain.fill if plain else {})
-    if plain:
-        plain.check(columns)
-    if not is_file_name(options.knobs):
-        asked = Knobs().parse(options.knobs, fetch_bytes=sys.maxsize)
-        made = (*functions, *(transform.name for transform in table.transforms))
-        known = {FETCH, DECODE, SHUFFLE.name, BATCH.name, COLLATE.name, *made}
-        for stage in (*asked.workers, *asked.backend, *asked.fused):
-            if not known.issuperset(stage.split("+")):
-                raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
-    return table
-
-
 def _load(
     options: BenchOptions,
     loader: BatchLoader,
@@ -133,7 +110,7 @@ def _load(
     """Loads for the requested time. Returns the figures, and what would help."""
     policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
     # A fault on purpose is marked when it happens, not when it is noticed.
-    record = _Record(loader, folder, "fault" if options.conditions.inject else "occasion")
+    record = _Record(folder, "fault" if options.conditions.inject else "occasion")
     controller = Controller(
         loader,
         policy,
@@ -142,10 +119,15 @@ def _load(
         looks=partial(record.write, "look"),
         learned=memory.learned,
     )
+    peak = _Peak(loader.memory_used)
     begun = loader.snapshot()
-    with Peak(loader.memory_used) as peak, controller, on_signal(loader.stacks):
+    with ExitStack() as stack:
+        stack.callback(peak.stop)
+        peak.start()
+        stack.enter_context(controller)
+        stack.enter_context(on_signal(loader.stacks))
         with conditions.inject_faults(loader, record.event):
-            measured = consume(
+            figures = consume(
                 loader,
                 options.seconds,
                 lambda: time.sleep(options.step_ms / 1000),
@@ -153,11 +135,13 @@ def _load(
             )
         controller.stop()
         knobs = loader.knobs
-        what_would_help = advice(begun, loader.snapshot(), knobs)
+        measured = rates(begun, loader.snapshot())
+        what_would_help = advice(measured.joined(knobs, loader.limits)) if measured else ""
         memory.finish(policy=policy.name, learned=controller.learned())
+        peak.look()
         loader.close()
         outcome = {
-            **measured.figures(),
+            **figures,
             "peak_bytes": peak.bytes,
             "decisions": controller.decisions,
             "opening": controller.opening,
@@ -171,21 +155,106 @@ def _load(
         told = summary(Run.read(folder.path), outcome)
         outcome["outcome"] = told
         if told["rows_per_s_settled"] is not None:  # as the report has it
-            outcome |= {
-                "rows_per_s_settled": round(told["rows_per_s_settled"]),
-                "stall_fraction_settled": round(told["stall_settled"], 4),
-            }
+            outcome["rows_per_s_settled"] = round(told["rows_per_s_settled"])
+            outcome["stall_fraction_settled"] = round(told["stall_settled"], 4)
         record.write("event", {"kind": "end", **outcome})
     return outcome, what_would_help
+
+
+def consume(
+    loader: BatchLoader,
+    seconds: float,
+    step: Callable[[], None],
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    epochs: int | None = None,
+) -> dict[str, Any]:
+    """Takes batches for that many seconds from the first batch on, or exactly so many epochs, and returns the figures.
+    Settled ones are those of the last third. `step` is the trainer's work for a batch."""
+    hashes = list[str | None]()
+    began = middle = None
+    taken, done = 0, False
+    while not done:
+        for batch in loader:
+            taken += 1
+            began = clock() if began is None else began
+            if batch.step == len(loader) - 1:
+                hashes.append(loader.order_hash)
+            share = taken / epochs / len(loader) if epochs else (clock() - began) / seconds
+            if middle is None and share >= _SETTLED:
+                middle = loader.stats()
+            step()
+            done = share >= 1 and (epochs is not None or taken > 1)
+            if done:
+                break
+    figures = loader.tunable.outcome()
+    settled = loader.stats()
+    if middle is not None and settled.rows > middle.rows:
+        settled = settled.since(middle)
+    figures |= {
+        "rows_per_s_settled": round(settled.rows_per_s),
+        "stall_fraction_settled": round(settled.stall_fraction, 4),
+        "order_hash": None,
+    }
+    if hashes:
+        figures["order_hash"] = hashes[-1 if epochs else 0]
+    return {**figures, "order_hashes": hashes} if epochs else figures
+
+
+def measurement(metric: Mapping[str, Any]) -> str:
+    """Describes the pipeline and each of its stages at a look of the agent, in one line."""
+    words = [
+        f"{metric['rows_per_s']:,.0f} rows/s",
+        f"stall {percent(metric['stall'])}",
+        f"{metric['cpu']:.1f} of {metric['cpu_quota']:.3g} cores",
+        format_bytes(metric["memory_used"]),
+        *([f"held back {times}× for memory"] if (times := metric["held_back"]) else []),
+    ]
+    stages = (
+        f"{name} {stage['busy']:.1f} of {stage['workers']} busy"
+        for name, stage in metric["stages"].items()
+    )
+    return f"{', '.join(words)} | {'; '.join(stages)}"
+
+
+def advice(measured: PipelineRates) -> str:
+    """Says how much a faster loader would bring at most, and which stage to help."""
+    waited = f"the trainer waited {percent(measured.stall)} of its time"
+    if measured.stall < _NOISE:
+        return f"{waited}: a faster loader brings nothing"
+    busy = {name: stage.busy / stage.workers for name, stage in measured.stages.items()}
+    slowest = max(busy, key=lambda name: busy[name])
+    gain = 1 / max(1 - measured.stall, 1e-9)
+    most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
+    what = (
+        f"try --tuning auto, or --knobs {slowest}={measured.stages[slowest].workers + 1}"
+        if measured.cpu_quota - measured.cpu >= 1
+        else "only more cores or --workers on other hosts help"
+    )
+    return (
+        f"{waited}{most}; the busiest stage is {slowest} ({percent(min(busy[slowest], 1.0))}), with "
+        f"{measured.cpu:.1f} of {measured.cpu_quota:.3g} cores in use: {what}"
+    )
+
+
+class _Peak(Ticker):
+    """Keeps the peak of memory while it runs."""
+
+    def __init__(self, memory_used: Callable[[], int]) -> None:
+        super().__init__("sluice-peak", lambda: _PEAK_S, self.look)
+        self.bytes, self._memory_used = 0, memory_used
+
+    def look(self) -> bool:
+        self.bytes = max(self.bytes, self._memory_used())
+        return True
 
 
 class _Record:
     """Prints the events and measurements of a run, and writes them to its folder, if it has one."""
 
-    def __init__(self, loader: BatchLoader, folder: RunFolder | None, marked: str) -> None:
+    def __init__(self, folder: RunFolder | None, marked: str) -> None:
         """Events of the kind `marked` get the letters that the report has for them."""
-        self._loader, self._folder, self._marked = loader, folder, marked
-        self._last: Snapshot | None = None
+        self._folder, self._marked = folder, marked
         self._letters = cycle(ascii_uppercase)
 
     def event(self, event: dict[str, Any]) -> None:
@@ -194,9 +263,7 @@ class _Record:
         self.write("event", event)
 
     def metric(self, metric: dict[str, Any]) -> None:
-        before, self._last = self._last, self._loader.snapshot()
-        if before is not None:
-            say(measurement(before, self._last, self._loader.knobs.fused))
+        say(measurement(metric))
         self.write("metric", metric)
 
     def write(self, what: str, told: Mapping[str, Any]) -> None:

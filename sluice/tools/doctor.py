@@ -15,13 +15,10 @@ from sluice.etl.spec.code_options import CodeOptions
 _EXAMPLES = """\
 examples:
   sluice doctor
-  sluice doctor data/clicks --json
   sluice doctor data/clicks --clean
 """
-_DESCRIPTION = (
-    "Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's columns and "
-    "checksums. Exit code: 0 all is well, 1 something is not."
-)
+_DESCRIPTION = """Looks at versions, cores, limits, worker processes and what dead runs left, and at a
+table's columns. Exit code: 0 all is well, 1 something is not."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,29 +29,25 @@ class DoctorOptions:
         "", "a feature table, or a folder of Parquet files", metavar="TABLE", positional=True
     )
     clean: bool = setting(False, "remove what dead runs left, and nothing else")
-    json: bool = setting(False, "no table; all findings in the JSON line")
     code: CodeOptions = dataclasses.field(default_factory=CodeOptions)
 
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Prints a table for people and one JSON line; ends with 1 if something is wrong."""
-
     options = parse(
         DoctorOptions, argv, "sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION
     )
-
     from sluice.ingest.machine import Machine
-    from sluice.tools import doctor_checks
+    from sluice.tools import doctor_checks as checks
 
     machine = Machine()
     findings = [
-        *doctor_checks.versions(),
-        *doctor_checks.training(),
-        *doctor_checks.machine(machine),
-        *doctor_checks.shared_memory(),
-        *doctor_checks.workers(),
-        *doctor_checks.leftovers(options.clean),
-        *(doctor_checks.table(options.table, options.code) if options.table else ()),
+        *checks.check_versions(),
+        *checks.check_training(),
+        *checks.check_machine(machine),
+        *checks.check_workers(),
+        *checks.check_orphans(options.clean),
+        *(checks.check_table(options.table, options.code) if options.table else ()),
     ]
     result: dict[str, Any] = {
         "machine": {
@@ -68,17 +61,15 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
             for one in findings
             if one.well is False
         ],
+        "findings": [dataclasses.asdict(finding) for finding in findings],
     }
-    if options.json:
-        result["findings"] = [dataclasses.asdict(finding) for finding in findings]
-    else:
-        width = max(len(finding.what) for finding in findings)
-        # What is wrong comes first.
-        for finding in sorted(findings, key=lambda finding: finding.well is not False):
-            mark = {True: "✓", False: "✗", None: "–"}[finding.well]
-            print(f"{mark} {finding.what:<{width}}  {finding.value}", file=sys.stderr)
-            if finding.advice:
-                print(f"  {'':<{width}}  → {finding.advice}", file=sys.stderr)
+    width = max(len(finding.what) for finding in findings)
+    # What is wrong comes first.
+    for finding in sorted(findings, key=lambda finding: finding.well is not False):
+        mark = {True: "✓", False: "✗", None: "–"}[finding.well]
+        print(f"{mark} {finding.what:<{width}}  {finding.value}", file=sys.stderr)
+        if finding.advice:
+            print(f"  {'':<{width}}  → {finding.advice}", file=sys.stderr)
     if result["problems"]:
         print(json.dumps(result), flush=True)
         raise SystemExit(1)

@@ -16,12 +16,10 @@ examples:
   sluice bench logs --spec clicks.toml
   sluice guess 'exports/*.csv' --label bought > exports.toml
 """
-_DESCRIPTION = (
-    "Reads footers and a few rows, and writes a spec: the columns with their roles, types and operators, "
-    "and the splits. A comment describes the values of each column. For CSV, TSV and JSON lines it also "
-    "finds encoding, delimiter and header. Pass the spec to sluice etl as --spec. For Parquet you can also "
-    "pass it to a Loader as spec=."
-)
+_DESCRIPTION = """Reads footers and a few rows, and writes a spec: the columns with their roles, types and
+operators, and the splits. A comment describes the values of each column. For CSV, TSV and JSON lines
+it also finds encoding, delimiter and header. Pass the spec to sluice etl as --spec. For Parquet you
+can also pass it to a Loader as spec=."""
 
 
 @dataclass(frozen=True, kw_only=True)

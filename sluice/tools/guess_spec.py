@@ -26,7 +26,7 @@ from sluice.ingest.plain.guess import Proposal, label_values, proposals, user_of
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.recipe import check_kind
 from sluice.ingest.plain.roles import label_of
-from sluice.ingest.plain.text_logs import TextSample, text_paths
+from sluice.ingest.plain.text_logs import TextSample, text_files
 from sluice.ingest.read.parquet_files import Paths, facts_of
 
 _HEAD = """\
@@ -71,12 +71,6 @@ def spec_text(
             "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
             'zone = "Europe/Berlin" next to format.'
         )
-    lines += [
-        f"# {name}: the dates in the sample also fit {proposal.swapped}, with days and months exchanged. If that is "
-        "right, write it in the format."
-        for name, proposal in used.items()
-        if proposal.swapped
-    ]
     if optional := [n for n, p in used.items() if p.facts.optional and p.role != "label"]:
         lines += [
             "# Some files lack these columns. Their values are null there.",
@@ -84,11 +78,6 @@ def spec_text(
         ]
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
-    if unsure := [f"{name} ({p.by_values})" for name, p in used.items() if p.by_values]:
-        lines += [
-            "# The names of these columns do not say what they hold, so their values decided. Change what is wrong.",
-            *(f"#   {text}" for text in unsure),
-        ]
     lines += ["", "[table]", *_write_splits(found, sample), ""]
     taken = {name.lower() for name in found}
     for name, proposal in used.items():
@@ -358,10 +347,10 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
     in `exclude` are left out."""
     is_table = isinstance(source, str) and is_iceberg(source)
     sample = None
-    if is_table or not (paths := text_paths(source)):
+    if is_table or not (files := text_files(source)):
         facts, rows, others, form = facts_of(source)
     else:
-        sample = TextSample.of(paths, label)
+        sample = TextSample.of(files, label)
         with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
             path = f"{folder}/rows.parquet"
             pq.write_table(sample.table, path, row_group_size=-(-sample.table.num_rows // 2))

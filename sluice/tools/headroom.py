@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class HeadroomError(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
-    """Rows a second of each part alone and of both together. `stall` is the share of a step that waits."""
+    """Batches a second of each part alone and of both together. `stall` is the share of a step that waits."""
 
     consumer: float
     loading: float
@@ -65,45 +65,27 @@ class Headroom:
             "loading alone": self.loading,
             "both together": self.together,
         }
-        lines = [f"  {name:36} {rate:14,.0f} rows/s" for name, rate in rates.items()]
+        lines = [f"  {name:36} {rate:14,.4g} batches/s" for name, rate in rates.items()]
         return "\n".join([self.verdict, *lines])
 
 
-def rows_of(batch: Any) -> int:
-    """Returns the number of rows of a batch of any loader: its `rows`, or the length of its first part that has one."""
-    if isinstance(getattr(batch, "rows", None), int):
-        return int(batch.rows)
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        if not batch:
-            raise HeadroomError("an empty batch")
-        return (
-            rows_of(batch[0]) if not isinstance(batch[0], (int, float, str, bytes)) else len(batch)
-        )
-    try:
-        return len(batch)
-    except TypeError:
-        raise HeadroomError(f"a batch of type {type(batch).__name__} has no length") from None
-
-
 def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> tuple[float, float]:
-    """Returns the rows a second and the share of the time spent waiting, from the first batch on."""
+    """Returns the batches a second and the share of the time spent waiting, from the first batch on."""
     next(batches, None)  # the time of starting is not counted
-    rows, waited = 0, 0.0
+    taken, waited = 0, 0.0
     began = asked = clock()
     for batch in batches:
         got = clock()
         waited += got - asked
         step(batch)
-        rows += rows_of(batch)
+        taken += 1
         asked = clock()
         if asked - began >= seconds:
             break
-    if not rows:
+    if not taken:
         raise HeadroomError("there are fewer than two batches to time")
     spent = max(asked - began, 1e-9)
-    return rows / spent, waited / spent
+    return taken / spent, waited / spent
 
 
 def report(

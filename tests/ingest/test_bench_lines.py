@@ -4,50 +4,49 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.ingest.knobs import Knobs
-from sluice.tools.bench_lines import advice, measurement
-from tests.ingest.test_stats import snapshot, stage
+from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.tools.bench_run import advice, measurement
 from tests.raises import assert_names
 
-TIMES = {"decode": (0.3, 0.1), "shuffle": (0.6, 0.0), "batch": (0.8, 0.2)}
-"""Reading is busy for 30 %, and shuffling, which its workers do, for 60 % of their time."""
-KNOBS = Knobs(workers={"decode": 4, "batch": 1}, fused={"shuffle"})
 
-
-def at(share, wait_s=0.25, used_s=1.0):
-    return snapshot(
-        at=share,
-        rows=int(100 * share),
-        consumer_wait_s=wait_s * share,
-        consumer_compute_s=(1 - wait_s) * share,
-        cpu_used_s=used_s * share,
-        memory_used=2**30,
-        memory_limit=2**32,
-        held_back=int(share * 7),
-        held_back_pressure=int(share * 2),
-        stages=tuple(
-            stage(name, busy_s=share * busy, wait_input_s=share * waits, wait_output_s=0.0)
-            for name, (busy, waits) in TIMES.items()
-        ),
-    )
-
-
-def test_a_line_has_rate_waiting_cores_memory_and_stages_and_why_work_was_held_back():
-    measured, stages = measurement(at(0), at(1), KNOBS.fused).split(" | ")
-    assert measured == (
-        "100 rows/s, stall 25 %, 1.0 of 2 cores, 1 GiB, held back 7× for memory (5 limit, 2 pressure)"
-    )
-    assert stages == "decode 1×, 30 % busy; shuffle fused, 60 % busy; batch 1×, 80 % busy"
-    assert "held back" not in measurement(at(1), at(1))
+def test_a_line_has_rate_waiting_cores_memory_and_stages_and_how_often_work_was_held_back():
+    stages = {"decode": {"busy": 1.25, "workers": 2}, "shuffle": {"busy": 0.6, "workers": 2}}
+    metric = dict(rows_per_s=1234.5, stall=0.25, cpu=1.0, cpu_quota=2.0, memory_used=2**30)
+    measured, shown = measurement({**metric, "held_back": 7, "stages": stages}).split(" | ")
+    assert measured == "1,234 rows/s, stall 25 %, 1.0 of 2 cores, 1 GiB, held back 7× for memory"
+    assert shown == "decode 1.2 of 2 busy; shuffle 0.6 of 2 busy"
+    assert "held back" not in measurement({**metric, "held_back": 0, "stages": stages})
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "used_s", "facts"),
+    ("stall", "cpu", "facts"),
     [
         (0.01, 1.0, ["1.0 %", "brings nothing"]),
         (0.5, 1.0, ["50 %", "2 times the rows", "decode (90 %)", "--knobs decode=5"]),
         (0.5, 1.5, ["decode (90 %)", "1.5 of 2 cores", "--workers"]),
     ],
 )
-def test_the_advice_names_the_gain_and_the_busiest_stage(wait_s, used_s, facts):
-    assert_names(advice(at(0, wait_s, used_s), at(1, wait_s, used_s), KNOBS), *facts)
+def test_the_advice_names_the_gain_and_the_busiest_stage(stall, cpu, facts):
+    def stage(busy: float, workers: int) -> StageRates:
+        return StageRates(
+            rows_per_s=1.0,
+            busy=busy,
+            cpu=busy,
+            starved=0.0,
+            blocked=0.0,
+            workers=workers,
+            queue_bytes=0,
+        )
+
+    measured = PipelineRates(
+        seconds=1.0,
+        rows_per_s=100.0,
+        stall=stall,
+        demand_rows_per_s=None,
+        cpu=cpu,
+        cpu_quota=2.0,
+        memory_used=0,
+        memory_limit=1,
+        stages={"decode": stage(3.6, 4), "batch": stage(0.8, 1)},
+    )
+    assert_names(advice(measured), *facts)

@@ -52,20 +52,18 @@ class Endless:
 def test_any_iterable_of_batches_gets_a_report_of_what_it_loses(load_s, step_s, stall, gain, facts):
     clock = Clock()
     found = sluice.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
-    assert found.consumer == pytest.approx(10 / step_s)
-    assert found.loading == pytest.approx(10 / load_s)
-    assert found.together == pytest.approx(10 / (load_s + step_s))
+    assert found.consumer == pytest.approx(1 / step_s)
+    assert found.loading == pytest.approx(1 / load_s)
+    assert found.together == pytest.approx(1 / (load_s + step_s))
     assert found.stall == pytest.approx(stall, abs=1e-3)
     assert found.gain == pytest.approx(gain)
     assert str(found).splitlines()[0] == found.verdict
     assert_names(found.verdict, *facts)
 
 
-def test_an_empty_loader_and_batches_without_rows_are_refused():
+def test_an_empty_loader_is_refused():
     with raises(HeadroomError, "no batch"):
         report([], seconds=0.1)
-    with raises(HeadroomError, "int"):
-        report([1, 2, 3], seconds=0.1)
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
         spec = Spec.own(guessed_spec(str(tmp_path / name)))
         share = (spec.table.split_from[1] - FIRST.timestamp()) / 3600 / 3000
         assert share == pytest.approx(0.8, abs=0.01)
-    monkeypatch.setattr(text_logs, "_PACKED", 20_000)
+    monkeypatch.setattr(text_logs, "_PIECES", 1)
     assert Spec.own(guessed_spec(str(tmp_path / "b.csv.gz"))).table.split_by == ("user",)
 
 
