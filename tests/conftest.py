@@ -68,7 +68,6 @@ _DEAREST = (
     "tests/dlrm/test_bucket.py",
     "tests/dlrm/test_checkpoint_storm.py",
     "tests/storm/test_storm.py",
-    "tests/etl/test_moments.py",
     "tests/etl/local/test_engines.py",
     "tests/etl/test_serving.py",
     "tests/etl/test_large.py",

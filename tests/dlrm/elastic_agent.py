@@ -12,6 +12,8 @@ from importlib import import_module
 from torch.distributed import run
 from torch.distributed.launcher.api import elastic_launch
 
+from tests.dlrm.forks import LATE
+
 
 def forking(config, entrypoint):
     """Launches ranks. The words of what torchrun itself would launch are `-u`, `-m`, the module and its own."""
@@ -19,6 +21,8 @@ def forking(config, entrypoint):
 
 
 if __name__ == "__main__":
+    for name in LATE:
+        import_module(name)
     gc.freeze()
     run.elastic_launch = forking
     run.main(["--start-method=fork", *sys.argv[1:]])

@@ -28,7 +28,7 @@ import psutil
 from tests import ports
 from tests.dlrm.rig import ROOT, environment
 
-_LATE = (
+LATE = (
     "sluice.dlrm.serve",
     "sluice.dlrm.session.version",
     "sluice.dlrm.session.train",
@@ -198,7 +198,7 @@ def await_all(pids: list[int]) -> int:
 def main() -> None:
     from sluice.ingest.read.petastorm import compat
 
-    for name in _LATE:
+    for name in LATE:
         import_module(name)
     compat.install()
     gc.freeze()  # what is imported is never looked through again, which would take each fork two seconds at its end

@@ -26,6 +26,12 @@ META = CheckpointMeta(
 )
 SMALL_MODEL = tuple(["--width", "8", "--dense-layers", "16", "--over-layers", "16"])
 """A model whose training takes next to no time."""
+KINDS = ("auto", "row", "table", "column", "data")
+
+
+def kinds(ranks: int) -> tuple[str, ...]:
+    """The ways of placing tables that are tried on so many ranks."""
+    return KINDS if ranks < 4 else ("column", "data")
 
 
 @dataclass

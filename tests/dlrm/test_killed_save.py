@@ -1,33 +1,21 @@
-"""A trainer killed by the kernel's own signal while it saves: what LATEST names is whole, and the run goes on."""
+"""A trainer killed by the kernel's own signal while it saves: what LATEST names is whole, and the run goes on.
+
+As a program, it is the trainer, and kills itself as LATEST is about to move for the second time: the new checkpoint is
+written, and nobody knows of it."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import SMALL_MODEL, environment, last_json
+from sluice.dlrm.train import program
+from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.raises import assert_names
-from tests.run_program import run_program
-
-pytestmark = pytest.mark.slow
-
-# Kills itself as LATEST is about to move for the second time: the new checkpoint is written, and nobody knows of it.
-_PROGRAM = """
-import os, runpy, signal, sys
-moved = 0
-def watch(event, arguments):
-    global moved
-    if event == "os.rename" and str(arguments[1]).endswith("/LATEST"):
-        moved += 1
-        if moved == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(watch)
-sys.argv = ["dlrm.train", *sys.argv[1:]]
-runpy.run_module("dlrm.train", run_name="__main__")
-"""
 
 
 @pytest.mark.slow
@@ -42,8 +30,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_o
         4,
         "--resume",
     ]
-    killed = run_program("-c", _PROGRAM, *words, env=environment(tmp_path))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    forks.run("tests.dlrm.test_killed_save", *words, tmp=tmp_path, code=-signal.SIGKILL)
     checkpoints = tmp_path / "run" / "checkpoints"
     path, meta = latest(checkpoints)
     check(path)
@@ -53,3 +40,16 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_o
     assert_names(done.stderr, "from step 4")
     assert last_json(done)["steps"] == latest(checkpoints)[1].step == 10
     check(latest(checkpoints)[0])
+
+
+def watch(event: str, arguments: tuple) -> None:
+    if event == "os.rename" and str(arguments[1]).endswith("/LATEST"):
+        moves.append(event)
+        if len(moves) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    moves: list[str] = []
+    sys.addaudithook(watch)
+    program()

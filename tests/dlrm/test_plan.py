@@ -1,30 +1,36 @@
-"""`python -m dlrm.plan` as a user runs it, and the machines it reads."""
+"""`sluice plan`, and the machines it reads."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.options import TABLE_DTYPES, ConfigError, ModelConfig, tables_of
+from sluice.dlrm.plan import main
 from sluice.dlrm.sharding.machine import MachineError, TrainingMachine, read
 from sluice.dlrm.sharding.shard_sizes import DTYPES
 from sluice.etl.schema import Field
+from tests.dlrm.hostile_table import ended
 from tests.raises import assert_names, raises
-from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
 
 def plan(*args):
-    done = run_program("-m", "dlrm.plan", *args)
-    lines = done.stdout.strip().splitlines()
-    return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
+    """Its exit status, what its last line has, and what people see."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = ended(main, *args)
+    lines = out.getvalue().strip().splitlines()
+    return code, json.loads(lines[-1]) if lines else None, err.getvalue()
 
 
 TABLES = ["--width", "64", "--dtype", "fp16", "--machine"]

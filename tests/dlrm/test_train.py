@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import TableError
 from sluice.etl.table.vacuum import vacuum
-from tests.dlrm.rig import ROOT, SMALL_MODEL, command, environment, last_json, launch
+from tests.dlrm.rig import SMALL_MODEL, last_json, launch
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -264,30 +263,16 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
         check_files(table)
 
 
-def test_an_interrupt_ends_all_ranks(folder):
-    process = subprocess.Popen(
-        command(
-            2,
-            "dlrm.train",
-            "--run-dir",
-            folder / "interrupted",
-            *_data(folder),
-            "--epochs",
-            1000,
-        ),
-        text=True,
-        cwd=ROOT,
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("step"):
-            break
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)  # the autouse check finds a rank that outlives this
-    assert process.returncode != 0
+def test_an_interrupt_ends_all_ranks(folder, forks, tmp_path):
+    """The autouse check finds a rank that outlives its torchrun."""
+    (tmp_path / "log").mkdir()
+    ranks = ["--standalone", "--nproc-per-node=2", "-m", "tests.dlrm.elastic_ranks"]
+    run = ("--run-dir", tmp_path / "run", *_data(folder), "--epochs", 1000)
+    words = (*ranks, tmp_path / "log", "none", *run)
+    with forks.start("tests.dlrm.elastic_agent", *words, tmp=tmp_path) as agent:
+        agent.until("\nstep")
+        agent.send(signal.SIGINT)
+        assert agent.ended().returncode != 0
 
 
 @pytest.mark.parametrize(

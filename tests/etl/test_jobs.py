@@ -143,7 +143,7 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, 
 
 
 @pytest.mark.spark
-def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_path, monkeypatch):
+def test_fitting_takes_as_many_jobs_for_12_columns_as_for_one(spark, raw, tmp_path, monkeypatch):
     """And the driver collects no more than it says, with nothing taken from it in another way."""
     from pyspark.sql.classic.dataframe import DataFrame
 
@@ -153,7 +153,7 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_pa
     monkeypatch.setattr(DataFrame, "collect", lambda _: pytest.fail("rows are collected"))
     monkeypatch.setattr(DataFrame, "toPandas", lambda _: pytest.fail("rows are collected"))
     jobs = []
-    for columns in (1, 40):
+    for columns in (1, 12):
         text = HEAD + "".join(
             column(f"item{n}", "sparse", "categorify, oov = 2", "item") for n in range(columns)
         )

@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from sluice.common.errors import InputError
-from sluice.etl.ops.ids import Hash
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run, words_of
@@ -96,39 +93,3 @@ def test_what_needs_other_rows_is_added_by_spark(spark, page, tmp_path):
             .replace('"town:text", ', "")
             .replace('[[column]]\nname = "town"\nrole = "key"\n', ""),
         )
-
-
-def test_rows_are_split_in_the_order_in_which_they_lie(spark, page, tmp_path):
-    """Files in the order of their names, however they are cut into parts; a line that is set aside has its place."""
-    items = [f"{name}{number}" for name in "ab" for number in range(50)]
-    for name in "ba":
-        rows = [f"{number % 2}\t{name}{number}" for number in range(50)]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(rows).replace("0\ta8\n", "broken\n") + "\n")
-    if spark is not None:
-        spark.conf.set("spark.sql.files.maxPartitionBytes", "100")
-    try:
-        run(
-            spark,
-            tmp_path / "t",
-            tmp_path / "b.tsv",
-            tmp_path / "a.tsv",
-            text=page[2],
-            max_rejects=0.1,
-        )
-    finally:
-        if spark is not None:
-            spark.conf.unset("spark.sql.files.maxPartitionBytes")
-    splits = splits_of(tmp_path / "t")
-    ids = (
-        Hash(size=1000).apply(pa.array([item for item in items if item != "a8"]), None).to_pylist()
-    )
-    assert [
-        row["item"] for split in ("train", "validation", "test") for row in splits[split]
-    ] == ids
-    assert {split: len(rows) for split, rows in splits.items()} == {
-        "train": 79,
-        "validation": 10,
-        "test": 10,
-    }
-    with raises(InputError, "input.place", "--mode overwrite"):
-        run(spark, tmp_path / "t", tmp_path / "a.tsv", text=page[2], mode="append")

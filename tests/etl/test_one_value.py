@@ -18,8 +18,6 @@ from sluice.etl.table.data_files import arrow_schema
 from sluice.etl.table.table import FeatureTable, TableError, check_values
 from tests.etl.jobs import Said, build_table, rows_of, run
 from tests.etl.tables import column, section, write_rows, write_spec
-from tests.fuzz import one_value
-from tests.fuzz.seeds import seed_of_code
 from tests.raises import assert_names, raises
 
 
@@ -223,10 +221,3 @@ def test_tables_of_the_rule_before_are_refused_by_column_and_others_keep_their_f
         else:
             check_values(old, spec)
     check_values(SimpleNamespace(uri="tables/t", fields=fields), spec)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_drawn_values_are_the_same_in_a_job(spark, tmp_path):
-    seed = seed_of_code() * one_value.SPARK_EVERY
-    assert one_value.try_seed(seed, tmp_path) == [], f"make fuzz SEED={seed} ONLY=one_value"

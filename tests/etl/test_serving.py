@@ -1,4 +1,5 @@
-"""What comes from other rows, where the rows come later: appended to the table, or asked of a server."""
+"""What comes from other rows: of earlier moments, in one job and in two, and asked of a server. No label decides which
+of the rows of one moment comes first."""
 
 from __future__ import annotations
 
@@ -17,132 +18,197 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
-from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.jobs import build_table, rows_of
+from tests.etl.slow_hashes import key_of
 from tests.etl.tables import column, section, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
 
-TEXT = write_spec(
-    "click:int user:int item:text at:int price:float",
-    section("join", path="%(folder)s/users.parquet", on=["user", "item"], columns=["age:int"]),
-    section(
-        "join",
-        path="%(folder)s/levels.parquet",
-        on="item",
-        columns=["level:float"],
-        time="at",
-        their_time="since",
-    ),
-    section("history", name="seen", of="item", by="user", order="at", length=3),
-    section("history", name="liked", of="price", by="user", order="at", length=2, positive=True),
-    section("lag", name="third", of="price", by="user", order="at", rows=3),
-    section("lag", name="since", of="at", by="user", order="at", difference=True),
-    column("seen", "id_list", "hash, size = 1000"),
-    column("liked", "id_list", "bucketize, boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]"),
-    *(
-        column(name, "dense", "fill, value = -1")
-        for name in ("age", "level", "third", "since", "at")
-    ),
-)
+KINDS = {"click": "int", "user": "text", "item": "int", "at": "int", "row": "int"}
+TYPES = {name: {"int": pa.int64(), "text": pa.string()}[kind] for name, kind in KINDS.items()}
+FIRST, LAST = tuple(KINDS), tuple(reversed(KINDS))
+HISTORIES = (("liked", "item", 2, True), ("clicks", "click", 4, False))
+LAGS = (("third", "item", 3, False), ("since", "at", 1, True))
+AGES = {("u1", 1): 31, ("u2", 2): 40}
+LEVELS = {1: [(0, 1.0), (6, 2.0)], 2: [(11, 3.0)]}
+"""Item → its levels, each with the moment from which it holds."""
+DEDUP = '[dedup]\nby = ["user", "at", "item"]\norder = "at"\nkeep = "first"\n'
 
 
-@pytest.fixture(scope="module")
-def halves(tmp_path_factory) -> tuple[Path, list[dict]]:
-    """A folder with the rows, and their earlier and their later half; the rows themselves, in the order of time."""
-    folder, generator = tmp_path_factory.mktemp("halves"), np.random.default_rng(3)
-    count = 240
-    table = pa.table(
+def spec(folder: Path, order: tuple[str, ...], rules: str = "") -> str:
+    """A spec with `rules`, or else with all joins, lags and histories."""
+    kept = column("row", "time") + column("at", "time") + column("user", "key")
+    text = write_spec([f"{name}:{KINDS[name]}" for name in order], kept, rules, label="click")
+    if rules:
+        return text + column("item", "dense", "fill")
+    by_item = {"on": "item", "columns": ["level:float"], "time": "at", "their_time": "since"}
+    text += section(
+        "join", path=f"{folder}/users.parquet", on=["user", "item"], columns=["age:int"]
+    ) + section("join", path=f"{folder}/levels.parquet", **by_item)
+    for name, of, length, positive in HISTORIES:
+        text += section(
+            "history", name=name, of=of, by="user", order="at", length=length, positive=positive
+        ) + column(name, "id_list", "bucketize, boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]")
+    for name, of, rows, difference in LAGS:
+        text += section(
+            "lag", name=name, of=of, by="user", order="at", rows=rows, difference=difference
+        )
+    return text + "".join(
+        column(name, "dense", "fill, value = -1") for name in ("third", "since", "age", "level")
+    )
+
+
+def drawn(rows: int, seed: int) -> list[dict]:
+    """Rows of which many share a moment, and some all but the label."""
+    draw = np.random.default_rng(seed)
+    return [
         {
-            "click": pa.array(generator.integers(0, 2, count)),
-            "user": pa.array(generator.integers(0, 25, count)),
-            "item": pa.array(
-                [None if v == 3 else f"i{v}" for v in generator.integers(0, 9, count)]
-            ),
-            "at": pa.array(np.arange(count) * 10),
-            "price": pa.array([None if v < 1 else v for v in generator.random(count) * 10]),
+            "click": int(draw.integers(2)),
+            "user": None if draw.random() < 0.1 else f"u{draw.integers(8)}",
+            "item": None if draw.random() < 0.1 else int(draw.integers(1, 10)),
+            "at": int(draw.integers(12)),
+            "row": number // 2,
         }
+        for number in range(rows)
+    ]
+
+
+def write(path: Path, rows: list[dict], order: tuple[str, ...]) -> Path:
+    return write_rows(path, [{name: row[name] for name in order} for row in rows], TYPES)
+
+
+def place(row: dict, order: tuple[str, ...]) -> tuple[int, ...]:
+    """Where a row lies among those of its user: by its time, then by hashes, first of all but the label."""
+    signed = [
+        number - (number >> 63 << 64)
+        for number in (
+            key_of(row, tuple(name for name in order if name != "click")),
+            key_of(row, tuple(sorted(name for name in KINDS if name != "click"))),
+            key_of(row, tuple(sorted(KINDS))),
+        )
+    ]
+    return (row["at"], *signed)
+
+
+def twin(
+    rows: list[dict], order: tuple[str, ...], asked: list[dict], now: int | None = None
+) -> list[list]:
+    """What each asked row must have, from a plain look at all rows. A server has the levels of `now`."""
+    users = defaultdict(list)
+    for row in sorted(rows, key=lambda row: place(row, order)):
+        users[row["user"]].append(row)
+    found = []
+    for row in asked:
+        earlier = [other for other in users[row["user"]] if other["at"] < row["at"] and row["user"]]
+        made: list = [
+            [
+                other[of]
+                for other in earlier
+                if other[of] is not None and (other["click"] or not positive)
+            ][-length:]
+            for _, of, length, positive in HISTORIES
+        ]
+        for _, of, lag, difference in LAGS:
+            value = earlier[-lag][of] if len(earlier) >= lag else None
+            made.append(row[of] - value if difference and value is not None else value)
+        at = row["at"] if now is None else now
+        levels = [level for since, level in LEVELS.get(row["item"], ()) if since <= at]
+        found.append([*made, AGES.get((row["user"], row["item"])), levels[-1] if levels else None])
+    return found
+
+
+def must_hold(rows: list[dict], order: tuple[str, ...], asked: list[dict]) -> list[str]:
+    """The rows of a table, as `holds` reads them."""
+    made = zip(asked, twin(rows, order, asked), strict=True)
+    return sorted(
+        repr((row["row"], row["click"], *(-1 if value is None else value for value in values)))
+        for row, values in made
     )
-    for name, part in (("all", table), ("early", table.slice(0, 120)), ("late", table.slice(120))):
-        write_rows(folder / f"{name}.parquet", part)
-    write_rows(folder / "users.parquet", user=[1, 1, 2], item=["i1", "i1", "i2"], age=[30, 31, 40])
-    write_rows(
-        folder / "levels.parquet",
-        item=["i1", "i1", "i2"],
-        since=[0, 600, 3000],
-        level=[1.0, 2.0, 3.0],
-    )
-    return folder, table.to_pylist()
+
+
+def holds(table: FeatureTable) -> list[str]:
+    found = []
+    for row in rows_of(table):
+        bags = [(np.frombuffer(row[name] or b"", "<i4") - 2).tolist() for name, *_ in HISTORIES]
+        numbers = [int(row[name]) for name in ("third", "since", "age")]
+        level = -1 if row["level"] == -1 else row["level"]
+        found.append(repr((int(row["row"]), row["click"], *bags, *numbers, level)))
+    return sorted(found)
+
+
+def served(table: FeatureTable, asked: list[dict]) -> tuple[dict[str, pa.Array], list[list]]:
+    """What a server makes of rows, as columns and row by row."""
+    columns = {
+        name: pa.array([row[name] for row in asked], kind)
+        for name, kind in TYPES.items()
+        if name not in ("click", "row")
+    }
+    found = Serving.open(table).complete(columns)
+    names = ("liked", "clicks", "third", "since", "age", "level")
+    return found, [
+        list(row) for row in zip(*(found[name].to_pylist() for name in names), strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
-def early(spark, halves, tmp_path_factory) -> FeatureTable:
-    folder = tmp_path_factory.mktemp("made") / "t"
-    return build_table(
-        spark, folder, halves[0] / "early.parquet", text=TEXT % {"folder": halves[0]}
-    )
+def halves() -> tuple[list[dict], list[dict]]:
+    """Rows, and later ones that begin within the last moment of those. One of them comes late."""
+    rows = sorted(drawn(240, 3), key=lambda row: row["at"])
+    cut = next(number for number, row in enumerate(rows) if row["at"] == 6) + 7
+    assert rows[cut]["at"] == 6
+    return rows[:cut], [*rows[cut:], {"click": 0, "user": "u2", "item": 4, "at": -5, "row": 900}]
 
 
-def test_an_appended_row_sees_what_lies_before_it_in_the_table(spark, halves, early, tmp_path):
-    """The same rows in one job and in two, to the last value of each history."""
-    text = TEXT % {"folder": halves[0]}
-    run(spark, tmp_path / "one", halves[0] / "all.parquet", text=text)
-    two = shutil.copytree(early.uri, tmp_path / "two")
-    run(spark, two, halves[0] / "late.parquet", text=text, mode="append")
-    got = [sorted(map(repr, rows_of(FeatureTable.open(path)))) for path in (tmp_path / "one", two)]
-    assert got[0] == got[1]
-    # And what they leave for whoever comes next is the same.
-    left = [Serving.open(FeatureTable.open(path)) for path in (tmp_path / "one", two)]
-    asked = {
-        "user": pa.array([*range(25), None, 99]),
-        "item": pa.array(["i1"] * 27),
-        "at": pa.array([9999] * 27),
-    }
-    assert [column.to_pylist() for column in left[0].complete(asked).values()] == [
-        column.to_pylist() for column in left[1].complete(asked).values()
-    ]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where the tables lie that are joined."""
+    folder = tmp_path_factory.mktemp("others")
+    # A later row of a key is the one that counts.
+    write_rows(folder / "users.parquet", user=["u1", "u1", "u2"], item=[1, 1, 2], age=[30, 31, 40])
+    levels = [(item, *one) for item, several in LEVELS.items() for one in several]
+    item, since, level = map(list, zip(*levels, strict=True))
+    write_rows(folder / "levels.parquet", item=item, since=since, level=level)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def early(spark, folder, halves) -> FeatureTable:
+    path = write(folder / "early.parquet", halves[0], FIRST)
+    return build_table(spark, folder / "early", path, text=spec(folder, FIRST))
+
+
+def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(
+    spark, folder, halves, early, tmp_path
+):
+    """A row that comes late sees nothing of what came after it. What both leave for whoever comes next is the same."""
+    rows = [*halves[0], *halves[1]]
+    whole = write(tmp_path / "all.parquet", rows, LAST)
+    one = build_table(spark, tmp_path / "one", whole, text=spec(folder, LAST))
+    assert holds(one) == must_hold(rows, LAST, rows)
+    assert holds(early) == must_hold(halves[0], FIRST, halves[0])
+    later = write(tmp_path / "later.parquet", halves[1], FIRST)
+    place = shutil.copytree(early.uri, tmp_path / "two")
+    two = build_table(spark, place, later, text=spec(folder, FIRST), mode="append")
+    assert holds(two) == sorted(holds(early) + must_hold(rows, FIRST, halves[1]))
+    users = [*(f"u{number}" for number in range(8)), "nobody", None]
+    asked = [{"user": user, "item": 1, "at": 99} for user in users]
+    for table, order in ((one, LAST), (two, FIRST)):
+        assert served(table, asked)[1] == twin(rows, order, asked)
 
 
 def test_serving_knows_what_a_job_would_have_found(halves, early):
     """Of the first later row of each user, held against the rows themselves."""
-    rows = halves[1]
-    first: dict[int, dict] = {}
-    for row in rows[120:]:
-        first.setdefault(row["user"], row)
-    asked = [
-        *first.values(),
-        {"user": 99, "item": "i2", "at": 5000, "price": 1.0},
-        {"user": None, "at": 1},
-    ]
-    columns = {
-        name: pa.array([row.get(name) for row in asked], kind)
-        for name, kind in (
-            ("user", pa.int64()),
-            ("item", pa.string()),
-            ("at", pa.int64()),
-            ("price", pa.float64()),
-        )
-    }
-    got = Serving.open(early).complete(columns)
-    before = defaultdict(list)
-    for row in rows[:120]:
-        before[row["user"]].append(row)
-    for number, row in enumerate(asked):
-        past = before[row["user"]] if row["user"] is not None else []
-        assert (
-            got["seen"][number].as_py() == [r["item"] for r in past if r["item"] is not None][-3:]
-        )
-        assert (
-            got["liked"][number].as_py()
-            == [r["price"] for r in past if r["click"] and r["price"] is not None][-2:]
-        )
-        assert got["third"][number].as_py() == (past[-3]["price"] if len(past) >= 3 else None)
-        assert got["since"][number].as_py() == (row["at"] - past[-1]["at"] if past else None)
-        pair = (row["user"], row.get("item"))
-        assert got["age"][number].as_py() == {(1, "i1"): 31, (2, "i2"): 40}.get(pair)
-        assert got["level"][number].as_py() == {"i1": 2.0, "i2": 3.0}.get(row.get("item"))
-    made = Features(Spec.parse(early.record.spec), early.state()).inputs(got)
-    assert [len(column) for column in made.values()] == [len(asked)] * 7
+    first: dict[str | None, dict] = {}
+    for row in halves[1]:
+        if row["at"] > 6:
+            first.setdefault(row["user"], row)
+    asked = [*first.values(), {"user": "nobody", "item": 2, "at": 50}]
+    assert None in first
+    found, values = served(early, asked)
+    assert values == twin(halves[0], FIRST, asked, now=99)
+    made = Features(Spec.parse(early.record.spec), early.state()).inputs(found)
+    assert {len(column) for column in made.values()} == {len(asked)}
 
 
 def test_vacuum_keeps_what_a_kept_version_is_served_with(early, tmp_path):
@@ -158,3 +224,26 @@ def test_vacuum_keeps_what_a_kept_version_is_served_with(early, tmp_path):
     store.remove(f"_sluice/serving/{early.record.job}")
     with raises(TableError, "serving"):
         Serving.open(FeatureTable.open(store.uri, 0))
+
+
+def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, folder, tmp_path):
+    """It lies first by hashes, of which those of the label come last: of rows that differ in the label alone, about
+    half are clicked."""
+    rows = [row for row in drawn(600, 5) if row["user"] and row["item"]]
+    for number, row in enumerate(rows):
+        row["row"] = number
+    rows += [
+        {"click": click, "user": "t", "item": 1, "at": number, "row": 1000 + number}
+        for number in range(200)
+        for click in (0, 1)
+    ]
+    path = write(tmp_path / "rows.parquet", rows, FIRST)
+    table = build_table(spark, tmp_path / "t", path, text=spec(folder, FIRST, DEDUP))
+    stays: dict[tuple, dict] = {}
+    for row in sorted(rows, key=lambda row: place(row, FIRST)):
+        stays.setdefault((row["user"], row["at"], row["item"]), row)
+    kept = sorted((int(row["row"]), row["click"]) for row in rows_of(table))
+    assert kept == sorted((row["row"], row["click"]) for row in stays.values())
+    assert len([number for number, _ in kept if number < 1000]) < 450
+    clicked = sum(click for number, click in kept if number >= 1000)
+    assert 60 < clicked < 140  # five standard deviations

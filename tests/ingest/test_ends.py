@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pyarrow as pa
@@ -29,149 +27,74 @@ pytestmark = pytest.mark.slow
 
 PROCESS = Knobs(backend={"mine": "process"})
 NAME = "tests.ingest.worker_functions:"
-_RUN = """
-import sys, threading
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.row_order import Order
-from sluice.ingest.stages.transform import Transform
 
-loader = BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, order=Order(window_rows=60),
-                     read_ahead_epochs=1000,
-                     transforms=[Transform("tests.ingest.worker_functions:" + sys.argv[2], "mine")],
-                     knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
-consumer = threading.Thread(target=lambda: next(iter(loader)), daemon=True)
-with on_signal(loader.stacks):
-    consumer.start()
-    exec(sys.argv[3])
-"""
-WAIT = "consumer.join()"
+
+def watched(pids: list[int]) -> list[int]:
+    return [os.pidfd_open(pid) for pid in pids]
 
 
 @pytest.fixture
-def start(table, repo):
-    """A program whose worker processes hold a batch each."""
-    running = []
-
-    def start(function, then=WAIT):
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "-c", _RUN, table.uri, function, then],
-                cwd=repo,
-                text=True,
-                stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+def start(table, forks, scene, monkeypatch, repo):
+    """Begins a program of ending.py."""
+    monkeypatch.setenv("PYTHONPATH", str(repo))  # it works elsewhere
+    with ExitStack() as stack:
+        yield lambda what: stack.enter_context(
+            forks.start("tests.ingest.ending", what, table.uri, tmp=scene.path)
         )
-        return running[-1]
-
-    yield start
-    for process in running:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stderr.close()
-
-
-def test_no_worker_outlives_a_killed_parent(start, scene):
-    program = start("hold")
-    watched = [os.pidfd_open(pid) for pid in scene.holders(1)]
-    program.kill()
-    assert_gone(watched)
 
 
 def test_an_interpreter_ends_although_workers_hang(start, scene):
-    program = start("hold", "sys.stdin.readline()")
-    watched = [os.pidfd_open(pid) for pid in scene.holders(1)]
-    program.stdin.close()
-    assert program.wait(60) == 0
-    assert_gone(watched)
-
-
-def test_a_signal_prints_the_stacks_and_no_worker_outlives_a_killed_group(start, scene):
     program = start("hold")
-    watched = [os.pidfd_open(pid) for pid in scene.holders(1)]
-    os.kill(program.pid, signal.SIGUSR1)
-    text, poll = "", select.poll()
-    poll.register(program.stderr, select.POLLIN)
-    while "in hold" not in text:
-        assert poll.poll(60_000), text
-        piece = os.read(program.stderr.fileno(), 2**16).decode()
-        assert piece, f"the program ended with {program.wait()}: {text}"
-        text += piece
-    assert "sluice-mine-0" in text or "in __next__" in text, "the program's own threads"
+    workers = watched(scene.holders(1))
+    scene.go()
+    assert program.ended().returncode == 0
+    assert_gone(workers)
+
+
+def test_a_signal_prints_the_stacks_and_no_worker_outlives_a_killed_parent(start, scene):
+    program = start("hold")
+    workers = watched(scene.holders(1))
+    program.send(signal.SIGUSR1)
+    program.until("in hold")
+    text = program.err.read_text()
+    assert "in until_told" in text, "the program's own threads"
     assert "of mine:" in text
-    os.killpg(program.pid, signal.SIGKILL)
-    assert_gone(watched)
-
-
-_LOOP = """
-import sys
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import Order
-from sluice.ingest.stages.transform import Transform
-
-def make_loader():
-    return BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80,
-                       order=Order(window_rows=60, last="pad"), read_ahead_epochs=1000,
-                       transforms=[Transform("tests.ingest.worker_functions:shifted", "mine")],
-                       knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
-
-def train(batch):
-    print(batch.checksum, flush=True)
-    if batch.step == 3 and not position.exists():
-        assert loader.worker_pids
-        sys.stdin.readline()
-"""
+    program.send(signal.SIGKILL)
+    assert_gone(workers)
 
 
 def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_with_the_next_row(
-    table, repo, tmp_path
+    table, start, scene
 ):
     """The loop of docs/how-to/resume.md. Workers are in groups of their own: the signal does not reach them, so that
     batches come until the rank ends."""
     (loop,) = (
         block for block in blocks("py", "docs/how-to/resume.md") if "signal.SIGTERM" in block
     )
-    seen: list[int] = []
+    seen: list[str] = []
     for code in (143, 0):
-        program = subprocess.Popen(
-            [sys.executable, "-c", _LOOP + loop, table.uri],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(repo)},
-            text=True,
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        program = start(loop)
         if code:
-            seen += [int(program.stdout.readline()) for _ in range(4)]
-            os.killpg(program.pid, signal.SIGTERM)
-        rest, err = program.communicate("go on\n", timeout=60)
-        assert program.returncode == code, err
-        seen += map(int, rest.splitlines())
+            for _ in range(4):
+                program.until("\n", program.out)
+            os.killpg(program.pids[0], signal.SIGTERM)
+            scene.go()
+        ended = program.ended()
+        assert ended.returncode == code, ended.stderr
+        seen += ended.stdout.splitlines()
         assert len(seen) >= 4
     with open_loader(table, batch_size=80, window_rows=60, last="pad") as loader:
-        assert seen == [batch.checksum for batch in loader]
+        assert seen == [str(batch.checksum) for batch in loader]
 
 
 def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
     """The first while every worker holds a batch, the second while the first is being answered."""
-    program = start(
-        "hold",
-        "from sluice.common.program import run; run(lambda _: consumer.join() or {}, argv=[])",
-    )
-    watched = [os.pidfd_open(pid) for pid in scene.holders(2)]
-    os.kill(program.pid, signal.SIGINT)
-    os.kill(program.pid, signal.SIGINT)
-    assert program.wait(60) == 130
-    assert_gone(watched)
+    program = start("answer")
+    workers = watched(scene.holders(2))
+    for _ in range(2):
+        program.send(signal.SIGINT)
+    assert program.ended().returncode == 130
+    assert_gone(workers)
 
 
 def test_a_function_that_hangs_in_a_thread_holds_an_interrupt_up_for_less_than_two_seconds(

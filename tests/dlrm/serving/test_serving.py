@@ -45,7 +45,7 @@ from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
-ROWS, BATCH = 12_000, 256
+ROWS, BATCH = 3000, 64
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def as_json(table: pa.Table) -> bytes:
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"
 )  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, wide, scorer, raw):
+def test_features_and_probabilities_are_those_of_training(folder, wide, scorer, raw):
     """Through JSON and Arrow, against the loader's batches and the model as the trainer's own code loads it."""
     config, features = Config.from_dict(wide.meta.config), raw.drop_columns("label")
     wanted: list[float] = []
@@ -119,7 +119,7 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
                         (answer,) = scorer.answer([PredictRequest(kind, body)])
                         assert np.abs(np.array(answer.probabilities) - want).max() < 1e-6
                     wanted += want.tolist()
-    assert len(wanted) >= 10_000
+    assert len(wanted) > 2500
     assert np.std(wanted) > 0.02  # or everything would be equal to everything
 
 
@@ -382,7 +382,7 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_
     checkpoints = run / "checkpoints"
     bodies = [
         arrow(raw.slice(n, rows))
-        for n, rows in enumerate((1, 3, 40, 5000, 7, 4000, 1, 200, 2, 6000, 17))
+        for n, rows in enumerate((1, 3, 40, 1500, 7, 1200, 1, 200, 2, 1800, 17))
     ]
     requests = [PredictRequest(ARROW, body) for body in bodies]
     alone: dict[int, list[Any]] = {}

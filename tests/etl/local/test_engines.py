@@ -12,20 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sluice.common.errors import InputError
-from sluice.etl.engines import only_spark
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
 from tests.etl.drawn_rows import draw_rows
-from tests.etl.jobs import build_table, words_of
+from tests.etl.jobs import build_table
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
-from tests.raises import raises
 
 pytestmark = pytest.mark.spark
 
 FEATURES = Path(__file__).resolve().parents[3] / "features"
-SPECS = sorted(path.stem for path in FEATURES.glob("*.toml") if only_spark(Spec.read(path)) is None)
 OTHERWISE = {"job", "at", "files", "engine"}
 """What of a record says who wrote it, when and where."""
 
@@ -37,8 +33,6 @@ def raw_of(name: str, text: str, folder: Path, seed: int) -> Path:
         return path
     synthesize(path, rows=1000, seed=seed)
     lines = path.read_text().splitlines()
-    if name == "criteo_terabyte":
-        lines = [f"{number % 24 + (number % 2) / 2}\t{line}" for number, line in enumerate(lines)]
     lines[7] = "no click at all"
     lines[70] += "\t"
     lines[71] = lines[71].replace("\t", "\t\t", 1)
@@ -98,16 +92,16 @@ def alike(one: FeatureTable, other: FeatureTable) -> None:
     assert other.check() == []
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_every_spec_and_every_mode_make_the_same_table(spark, tmp_path, name):
+@pytest.mark.parametrize("name", ["avazu", "criteo", "wide"])
+def test_every_format_and_every_mode_make_the_same_table(spark, tmp_path, name):
     text = (FEATURES / f"{name}.toml").read_text()
     text = text.replace("F1..F900", "F1..F40").replace(
         "C1..C94", "C1..C6"
     )  # a thousand columns are a minute of Spark
     first, second = (raw_of(name, text, tmp_path, seed) for seed in (1, 2))
     steps = [("create", [first], {})]
-    if name in ("criteo", "avazu"):
-        steps.append(("append", [second], {"update_state": name == "avazu"}))
+    if name == "avazu":
+        steps.append(("append", [second], {}))
     if name == "criteo":
         steps.append(("overwrite", [first, second], {"update_state": True}))
         steps.append(("overwrite", [second], {"refit": True}))
@@ -171,14 +165,6 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     both = made_by_both(spark, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path)
     alike(*both)
     assert len(both[0].files) > 2
-    if way != "order":
-        return
-    # With next to no memory, vocabularies stay in files and are joined.
-    joined = made(
-        spark, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / "joined", worker_bytes=128
-    )
-    assert joined.state().stored
-    alike(joined, both[1])
 
 
 @pytest.mark.parametrize("form", ["json", "parquet"])
@@ -211,45 +197,3 @@ ODD_NUMBERS = (
     float("-inf"),
     None,
 )
-
-GROWN = write_spec(
-    "click:int word:text note:text%s",
-    column("word", "sparse", "categorify"),
-    form="csv",
-    head="header = true\n%s",
-    table='split = {train = 0.7, test = 0.3}\nkey = ["word", "note"]',
-)
-MORE = column("place", "sparse", "categorify")
-
-
-def test_a_column_that_newer_csv_files_have_comes_in_by_an_overwrite_of_all(spark, tmp_path):
-    draw = np.random.default_rng(2)
-    old = [f"{draw.integers(2)},w{draw.integers(9)},n" for _ in range(200)]
-    new = [f"{draw.integers(2)},w{draw.integers(5, 20)},n,p{draw.integers(4)}" for _ in range(200)]
-    (tmp_path / "1.csv").write_text("\n".join(["click,word,note", *old, "too,short"]) + "\n")
-    (tmp_path / "2.csv").write_text("\n".join(["click,word,note,place", *new]) + "\n")
-    both, grown = [], GROWN % ('", "place:text', 'optional = ["place"]\n') + MORE
-    for engine, where in ((spark, "spark"), (None, "local")):
-        before = made(engine, GROWN % ("", ""), [tmp_path / "1.csv"], tmp_path / where)
-        with raises(InputError, "column 4", "'place'"):
-            made(
-                engine,
-                grown.replace('optional = ["place"]\n', ""),
-                [tmp_path / "1.csv"],
-                tmp_path / f"{where}-not",
-            )
-        both.append(
-            made(
-                engine,
-                grown,
-                [tmp_path / "1.csv", tmp_path / "2.csv"],
-                tmp_path / where,
-                mode="overwrite",
-                update_state=True,
-            )
-        )
-        known = words_of(before, "word/0")
-        assert words_of(both[-1], "word/0")[: len(known)] == known
-    alike(*both)
-    assert sum(both[0].record.rejected.values()) == 1
-    assert both[0].record.raw_nulls["place"] == 0.5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import decimal
 import gzip
-import json
 import os
 import random
 import shutil
@@ -30,6 +29,7 @@ from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.threads import JobEnded, Threads
+from sluice.etl.ops.ids import Hash
 from sluice.etl.read import pieces
 from sluice.etl.read.input_paths import InputFile, files_of
 from sluice.etl.read.pieces import pieces_of
@@ -399,30 +399,6 @@ def test_a_job_that_is_refused_for_something_else_leaves_no_rejects(made, broken
     assert not list((tmp_path / "t" / "_sluice" / "rejects").rglob("*.json"))
 
 
-@pytest.mark.parametrize("form", ["csv", "json"])
-def test_other_formats_make_the_same_table(made, raw, tmp_path, form):
-    lines = [line.split("\t") for line in raw.read_text().splitlines()]
-    path = tmp_path / f"clicks.{form}"
-    if form == "csv":
-        with gzip.open(
-            f"{path}.gz", "wt"
-        ) as file:  # compressed, with a header, and quotes where none are needed
-            file.write(",".join(build.COLUMNS) + "\n")
-            file.writelines(
-                ",".join([*line[:10], line[10] and f'"{line[10]}"']) + "\n" for line in lines
-            )
-    else:
-        rows = [
-            {n: v if n[0] == "C" else int(v) for n, v in zip(build.COLUMNS, line, strict=True) if v}
-            for line in lines
-        ]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    head = "\nheader = true" if form == "csv" else ""
-    text = build.TEXT.replace('format = "tsv"', f'format = "{form}"{head}')
-    build.run(None, tmp_path / "t", tmp_path / f"{path.name}*", text=text)
-    assert build.content(FeatureTable.open(tmp_path / "t")) == build.content(made)
-
-
 def test_a_failure_while_writing_leaves_the_old_version_and_no_files(raw, tmp_path, monkeypatch):
     old = small_table(tmp_path / "t", rows=300)
 
@@ -447,3 +423,27 @@ def test_a_version_that_lacks_rows_is_not_published(raw, tmp_path, monkeypatch):
     with raises(CommitError, "2,000 counted"):
         build.run(None, tmp_path / "t", raw)
     assert not (tmp_path / "t" / "_delta_log").exists()
+
+
+def test_rows_are_split_in_the_order_in_which_they_lie(page, tmp_path):
+    """Files in the order of their names, and a line that is set aside has its place."""
+    items = [f"{name}{number}" for name in "ab" for number in range(50)]
+    for name in "ba":
+        rows = [f"{number % 2}\t{name}{number}" for number in range(50)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(rows).replace("0\ta8\n", "broken\n") + "\n")
+    inputs = (tmp_path / "b.tsv", tmp_path / "a.tsv")
+    build.run(None, tmp_path / "t", *inputs, text=page[2], max_rejects=0.1)
+    splits = log.splits_of(tmp_path / "t")
+    ids = (
+        Hash(size=1000).apply(pa.array([item for item in items if item != "a8"]), None).to_pylist()
+    )
+    assert [
+        row["item"] for split in ("train", "validation", "test") for row in splits[split]
+    ] == ids
+    assert {split: len(rows) for split, rows in splits.items()} == {
+        "train": 79,
+        "validation": 10,
+        "test": 10,
+    }
+    with raises(InputError, "input.place", "--mode overwrite"):
+        build.run(None, tmp_path / "t", tmp_path / "a.tsv", text=page[2], mode="append")
