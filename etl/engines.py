@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sluice.common.errors import UsageError
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class EngineError(UsageError):
@@ -30,8 +34,7 @@ def choose(
     environment: Mapping[str, str] = os.environ,
 ) -> str:
     """Returns the engine for a job that was started with these `arguments`: the `asked` one, or Spark in spark-submit.
-    Otherwise it is local, unless the spec needs Spark or a cluster is configured. Reports an engine that was not asked
-    for."""
+    Otherwise it is local, unless the spec needs Spark. Reports an engine that was not asked for."""
     submitted = "PYSPARK_GATEWAY_PORT" in environment
     if asked == "local" and submitted:
         raise EngineError(
@@ -47,8 +50,6 @@ def choose(
             f"{os.path.join(place, 'spark-defaults.conf')} {os.path.join(place, 'etl/job.py')} "
             f"{shlex.join(others.split(chr(0)))}"
         )
-    if asked is None and not submitted:
-        why = why or _cluster(environment)
     if asked is not None or submitted:
         return asked or "spark"
     if why is None:
@@ -70,27 +71,6 @@ def only_spark(spec: Spec) -> str | None:
     ]
     if found:
         return f"{' and '.join(found)} of {spec.name}: rows meet other rows there, which only Spark brings together"
-    if spec.input.multiline:
-        return f"input.multiline of {spec.name}: records over several lines are read by Spark alone"
-    return None
-
-
-def _cluster(environment: Mapping[str, str]) -> str | None:
-    """Returns the setting by which jobs run on a cluster, or None."""
-    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_REMOTE"):
-        if environment.get(name):
-            return f"{name} names a cluster"
-    if master := re.search(r"--master[= ]+(\S+)", environment.get("PYSPARK_SUBMIT_ARGS", "")):
-        return None if master[1].startswith("local") else f"PYSPARK_SUBMIT_ARGS names {master[1]}"
-    home = environment.get("SPARK_HOME")
-    folder = environment.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
-    settings = Path(folder or ".") / "spark-defaults.conf"
-    if folder and settings.is_file():
-        text = settings.read_text("utf-8", "replace")
-        if (master := re.search(r"^\s*spark\.master[\s=]+(\S+)", text, re.M)) and not master[
-            1
-        ].startswith("local"):
-            return f"{settings} names {master[1]}"
     return None
 
 
@@ -109,11 +89,14 @@ def opened(name: str, progress: JobProgress) -> Iterator[Callable[[Job], Engine]
     from sluice.etl.spark.errors import clearly
     from sluice.etl.spark.session import open_session, start_worker
 
-    with progress.stage("starting Spark"):
-        spark = open_session("sluice-etl")
-    try:
-        with clearly(), ThreadPoolExecutor(1) as pool:
-            pool.submit(start_worker, spark)
-            yield partial(SparkEngine, spark, progress=progress)
-    finally:
-        spark.stop()
+    with contextlib.ExitStack() as started:
+
+        def start() -> SparkSession:
+            with progress.stage("starting Spark"):
+                spark = open_session("sluice-etl")
+            started.callback(spark.stop)
+            started.enter_context(ThreadPoolExecutor(1)).submit(start_worker, spark)
+            return spark
+
+        with clearly():
+            yield partial(SparkEngine, start, progress=progress)

@@ -32,11 +32,8 @@ class JobInput:
     engine: str | None = setting(
         None,
         "local: this machine's threads, without Java, for specs that join no rows. spark: Spark, which spark-submit "
-        "always uses. Both make the same table (default: local if the spec allows it and no cluster is configured)",
+        "always uses. Both make the same table (default: local if the spec allows it)",
         choices=("local", "spark"),
-    )
-    explain: bool = setting(
-        False, "print the plan (columns, operators, passes, joins, memory), and do nothing"
     )
 
 
@@ -120,25 +117,14 @@ class JobRequest(JobInput, LearningOptions):
         )
 
     def answer(self, progress: JobProgress, argv: list[str]) -> dict[str, Any]:
-        """Does the job that the command line `argv` asks for, or prints its plan. Returns the program's last line."""
+        """Does the job that the command line `argv` asks for. Returns the program's last line."""
         from sluice.common.text_table import aligned
         from sluice.etl.engines import choose, opened
-        from sluice.etl.first_rows import refuse_by_first_rows, warn_of_unknown_members
         from sluice.etl.jobs.job_run import run_job
 
         start = time.monotonic()
         job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
-        if self.explain:
-            from sluice.etl.jobs.explain import explain
-
-            lines, about = explain(job, engine)
-            for line in lines:
-                progress.say(line)
-            return about
-        if engine == "spark":
-            refuse_by_first_rows(job)
-        warn_of_unknown_members(job, progress.say)
         with opened(engine, progress) as engine_for:
             result = run_job(job, engine_for(job))
         seconds = round(time.monotonic() - start, 1)

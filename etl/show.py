@@ -1,8 +1,7 @@
-"""`describe_table` shows a feature table as text, `draw_table` as one HTML page that opens offline."""
+"""`describe_table` shows a feature table as text."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +55,7 @@ def describe_table(table: FeatureTable) -> str:
     return "\n".join(lines)
 
 
-_HEAD = ("column", "role", "type", "ids", "width", "range", "nulls", "unseen", "top", "bag", "psi")
+_HEAD = ("column", "role", "type", "ids", "width", "range", "nulls", "unseen", "bag", "psi")
 
 
 def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
@@ -70,7 +69,6 @@ def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
         span = f"rate {found['sum'] / rows:.4f}"
     raw = record.raw_nulls.get(f.inputs[0] if f.inputs else f.name) if record else None
     nulls = raw if raw is not None else found.get("nulls", 0) / rows
-    top = max(found.get("top", {"": 0}).values()) / rows
     bag = "" if f.bag is None else f"{f.bag[0]} / {f.bag[1]:.1f} / {f.bag[2]}"
     kind = f"by {f.transforms[0]}" if f.made else f.type
     return (
@@ -82,7 +80,6 @@ def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
         span,
         _percent(nulls),
         _percent(found.get("unseen", 0) / rows),
-        _percent(top),
         bag,
         f"{moved['psi']:.3f}" if moved else "",
     )
@@ -90,57 +87,3 @@ def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share else ""
-
-
-_STYLE = """body{font:14px system-ui,sans-serif;margin:2em auto;max-width:1200px;color:#222;background:#fff}
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;text-align:left;border-bottom:1px solid #ddd}
-td:nth-child(n+4){text-align:right;font-variant-numeric:tabular-nums}svg{display:block}.warn{background:#fde8c8}
-@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}td,th{border-color:#444}.warn{background:#5a4010}}"""
-_DRIFTED = 0.25
-
-
-def draw_table(table: FeatureTable) -> str:
-    """Returns an HTML page with the columns of `describe_table` and their distributions. Marks columns that
-    drifted from the version before."""
-    record = table.record if table.records else None
-    rows = []
-    for f in table.fields:
-        found = record.profile.get(f.name, {}) if record else {}
-        moved = record.drift.get(f.name, {}).get("psi", 0.0) if record else 0.0
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in _of_column(table, f))
-        mark = ' class="warn"' if moved >= _DRIFTED else ""
-        rows.append(f"<tr{mark}>{cells}<td>{_bars(found.get('bins', {}))}</td></tr>")
-    head = "".join(f"<th>{name}</th>" for name in (*_HEAD, "distribution"))
-    splits = ", ".join(f"{html.escape(s)} {table.rows_of(s):,}" for s in table.splits)
-    versions = "".join(
-        f"<tr><td>{v.version}</td><td>{v.at}</td><td>{v.mode}</td><td>{v.rows:,}</td></tr>"
-        for v in table.history()
-    )
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(table.uri)}</title>"
-        f"<style>{_STYLE}</style><h1>{html.escape(table.uri)}</h1>"
-        f"<p>Version {table.version}, {table.rows:,} rows ({splits}) in {len(table.files)} files.</p>"
-        f"<table><tr>{head}</tr>{''.join(rows)}</table><h2>Versions</h2>"
-        f"<table><tr><th>version<th>at<th>mode<th>rows</tr>{versions}</table></html>"
-    )
-
-
-def _bars(bins: Mapping[str, int]) -> str:
-    names = sorted(bins, key=_place)
-    if not names:
-        return ""
-    most, width = max(bins.values()), max(3, min(12, 240 // len(names)))
-    bars = ""
-    for number, name in enumerate(names):
-        tall = max(1, round(30 * bins[name] / most))
-        bars += (
-            f'<rect x="{number * width}" y="{32 - tall}" width="{width - 1}" height="{tall}" fill="#4878a8">'
-            f"<title>{html.escape(name)}: {bins[name]:,}</title></rect>"
-        )
-    return f'<svg width="{width * len(names)}" height="32" role="img" aria-label="distribution">{bars}</svg>'
-
-
-def _place(name: str) -> tuple[int, float]:
-    """Returns the sort key of a bin: null and unseen come first, then the others by number."""
-    number = name.split()[-1].lstrip("-")
-    return (1, float(name.split()[-1])) if number.isdigit() else (0, float(name == "unseen"))

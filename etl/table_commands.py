@@ -76,25 +76,15 @@ class TableChoice:
 class ShowRequest(TableChoice):
     """Shows a table's versions, splits and columns."""
 
-    html: Path | None = setting(
-        None, "also write an HTML page with distributions to this file", metavar="FILE"
-    )
     json: bool = setting(
         False, "also print the JSON object on a terminal (a pipe or a file always gets it)"
     )
 
     def answer(self, _say: Say) -> dict[str, Any] | None:
-        from sluice.etl.show import describe_table, draw_table
+        from sluice.etl.show import describe_table
 
         table = self.open()
         print(describe_table(table))
-        if self.html is not None:
-            try:
-                self.html.write_text(draw_table(table), "utf-8")
-            except OSError as error:
-                raise UsageError(
-                    f"--html {self.html}: cannot be written ({error.strerror}); name another file"
-                ) from None
         if sys.stdout.isatty() and not self.json:
             return None
         fields = [

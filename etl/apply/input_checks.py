@@ -1,5 +1,5 @@
-"""Checks a job's input before any row is read (both engines): damaged files, other headers, Parquet files with other
-columns. Reads no files itself."""
+"""Checks a job's input before any row is read: other headers, Parquet files with other columns. Reads no files
+itself."""
 
 from __future__ import annotations
 
@@ -11,40 +11,12 @@ from urllib.parse import unquote
 from sluice.common.errors import InputError
 from sluice.etl.spec.input_section import Input
 
-HEAD, TAIL = 10, 11
-"""The number of a compressed file's first and last bytes that `fault` needs."""
-# bzip2 writes these digits of π before each block, and those of √π after the last one.
-_BLOCK, _END = b"1AY&SY", 0x177245385090
-
-
-def fault(name: str, head: bytes, tail: bytes) -> str | None:
-    """Returns what is wrong with a file of this name, by its first ten and last eleven bytes. None: no fault."""
-    if name.endswith(".gz") and head and head[:2] != b"\x1f\x8b":
-        return "it is no gzip file"
-    if not name.endswith(".bz2") or not head:
-        return None
-    end = _END.to_bytes(6, "big")
-    if head[:3] != b"BZh" or head[4:10] not in (_BLOCK[: len(head) - 4], end[: len(head) - 4]):
-        return "it is no bzip2 file"
-    # After the end mark come a checksum of four bytes, and up to seven bits that fill the last byte.
-    bits = int.from_bytes(tail, "big")
-    if not any(bits >> (32 + spare) & (1 << 48) - 1 == _END for spare in range(8)):
-        return "its end is missing, or something else follows it"
-    return None
-
-
-def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
-    """Raises an InputError that names the first damaged file, given pairs of file and fault."""
-    for file, wrong in faults:
-        if wrong:
-            raise InputError(f"{file}: {wrong}; copy it here anew, whole")
-
 
 def headers_of(source: Input) -> tuple[str, ...]:
     """Returns the lines that are no rows, the longest first: the possible headers of a file, and the empty line, unless
     rows have a single field. In CSV, a header may quote all names, or those that need it."""
     names, sign = list(source.columns), source.delimiter
-    is_row = source.has_columns or source.multiline or (source.format != "json" and len(names) == 1)
+    is_row = source.has_columns or (source.format != "json" and len(names) == 1)
     blank = () if is_row else ("",)
     if not source.header:
         return blank

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sluice.etl.apply.cells import WRONG, TextCells, find_false, has_infinity
 from sluice.etl.apply.compiled_lines import CompiledLines
 from sluice.etl.apply.json_lines import JsonObjects
-from sluice.etl.apply.lines import FIELDS, Delimited, Part, Reasons, place_rows
+from sluice.etl.apply.lines import Delimited, Part, Reasons, place_rows
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.ops.base import as_number, plain
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, Floats, rows_of_long_texts
@@ -26,8 +26,8 @@ Columns = dict[str, pa.Array]
 LONG_TEXT = f"a text of more than {MOST_TEXT_BYTES:,} bytes"
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
-ADDED_COLUMNS = ("_bad", "_file", "_from", *TIES)
-"""Columns that readers add to those of the input: what is wrong with a row, and where it comes from."""
+ADDED_COLUMNS = ("_bad", *TIES)
+"""Columns that readers add to those of the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,6 @@ class InputParser:
             lines = self._encode_as_utf8(batch["line"])
             columns, reasons = self._parse_lines(lines)
             longest = pc.max(pc.binary_length(lines)).as_py()  # a text is no longer than its line
-        elif "_broken" in names:
-            # The reader has cut rows into cells. If a row has too few or too many, `_broken` is not null.
-            reasons = dict.fromkeys(find_false(pc.is_null(batch["_broken"])), FIELDS)
-            columns, reasons = self._parse_cells(pa.table(batch), reasons)
         else:
             columns, reasons = self._read_marked(batch)
         if longest is None or longest > MOST_TEXT_BYTES:

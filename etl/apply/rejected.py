@@ -1,6 +1,6 @@
 """`Rejects` collects the rejected rows of a job, and writes them. `PartParser` parses rows, and describes the rejected.
 
-Lines are numbered from 1. Records over several lines, rows of columns and rows after joins have no number."""
+Lines are numbered from 1. Rows of columns and rows after joins have no number."""
 
 from __future__ import annotations
 
@@ -164,9 +164,11 @@ def describe(
 ) -> pa.RecordBatch:
     """Returns rejected rows of a batch as `REJECTS`. The batch begins at the line `first` of its part, if it has
     lines."""
+    ordered = sorted(rejected)
+    rows = batch.take(pa.array([number for number, _ in ordered], pa.int64())).to_pylist()
     return _batch(
-        (*part, None if first is None else first + number, *rest)
-        for number, *rest in texts_of(batch, rejected)
+        (*part, None if first is None else first + number, reason, *_text(row))
+        for (number, reason), row in zip(ordered, rows, strict=True)
     )
 
 
@@ -208,26 +210,12 @@ def _batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
     )
 
 
-def texts_of(
-    batch: pa.RecordBatch, rejected: Iterable[tuple[int, str]]
-) -> Iterator[tuple[int, str, str, str | None]]:
-    """Yields the number in its batch, the reason, the text and the base64 of each row that was rejected."""
-    ordered = sorted(rejected)
-    rows = batch.take(pa.array([number for number, _ in ordered], pa.int64())).to_pylist()
-    for (number, reason), row in zip(ordered, rows, strict=True):
-        yield number, reason, *_text(row)
-
-
 def _text(row: dict[str, Any]) -> tuple[str, str | None]:
     """Returns a row as text, and its bytes in base64 if they are not text."""
-    row = {name: value for name, value in row.items() if name not in ADDED_COLUMNS}
-    if "line" in row:
-        content = strip_end(row["line"])
-    elif "_broken" in row:
-        cells = b",".join(value or b"" for name, value in row.items() if name != "_broken")
-        content = cells if row["_broken"] is None else row["_broken"].encode("latin-1")
-    else:
-        return json.dumps(row, default=str), None
+    if "line" not in row:
+        known = {name: value for name, value in row.items() if name not in ADDED_COLUMNS}
+        return json.dumps(known, default=str), None
+    content = strip_end(row["line"])
     try:
         return content.decode(), None
     except UnicodeDecodeError:

@@ -108,6 +108,18 @@ class Job:
         """Refuses options that do not fit each other or the spec."""
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
+        if self.spec.input.multiline:
+            raise InputError(
+                f"{self.spec.name}: input.multiline: records over several lines are not read any more; write them as "
+                "Parquet, for instance with DuckDB: COPY (FROM 'logs.csv') TO 'logs.parquet'"
+            )
+        rows = self.spec.rows
+        for name in [rows.dedup and rows.dedup.order, *(each.order for each in rows.histories)]:
+            if name and self.spec.kinds.get(name) == "text":
+                raise InputError(
+                    f"{self.spec.name}: rows cannot be ordered by the text {name!r}; read its times as numbers: "
+                    f'{{name = "{name}:float", format = "%Y-%m-%d %H:%M:%S"}} in input.columns'
+                )
         if self.mode == "append" and self.spec.input.place:
             raise InputError(
                 f"{self.spec.name}: input.place is a row's place in the input of one job, so an append would "

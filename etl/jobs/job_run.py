@@ -193,6 +193,11 @@ class _JobRun:
             raise InputError(f"{names}: holds no rows")
         self._check_rejects(counted)
         self._warn_of_joins(counted)
+        if empty := [name for name, share in counted.nulls.items() if share == 1]:
+            self.progress.say(
+                f"warning: the input columns {', '.join(empty)} have no value in any row; see that the input names or "
+                "places them as the spec does"
+            )
         if len(counted.pairs) > MAX_PAIRS:
             raise InputError(
                 f"{names}: column {table.partition!r} makes {len(counted.pairs):,} partitions over all "

@@ -14,15 +14,6 @@ _MOVES_S, _LINES_S = 0.5, 5.0
 _WIDTH = 20
 
 
-def draw_bar(name: str, *, share: float, rows: int, size: float, seconds: float) -> str:
-    """Returns a bar with the rows and MB a second of a pass, if they are known, and the time left at that speed."""
-    full = int(share * _WIDTH)
-    speed = f", {size / seconds / 1e6:.0f} MB/s" if size and seconds > 0 else ""
-    left = f", {seconds * (1 - share) / share:.0f} s left" if share and seconds > 0 else ""
-    count = f", {rows:,} rows" if rows else ""
-    return f"{name}[{'#' * full}{'.' * (_WIDTH - full)}] {share:.0%}{count}{speed}{left}"
-
-
 class Pass:
     """The progress of one pass over `size` bytes."""
 
@@ -39,14 +30,14 @@ class Pass:
 
     @property
     def text(self) -> str:
-        share = min(1.0, self._done / max(1, self._size))
-        return draw_bar(
-            self._name,
-            share=share,
-            rows=self._rows,
-            size=share * self._size,
-            seconds=self._clock() - self._start,
-        )
+        """A bar with the rows and MB a second so far, and the time left at that speed."""
+        share, seconds = min(1.0, self._done / max(1, self._size)), self._clock() - self._start
+        full = int(share * _WIDTH)
+        bar = f"{self._name}[{'#' * full}{'.' * (_WIDTH - full)}] {share:.0%}"
+        if not share or seconds <= 0:
+            return bar
+        speed, left = share * self._size / seconds / 1e6, seconds * (1 - share) / share
+        return f"{bar}, {self._rows:,} rows, {speed:.0f} MB/s, {left:.0f} s left"
 
 
 class JobProgress:

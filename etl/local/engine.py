@@ -69,7 +69,7 @@ class LocalEngine(Engine):
             (memory or memory_limit()) // 4,
         )
         pa.set_cpu_count(self._threads.count)
-        self._input = InputFiles(job.spec.input, job.inputs, self._threads.map)
+        self._input = InputFiles(job.spec.input, job.inputs)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._parsed, self._finished = RowStore(self._budget, free // 2), RowStore(self._budget)
         self._complete = set[tuple[str, int]]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import Any, TypeAlias
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.input_checks import HEAD, TAIL, fault, refuse_faults, refuse_header
+from sluice.etl.apply.input_checks import refuse_header
 from sluice.etl.read.input_paths import InputFile, files_of, files_of_tables
 from sluice.etl.read.pieces import (
     OPEN_BYTES,
     PIECE_BYTES,
-    SPARK_ONLY,
+    UNREAD,
     FileRange,
     Piece,
     first_line,
@@ -31,11 +31,10 @@ from sluice.etl.table.table_columns import OWN, FileColumns, partitions_of, refu
 from sluice.etl.table.table_files import TableFiles
 
 Part: TypeAlias = FileRange | RowGroups
-Map: TypeAlias = Callable[[Callable[[InputFile], Any], Sequence[InputFile]], Iterable[Any]]
 _READERS = 8
 
 
-def map_in_threads(function: Callable[[InputFile], Any], files: Sequence[InputFile]) -> list[Any]:
+def _in_threads(function: Callable[[InputFile], Any], files: Sequence[InputFile]) -> list[Any]:
     with ThreadPool(_READERS) as pool:
         return pool.map(function, files)
 
@@ -43,17 +42,13 @@ def map_in_threads(function: Callable[[InputFile], Any], files: Sequence[InputFi
 class InputFiles:
     """The files that paths name, or those of tables."""
 
-    def __init__(
-        self, source: Input, paths: Sequence[str], map_files: Map = map_in_threads
-    ) -> None:
-        """`map_files` calls a function on many files, and returns the results in order."""
+    def __init__(self, source: Input, paths: Sequence[str]) -> None:
         self._source = source
-        self._map = map_files
-        self._named = ", ".join(paths)
+        self.named = ", ".join(paths)
         if source.is_table:
             self._located = files_of_tables([TableFiles.open(path) for path in paths])
             if not self._located:
-                raise InputError(f"{self._named}: holds no rows")
+                raise InputError(f"{self.named}: holds no rows")
         else:
             self._located = dict.fromkeys(files_of(paths), OWN)
         self.files = list(self._located)
@@ -81,22 +76,18 @@ class InputFiles:
         return pack(((group, group.size + OPEN_BYTES) for group in self.row_groups), task_bytes)
 
     def check(self) -> None:
-        """Raises an InputError if a file has another header or other columns than the spec, or is compressed and
-        damaged."""
+        """Raises an InputError if a file has another header or other columns than the spec."""
         source = self._source
         if source.has_columns:
-            check_columns(self._named, self.schemas, source)
+            check_columns(self.named, self.schemas, source)
             return
         for file in self.files:
-            if file.path.endswith(SPARK_ONLY):
+            if file.path.endswith(UNREAD):
                 raise InputError(
-                    f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark"
+                    f"{file.name}: is compressed in a way that is not read; compress it as .gz, .bz2 or .zst"
                 )
-        packed = [file for file in self.files if file.name.endswith((".gz", ".bz2"))]
-        names = [file.name for file in packed]
-        refuse_faults(zip(names, self._map(_find_fault, packed), strict=True))
         if source.header:
-            lines = self._map(partial(first_line, encoding=source.encoding), self.files)
+            lines = _in_threads(partial(first_line, encoding=source.encoding), self.files)
             for file, line in zip(self.files, lines, strict=True):
                 refuse_header(file.name, line, source)
 
@@ -120,7 +111,7 @@ class InputFiles:
 
     @cached_property
     def _footers(self) -> list[tuple[pa.Schema, list[int]]]:
-        return list(self._map(_read_footer, self.files))
+        return _in_threads(_read_footer, self.files)
 
     @cached_property
     def _columns(self) -> Mapping[InputFile, FileColumns]:
@@ -139,13 +130,6 @@ def pieces_of_task(parts: Sequence[Part]) -> Iterator[Piece | RowGroups]:
     """Yields the pieces of a task's parts, which are all of one kind."""
     yield from pieces_of_ranges(part for part in parts if isinstance(part, FileRange))
     yield from (part for part in parts if isinstance(part, RowGroups))
-
-
-def _find_fault(file: InputFile) -> str | None:
-    with file.open() as stream:
-        head = stream.read(min(file.size, HEAD))
-        stream.seek(max(0, file.size - TAIL))
-        return fault(file.name, head, stream.read(TAIL))
 
 
 def _read_footer(file: InputFile) -> tuple[pa.Schema, list[int]]:

@@ -30,8 +30,8 @@ _BEYOND = 1 << 16
 OPEN_BYTES = 4 << 20
 """To open a file takes about as long as to read so many bytes. Spark calculates with the same figure."""
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
-# Arrow's errors about damaged files, and our words for them. Jobs on Spark use the same words.
+UNREAD = (".lz4", ".snappy", ".lzo", ".deflate")
+# Arrow's errors about damaged files, and our words for them.
 _FAULTS = {
     "Truncated": "it is cut short",
     "": "it is damaged",

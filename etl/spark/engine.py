@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,8 +10,9 @@ import pyarrow as pa
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.engine import MAPPED, Engine, Learnt, Sums, Written
 from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.progress import JobProgress, draw_bar
+from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
+from sluice.etl.read.input_files import InputFiles
 from sluice.etl.spark.columns import quoted
 from sluice.etl.spark.fit import sum_counts
 from sluice.etl.spark.history_state import write_tails
@@ -32,10 +32,19 @@ if TYPE_CHECKING:
 class SparkEngine(Engine):
     name: ClassVar[str] = "spark"
 
-    def __init__(self, spark: SparkSession, job: Job, progress: JobProgress) -> None:
+    def __init__(self, start: Callable[[], SparkSession], job: Job, progress: JobProgress) -> None:
+        """`start` returns a session. It is called when the files of the input are as the spec says."""
         super().__init__(job, progress)
-        self._spark = spark
-        folders = {}
+        self._start = start
+        self._raw: RawInput
+        self._release: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        super().check()
+        job, folders = self.job, dict[str, str]()
+        files = InputFiles(job.spec.input, job.inputs)
+        files.check()
+        spark = self._start()
         if job.mode == "append" and job.parent is not None and job.parent.tails:
             names = [history.name for history in job.spec.rows.histories]
             folders = {name: folder_of_tails(job.parent.job, name) for name in names}
@@ -44,17 +53,11 @@ class SparkEngine(Engine):
             for name, folder in folders.items()
             if job.store.files(folder)
         }
-        self._raw = RawInput(spark, job.spec, job.inputs, 0 if job.learns else None, earlier)
+        level = 0 if job.learns else None
+        self._raw = RawInput(spark, job.spec, files, level, earlier, job.accept_nulls)
+        self._release = self._raw.release
         self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
-        progress.follow(follow_stages(spark))
-
-    def check(self) -> None:
-        super().check()
-        self._raw.check()
-        for side in self._raw.sides:
-            side.check_values(self.job.accept_nulls)
-        size = self._raw.bytes + sum(side.bytes for side in self._raw.sides)
-        fit_partitions(self._spark, size)
+        fit_partitions(spark, files.bytes + sum(side.bytes for side in self._raw.sides))
 
     def _warn_of_units(self) -> None:
         """Names each side table whose times seem to have another unit than those of the rows."""
@@ -98,28 +101,4 @@ class SparkEngine(Engine):
 
     def close(self) -> None:
         super().close()
-        self._raw.release()
-
-
-def follow_stages(spark: SparkSession) -> Callable[[], str]:
-    """Returns a function that describes the session's active stages: the share of finished tasks, and the time left."""
-    tracker = spark.sparkContext.statusTracker()
-    began: dict[tuple[int, ...], float] = {}
-
-    def so_far() -> str:
-        try:
-            ids = tuple(sorted(tracker.getActiveStageIds()))
-            stages = [stage for stage in map(tracker.getStageInfo, ids) if stage]
-        except Exception:  # the session may be ending, and a progress line must not fail the job
-            return "…"
-        total = sum(stage.numTasks for stage in stages)
-        if not total:
-            return "…"
-        now = time.monotonic()
-        if ids not in began:  # new stages, so the time starts again
-            began.clear()
-            began[ids] = now
-        done = sum(stage.numCompletedTasks for stage in stages)
-        return draw_bar("", share=done / total, rows=0, size=0, seconds=now - began[ids])
-
-    return so_far
+        self._release()

@@ -20,15 +20,6 @@ _KNOWN = (
         "Spark needs more --driver-memory or --executor-memory",
     ),
     (
-        r"EOFException: Unexpected end of input stream|unexpected end of stream",
-        "it is cut short: copy it here anew",
-    ),
-    (
-        r"not a gzip file",
-        "it is no gzip file, or something else follows its end: copy it here anew",
-    ),
-    (r"gzip stream CRC failure|crc error|CRC error", "it is damaged: copy it here anew"),
-    (
         r"No module named '?(pyarrow|numpy|etl)",
         "workers need pyarrow, numpy and --py-files build/sluice.zip",
     ),

@@ -64,7 +64,7 @@ def sum_counts(
             sizes, [key for key, learned in wanted.items() if raw.spec.may_be_stored(learned)]
         )
         if sum(size for key, size in sizes.items() if key not in chosen) > MAX_VALUES:
-            raise too_many_values(raw.named, MAX_VALUES)
+            raise too_many_values(raw.files.named, MAX_VALUES)
         stored = large.of_level(level or 0).write(
             sums.where(sums["key"].isin(chosen))
             .select("counts")

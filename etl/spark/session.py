@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import sluice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+Task = TypeVar("Task")
 ROOT = Path(sluice.__file__).resolve().parent.parent
 """The folder that `sluice` is imported from: the checkout, or site-packages."""
 
@@ -53,6 +55,14 @@ def fit_partitions(spark: SparkSession, input_bytes: int) -> None:
     context = spark.sparkContext
     if not context.getConf().contains(PARTITIONS):
         spark.conf.set(PARTITIONS, str(partitions_for(input_bytes, context.defaultParallelism)))
+
+
+def number_tasks(
+    spark: SparkSession, tasks: Sequence[Task]
+) -> tuple[Callable[[], Sequence[Task]], DataFrame]:
+    """Returns a function that gives workers the tasks, and a frame with a partition for each task: its number `id`."""
+    sent = spark.sparkContext.broadcast(tasks)
+    return lambda: sent.value, spark.range(0, len(tasks), 1, max(1, len(tasks)))
 
 
 def frame_bytes(frame: DataFrame) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,16 @@ import pyarrow as pa
 from sluice.common.errors import InputError
 from sluice.etl.apply.cells import TextCells, stored_column
 from sluice.etl.apply.parse import Batches
+from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.row_groups import RowGroups, check_columns
 from sluice.etl.spark.columns import SPARK_TYPES, quoted
-from sluice.etl.spark.session import frame_bytes
+from sluice.etl.spark.session import frame_bytes, number_tasks
 from sluice.etl.spec.input_section import WITH_COLUMNS, Input
 from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.row_rules import Join
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.job_record import MORE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,16 +29,20 @@ if TYPE_CHECKING:
 _BROADCAST_BYTES = 32 * 2**20
 _TASK_BYTES = 32 * 2**20
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
-_LOST = "name string, rows bigint, lost bigint, example string"
+_SHOWN = 100
+"""The most characters of a value in a message."""
 
 
 class SideTable:
     """Raises a SpecError if the side table cannot be read, and an InputError if it lacks a column of the join."""
 
-    def __init__(self, spark: SparkSession, join: Join, spec: Spec) -> None:
+    def __init__(
+        self, spark: SparkSession, join: Join, spec: Spec, accepted: Collection[str]
+    ) -> None:
+        """In the `accepted` columns, a value that does not fit its type is null."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        self._spark, self.join = spark, join
+        self._spark, self.join, self._accepted = spark, join, accepted
         self._named = f"join.path = {join.path!r}"
         keys = zip(join.their_on or join.on, join.on, strict=True)
         self._wanted = {f"_on{i}": (name, spec.types[ours]) for i, (name, ours) in enumerate(keys)}
@@ -60,21 +64,15 @@ class SideTable:
             raise SpecError(f"{self._named}: cannot be read ({error})") from None
         for wanted in ({key: self._wanted[key]} for key in self._wanted):
             check_columns(self._named, schemas, self._source_of(wanted))
-        self._schemas = list(schemas.values())
-        if join.time and spec.types[join.time] == "int" and self._is_whole(str(join.their_time)):
-            # Whole seconds would make a side row valid before its time, if it has fractions.
-            self._wanted["_since"] = (str(join.their_time), "int")
+        if join.time and join.their_time and spec.types[join.time] == "int":
+            have = [kinds for kinds in schemas.values() if join.their_time in kinds.names]
+            if all(spark_name(kinds.field(join.their_time).type) in _WHOLE for kinds in have):
+                # Whole seconds would make a side row valid before its time, if it has fractions.
+                self._wanted["_since"] = (join.their_time, "int")
 
     def _source_of(self, wanted: Mapping[str, tuple[str, str]]) -> Input:
         columns = {name: kind for name, kind in wanted.values()}
         return Input(format=self.join.format, columns=columns, decimal=self.join.decimal)
-
-    def _is_whole(self, name: str) -> bool:
-        return all(
-            spark_name(schema.field(name).type) in _WHOLE
-            for schema in self._schemas
-            if name in schema.names
-        )
 
     def _read_frame(self) -> DataFrame:
         """Reads CSV or JSON with Spark."""
@@ -112,39 +110,28 @@ class SideTable:
     def rows(self) -> DataFrame:
         """The columns that the join uses, of rows with all keys. The keys `_on0`, `_on1`, and so on have the types of
         the columns that they are compared with. `_since` is the time."""
+        from pyspark.sql import functions as sql
+
         schema = ", ".join(
             f"{quoted(new)} {SPARK_TYPES[kind]}" for new, (_, kind) in self._wanted.items()
         )
         has_keys = " and ".join(f"_on{i} is not null" for i in range(len(self.join.on)))
-        return self._map(_convert, schema).where(has_keys)
-
-    def check_values(self, accepted: Container[str]) -> None:
-        """Raises an InputError if a time cannot be read, or if too many values of a column do not fit its type. These
-        values would be null in all joined rows. `accepted` are columns that are not checked."""
-        texts = TextCells(self._source)
-        may_lose = {
-            new: (name, kind)
-            for new, (name, kind) in self._wanted.items()
-            if (new in self.join.columns or new == "_since") and name not in accepted
-            for schema in self._schemas
-            if name in schema.names
-            and stored_column(pa.array([], schema.field(name).type), kind, texts)[1] is not None
-        }
-        if not may_lose:
-            return
-        found = self._map(_count_lost, _LOST, may_lose).toArrow()
-        sums = found.group_by("name").aggregate(
-            [("rows", "sum"), ("lost", "sum"), ("example", "min")]
-        )
-        for row in sums.to_pylist():
-            name, kind = may_lose[row["name"]]
-            share = row["lost_sum"] / max(1, row["rows_sum"])
-            if row["lost_sum"] and (share >= MORE or row["name"] == "_since"):
-                raise InputError(
-                    f"{self._named}: column {name!r}: {share:.1%} of its values are not of its type, {kind}, for "
-                    f"instance {row['example_min'][:100]!r}; nothing was published; correct them, or accept that they "
-                    f"are null with --accept-nulls {name}"
-                )
+        names = list(dict.fromkeys(name for name, _ in self._wanted.values()))
+        refused = [
+            new
+            for new, (name, _) in self._wanted.items()
+            if (new in self.join.columns or new == "_since") and name not in self._accepted
+        ]
+        work = partial(_convert, self._wanted, self._source, refused, self._named)
+        if self._frame is not None:
+            # pyspark does not quote names with dots for its workers.
+            stored = [sql.col(quoted(name)).alias(f"_{at}") for at, name in enumerate(names)]
+            rows = self._frame.select(*stored).mapInArrow(partial(_rename, names, work), schema)
+        else:
+            assert self._files is not None
+            tasks, numbers = number_tasks(self._spark, self._files.tasks_of_groups(_TASK_BYTES))
+            rows = numbers.mapInArrow(partial(_read_tasks, tasks, names, work), schema)
+        return rows.where(has_keys)
 
     def newest_rows(self) -> DataFrame:
         """Returns the side row of each key that later rows get, with the columns `key` and those of the side table."""
@@ -162,30 +149,6 @@ class SideTable:
         return one.select(
             "key", *[sql.col(f"{path}.{quoted(name)}").alias(name) for name in join.columns]
         )
-
-    def _map(
-        self,
-        work: Callable[..., Batches],
-        schema: str,
-        wanted: Mapping[str, tuple[str, str]] | None = None,
-    ) -> DataFrame:
-        """Calls a function in the workers on the columns as they are stored."""
-        from pyspark.sql import functions as sql
-
-        wanted = self._wanted if wanted is None else wanted
-        names = list(dict.fromkeys(name for name, _ in wanted.values()))
-        work = partial(work, wanted, self._source)
-        if self._frame is not None:
-            # pyspark does not quote names with dots for its workers.
-            stored = [
-                sql.col(quoted(name)).alias(f"_{number}") for number, name in enumerate(names)
-            ]
-            return self._frame.select(*stored).mapInArrow(partial(_rename, names, work), schema)
-        assert self._files is not None
-        tasks = self._files.tasks_of_groups(_TASK_BYTES)
-        sent = self._spark.sparkContext.broadcast(tasks)
-        numbers = self._spark.range(0, len(tasks), 1, max(1, len(tasks)))
-        return numbers.mapInArrow(partial(_read_tasks, lambda: sent.value, names, work), schema)
 
 
 def _rename(names: Sequence[str], work: Callable[[Batches], Batches], batches: Batches) -> Batches:
@@ -207,32 +170,25 @@ def _read_tasks(
     )
 
 
-def _stored(rows: pa.RecordBatch, name: str) -> pa.Array:
-    return rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
-
-
-def _convert(wanted: Mapping[str, tuple[str, str]], source: Input, batches: Batches) -> Batches:
-    """Yields the wanted columns, by their new names. A value that does not fit its type is null."""
+def _convert(
+    wanted: Mapping[str, tuple[str, str]],
+    source: Input,
+    refused: Collection[str],
+    named: str,
+    batches: Batches,
+) -> Batches:
+    """Yields the wanted columns, by their new names. A value that does not fit its type is null, or fails the job in
+    the `refused` columns."""
     texts = TextCells(source)
     for rows in batches:
-        yield pa.record_batch(
-            {
-                new: stored_column(_stored(rows, name), kind, texts)[0]
-                for new, (name, kind) in wanted.items()
-            }
-        )
-
-
-def _count_lost(wanted: Mapping[str, tuple[str, str]], source: Input, batches: Batches) -> Batches:
-    """Counts the values of each column that do not fit its type, with one of them."""
-    texts = TextCells(source)
-    for rows in batches:
+        columns = {}
         for new, (name, kind) in wanted.items():
-            stored = _stored(rows, name)
-            lost = stored_column(stored, kind, texts)[1]
-            numbers = [] if lost is None else np.flatnonzero(lost).tolist()
-            example = min((str(stored[number].as_py()) for number in numbers), default=None)
-            yield pa.record_batch(
-                [[new], [rows.num_rows], [len(numbers)], pa.array([example], pa.string())],
-                ["name", "rows", "lost", "example"],
-            )
+            stored = rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
+            columns[new], lost = stored_column(stored, kind, texts)
+            if lost is not None and lost.any() and new in refused:
+                value = str(stored[int(np.argmax(lost))].as_py())[:_SHOWN]
+                raise JobFailure(
+                    f"{named}: column {name!r}: {value!r} is not of its type, {kind}; nothing was published; correct "
+                    f"it, or accept that such values are null with --accept-nulls {name}"
+                )
+        yield pa.record_batch(columns)

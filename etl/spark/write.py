@@ -25,7 +25,7 @@ from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.jobs.engine import Written
 from sluice.etl.read.input_files import pieces_of_task
-from sluice.etl.spark.read_input import RawInput
+from sluice.etl.spark.read_input import RawInput, collect_cells
 from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
 from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, selected_rows
@@ -78,10 +78,8 @@ def write(
     texts = made.select("made").where("made is not null").toArrow()["made"].to_pylist()
     files = [_read_file(text) for text in texts]
     if sum(file.record.rows for file in files) < plan.rows:
-        late = made.select("late").where("late is not null")
-        for row in late.toLocalIterator(prefetchPartitions=True):
-            for batch in pa.ipc.open_stream(bytes(row["late"])):
-                rejects.add(batch)
+        for rows in collect_cells(made, "late"):
+            rejects.add(rows)
     made.unpersist(blocking=True)
     shipped.unpersist(blocking=True)
     _remove_others(job.store, job.name, files)

@@ -33,7 +33,6 @@ INPUT_TYPES = {
     "floats": "numbers",
 }
 _FORMATS_OF_KEY = {
-    "multiline": ("csv",),
     "optional": ("parquet", "csv", "tsv"),
     "decimal": ("tsv", "csv", "json"),
     "thousands": ("tsv", "csv", "json"),
@@ -53,7 +52,7 @@ class Input:
     delimiter: str = "\t"
     header: bool = False
     multiline: bool = False
-    """Whether a quoted field may hold a line's end (csv only)."""
+    """Tables of 0.2.0 may have it in their spec. No job reads such input."""
     optional: Columns = ()
     """Columns that a file may lack. Their values are then null. In tsv and csv they are the last columns, and a line
     ends before them."""
@@ -130,9 +129,6 @@ def read_input(raw: dict[str, Any]) -> Input:
             f"input.optional = {list(source.optional)}: in {form} they must be the last of input.columns, because "
             "lines without them end before them"
         )
-    other = next((key for key in ("optional", "encoding", "place") if raw.get(key)), None)
-    if other and source.multiline:
-        raise SpecError(f"input.{other}: cannot be combined with multiline")
     place = source.place
     if place is not None and (place in columns or not place or place.startswith("_")):
         raise SpecError(f"input.place = {place!r}: must be the name of a new column")

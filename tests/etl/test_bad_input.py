@@ -23,7 +23,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
-from tests.etl.tables import column, lines_in, write_rows, write_spec
+from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.spark
 INPUTS = "click:int item:text price:float"
 REST = column("item", "key") + column("price", "dense", "fill, value = -1")
 PARQUET = write_spec(INPUTS, REST)
-CSV = write_spec(INPUTS, REST, form="csv", head="header = true\nmultiline = true\n")
 
 
 def parts(folder: Path, *tables: pa.Table) -> Path:
@@ -96,38 +95,11 @@ def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
     assert [row["item"] for row in rows_of(FeatureTable.open(tmp_path / "t"))] == ["b"]
 
 
-def test_a_quoted_field_may_hold_lines_if_the_spec_says_so(spark, tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "1.csv").write_bytes(
-        b'click,item,price\r\n1,"two\nlines, and a ""quote""",1\r\n0,\xe6\x97\xa5,\r\n'
-        b'1,"",7\n0,"caf\xe9",1\n1,"many",lots\n1,short\n1,a,2,long\n'
-    )
-    (folder / "2.csv").write_bytes(b'click,item,price\n0,"\r\n\r\n",3')
-    result = run(
-        spark, tmp_path / "t", folder, text=CSV, max_rejects=0.9, rejects=str(tmp_path / "rejects")
-    )
-    assert prices(tmp_path / "t") == sorted(
-        [('two\nlines, and a "quote"', 1.0), ("日", -1.0), ("", 7.0), ("\r\n\r\n", 3.0)]
-    )
-    assert result.rejected == {
-        "item: not UTF-8 text": 1,
-        "price: not a number of 64 bits": 1,
-        "wrong number of fields": 2,
-    }
-    kept = lines_in(tmp_path / "rejects")
-    assert sorted(row["raw"] for row in kept) == [
-        "0,caf\\xe9,1",
-        "1,a,2,long",
-        "1,many,lots",
-        "1,short",
-    ]
-    with pytest.raises(
-        InputError,
-        match=r"4 of 8 rows .*most often: wrong number of fields; for instance in "
-        r"file:.*/1\.csv: '1,(short|a,2,long)'",
-    ):
-        run(spark, tmp_path / "t", folder, text=CSV, max_rejects=0.1, mode="overwrite")
+def test_records_over_several_lines_are_refused_with_what_to_do(tmp_path):
+    text = write_spec(INPUTS, REST, form="csv", head="multiline = true\n")
+    assert Spec.parse(text).input.multiline  # a table of 0.2.0 may have such a spec
+    with raises(InputError, "input.multiline", "Parquet", "DuckDB"):
+        Job(spec=Spec.parse(text), inputs=("x",), store=TableStore(tmp_path / "t"))
 
 
 @contextmanager

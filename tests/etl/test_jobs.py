@@ -127,7 +127,8 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, 
         )
     )
     job = job_of(tmp_path / "t", tmp_path / "rows.parquet", text=text)
-    engine = SparkEngine(spark, job, JobProgress(Said()))
+    engine = SparkEngine(lambda: spark, job, JobProgress(Said()))
+    engine.check()
     sums = engine.sums(0, FittedState(), {})
     (tmp_path / "rows.parquet").unlink()
     state, counted = fit(engine)
@@ -177,7 +178,8 @@ COUNTED = column("seen", "dense", "count; fill", "item")
 
 def fitted(spark, tmp_path, path, text):
     job = job_of(tmp_path / "fitted", path, text=text)
-    engine = SparkEngine(spark, job, JobProgress(Said()))
+    engine = SparkEngine(lambda: spark, job, JobProgress(Said()))
+    engine.check()
     try:
         return fit(engine)
     finally:

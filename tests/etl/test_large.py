@@ -12,10 +12,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.etl.jobs.engine import MAPPED
-from sluice.etl.jobs.explain import explain
-from sluice.etl.jobs.job import Job
 from sluice.etl.spark.fit import _count_rows
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -133,10 +130,6 @@ def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw
     # A later job with room for all of it still maps what lies in files.
     result = run(spark, tmp_path / "files", raw, text=TEXT, mode="append")
     assert result.ways == dict.fromkeys(["few/0", "joint/i", "seen/0"], MAPPED)
-    store = TableStore(tmp_path / "files")
-    lines, about = explain(Job(spec=Spec.parse(TEXT), inputs=("x",), store=store, mode="append"))
-    assert about["ways"]["joint/i"] == MAPPED
-    assert "  mapped file: few/0, joint/i, seen/0" in lines
 
 
 def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):

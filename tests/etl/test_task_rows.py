@@ -12,8 +12,6 @@ import pytest
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
-from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
@@ -64,8 +62,8 @@ def test_each_line_belongs_to_one_task_in_the_order_of_the_input(tmp_path, task_
 
 
 @pytest.mark.spark
-def test_workers_read_what_spark_reads_with_the_same_rejects(spark, tmp_path, monkeypatch):
-    """Spark's own reader stays for stores that Arrow does not open. Rows are split by their places in the input."""
+def test_tasks_read_what_threads_read_with_the_same_rejects(spark, tmp_path):
+    """Rows are split by their places in the input."""
     write_lines(tmp_path / "in")
     with (tmp_path / "in" / "0.tsv").open("a") as file:
         file.write("2\tx\n\n1\t5\tlast")
@@ -77,12 +75,10 @@ def test_workers_read_what_spark_reads_with_the_same_rejects(spark, tmp_path, mo
     before = spark.conf.get("spark.sql.files.maxPartitionBytes")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "300")
     try:
-        for name in ("workers", "java"):
-            if name == "java":
-                monkeypatch.setattr(RawInput, "files", None)
+        for name, engine in (("tasks", spark), ("threads", None)):
             folder = tmp_path / f"{name}-rejects"
             run(
-                *(spark, tmp_path / name, tmp_path / "in"),
+                *(engine, tmp_path / name, tmp_path / "in"),
                 text=text,
                 rejects=str(folder),
                 max_rejects=0.5,
@@ -99,7 +95,7 @@ def test_workers_read_what_spark_reads_with_the_same_rejects(spark, tmp_path, mo
 
 
 @pytest.mark.spark
-def test_spark_reads_a_bucket_with_arrow_and_other_stores_itself(spark, tmp_path, monkeypatch):
+def test_spark_reads_a_bucket(spark, tmp_path, monkeypatch):
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     write_lines(tmp_path / "in")
@@ -118,5 +114,3 @@ def test_spark_reads_a_bucket_with_arrow_and_other_stores_itself(spark, tmp_path
     remote, near = (FeatureTable.open(tmp_path / one) for one in ("remote", "near"))
     assert (remote.fingerprint, remote.rows) == (near.fingerprint, near.rows)
     assert remote.record.state == near.record.state
-    for other in ("hdfs://name/in", "s3a://logs/in"):
-        assert RawInput(spark, Spec.parse(TEXT), (other,)).files is None

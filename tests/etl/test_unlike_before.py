@@ -1,17 +1,14 @@
-"""A month that is unlike the table is appended with one warning line: numbers far away, and unknown JSON members."""
+"""A month that is unlike the table is appended with one warning line: numbers far away, and columns without values."""
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
-from sluice.etl import job
-from sluice.etl.first_rows import ROWS, warn_of_unknown_members
 from sluice.etl.table.profile import DriftError
-from tests.etl.jobs import Said, job_of, run
+from tests.etl.jobs import Said, run
 from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import assert_names, raises
 
@@ -82,46 +79,13 @@ def test_missing_values_that_become_fewer_are_drift_too(tmp_path):
             run(None, tmp_path / "t", path, text=text, mode=mode)
 
 
-def test_members_that_no_column_reads_are_named_in_one_line(tmp_path):
+def test_a_column_without_any_value_is_named(tmp_path):
     text = write_spec(
-        "click:int user.id:text user.geo.city:text",
-        *(column(name, "sparse", "hash, size = 9") for name in ("user.id", "user.geo.city")),
+        "click:int item:text itm:text",
+        *(column(name, "sparse", "hash, size = 9") for name in ("item", "itm")),
         form="json",
     )
-    logs = tmp_path / "day.json"
-    row = {"click": 1, "user": {"id": "a", "geo": {"city": "b"}}}
-
-    def warned(*lines: str) -> str:
-        logs.write_text("".join(f"{line}\n" for line in lines))
-        said = Said()
-        warn_of_unknown_members(job_of(tmp_path / "t", logs, text=text), said.write, {})
-        return said.text
-
-    assert warned(json.dumps(row), "no object", "[1]", "") == ""
-    more = {**row, "device": {"os": 1}, "user": {"id": "a", "geo": {"zip": 1}, "age": None}}
-    said = warned(json.dumps(row), json.dumps(more))
-    assert_names(
-        said, "warning:", logs, 3, "'device'", "'user.geo.zip'", "'user.age'", "input.columns"
-    )
-    assert said.count("warning") == 1
-    assert "'device'" not in warned(*[json.dumps(row)] * ROWS, json.dumps(more))
-    many = warned(json.dumps({f"m{number}": 0 for number in range(9)}))
-    assert_names(many, "9 JSON members", "'m4';")
-    assert "m5" not in many
-
-
-def test_the_program_names_unknown_members_when_a_month_is_appended(tmp_path, capsys):
-    spec, logs = tmp_path / "clicks.toml", tmp_path / "clicks.json"
-    spec.write_text(
-        write_spec("click:int item:text", column("item", "sparse", "hash, size = 9"), form="json")
-    )
-    words = ["--spec", spec, "--input", logs, "--output", tmp_path / "t", "--mode"]
-    for mode, more in (("create", {}), ("append", {"campaign": 1})):
-        logs.write_text(
-            "".join(
-                json.dumps({"click": number % 2, "item": f"{mode}{number}", **more}) + "\n"
-                for number in range(40)
-            )
-        )
-        job.main([str(word) for word in (*words, mode)])
-        assert ("'campaign'" in capsys.readouterr().err) == bool(more)
+    (tmp_path / "day.json").write_text('{"click": 1, "item": "a"}\n{"click": 0}\n')
+    said = Said()
+    run(None, tmp_path / "t", tmp_path / "day.json", text=text, said=said)
+    assert "input columns itm have no value in any row" in said.text

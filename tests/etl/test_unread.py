@@ -11,8 +11,9 @@ from sluice.common.errors import InputError
 from sluice.dlrm.follow.table_diff import between
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.unreadable import lost, unread
+from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
-from sluice.etl.spark.read_input import why_unsorted
+from sluice.etl.spark.errors import clearly
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
@@ -70,36 +71,13 @@ def test_only_values_that_are_there_and_cannot_be_read_are_counted():
     ] == [("hour", 1)]
 
 
-def test_texts_that_sort_as_times_do():
-    for forms in (
-        [],
-        ["2024-01-31"],
-        ["2024-01-31 10:00:00.250"],
-        ["2024-01-31T10:00Z"],
-        ["14102100"],
-    ):
-        assert (
-            why_unsorted(
-                [("".join("0" if c.isdigit() else c for c in form), form) for form in forms]
-            )
-            is None
-        )
-    assert_names(why_unsorted([("0", "5"), ("00", "10")]) or "", "'5'", "'10'")
-    assert_names(why_unsorted([("00.00.0000", "31.01.2024")]) or "", "'31.01.2024'")
-    assert (
-        why_unsorted(
-            [("0000-00-00 00:00", "2024-01-31 10:00"), ("0000-00-00T00:00", "2024-01-31T10:00")]
-        )
-        is not None
-    )
+def test_rows_are_ordered_by_numbers_only(tmp_path):
+    lag = '[[lag]]\nname = "x"\nof = "price"\nby = "at"\norder = "%s"\n[table]'
+    text = TEXT.replace('"price:float"]', '"price:float", "tags:texts"]')
     with raises(SpecError, "lag[0].order = 'tags'", "texts"):
-        Spec.parse(
-            TEXT.replace(
-                '"price:float"]',
-                '"price:float", "tags:texts"]\n[[lag]]\nname = "x"\nof = "price"\n'
-                'by = "at"\norder = "tags"',
-            )
-        )
+        Spec.parse(text.replace("[table]", lag % "tags"))
+    with raises(InputError, "ordered by the text 'at'", '{name = "at:float", format = '):
+        run(None, tmp_path / "t", text=text.replace("[table]", lag % "at"))
 
 
 def rows(path: Path, how: str, count: int = 400, *, prices: int = 400, form: int = 400) -> Path:
@@ -158,16 +136,6 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
             mode="append",
             accept_nulls=("huor",),
         )
-    # By what is no time, rows cannot be put in order.
-    lag = TEXT.replace(
-        "[table]", '[[lag]]\nname = "last"\nof = "price"\nby = "price"\norder = "at"\n[table]'
-    )
-    with pytest.raises(
-        InputError,
-        match=r"lag\.order = 'at': holds text that does not sort as times do "
-        r"\('01\.01\.2024 10:00' is no time\)",
-    ):
-        run(spark, table, german, text=lag, mode="overwrite")
     # Nor are a side table's values taken for null that are not of their type.
     side = tmp_path / "side.csv"
     side.write_text("price,age,since\n0,12,1\n1,twelve,2024-01-05\n")
@@ -183,7 +151,6 @@ their_time = "since"
 """
     )
     for accepted, name, value in (((), "age", "twelve"), (("age",), "since", "2024-01-05")):
-        with raises(
-            InputError, "join.path", f"'{name}'", "50.0%", f"'{value}'", f"--accept-nulls {name}"
-        ):
+        facts = ("join.path", f"'{name}'", f"'{value}'", f"--accept-nulls {name}")
+        with raises(JobFailure, *facts), clearly():
             run(spark, table, usual, text=join, mode="overwrite", accept_nulls=accepted)

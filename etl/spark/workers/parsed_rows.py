@@ -1,17 +1,14 @@
 """`ParsedRows`: parses the input once, and stores the rows for all passes.
 
-If workers read the input themselves, each task stores its rows in a file on the executor's disk. If a later pass does
-not find the file, for instance after an executor was lost, it parses that part of the input again. Otherwise rows are
-in cells: a cell has some rows as an Arrow stream, so that Spark moves bytes and not values, and stores them on the
-executors' disks (`spark.local.dir`).
+Each task stores its rows in a file on the executor's disk (`spark.local.dir`). If a later pass does not find the file,
+for instance after an executor was lost, it parses that part of the input again.
 
-Most functions here run in the workers, on batches of cells."""
+Most functions here run in the workers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +44,7 @@ from sluice.etl.apply.rejected import (
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
 from sluice.etl.read.input_files import Part, pieces_of_task
-from sluice.etl.spark.workers.cells import READ, one_value, read_stream, slices, write_stream
+from sluice.etl.spark.workers.cells import READ, one_value, slices, write_stream
 from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.row_file import RowFile
 from sluice.etl.spec.row_split import TIES, Keys, ties
@@ -61,10 +58,9 @@ ROWS = 1 << 15
 """The number of rows to which operators are applied together."""
 DOT = "\x1f"
 """Stands for a dot in the names of columns that Spark sends to workers."""
-_COLUMNS = "rows binary, file string, part int, counts binary, rejects binary"
+_COLUMNS = "file string, part int, counts binary, rejects binary"
 _CELLS = pa.schema(
     [
-        ("rows", pa.binary()),
         ("file", pa.string()),
         ("part", pa.int32()),
         ("counts", pa.binary()),
@@ -78,8 +74,8 @@ COUNTED_PARTS = "file string, start bigint, rows bigint"
 class ParsedRows:
     """What a worker needs to parse the rows of its task, or to find them again.
 
-    A row of the result has one of four: a cell `rows`; the `file` with the rows of the task `part`; a cell with the
-    `counts` of a `part` of all values; or a cell of `rejects`."""
+    A row of the result has one of three: the `file` with the rows of the task `part`; a cell with the `counts` of a
+    `part` of all values; or a cell of `rejects`."""
 
     spec: Spec
     level: int | None
@@ -87,11 +83,11 @@ class ParsedRows:
     count_parts: int
     before: Before | None
     """The number of rows before each part of the input, and of all rows, if the spec has `input.place`."""
-    parts: Callable[[], Sequence[tuple[Part, ...]]] | None
-    """Returns the parts of each task, by its number. None: Spark reads the input."""
+    parts: Callable[[], Sequence[tuple[Part, ...]]]
+    """Returns the parts of each task, by its number."""
 
     def parse(self, frame: DataFrame) -> DataFrame:
-        """Returns the parsed rows and their counts. `frame` has the numbers of tasks, or the rows before parsing."""
+        """Returns the parsed rows and their counts. `frame` has the numbers of tasks."""
         from pyspark import StorageLevel
 
         return frame.mapInArrow(partial(_parse, self), _COLUMNS).persist(StorageLevel.DISK_ONLY)
@@ -99,46 +95,33 @@ class ParsedRows:
     def read(self, batches: Batches, *, last: bool = False) -> Batches:
         """Yields rows that were stored. After the `last` pass, files are removed."""
         for batch in batches:
-            for rows in batch["rows"].drop_null():
-                yield from read_stream(rows)
-            for number, path in zip(*batch.select(["part", "file"]).columns, strict=True):
-                if not path.is_valid:
-                    continue
-                file = path.as_py()
+            for task, path in zip(
+                batch["part"].to_pylist(), batch["file"].to_pylist(), strict=True
+            ):
+                file = path
                 try:
                     stored = pa.memory_map(file)
                 except FileNotFoundError:
                     # It is on the disk of a lost executor, or an attempt of the last pass has removed it.
                     parser = self.parser()
-                    with RowFile(number.as_py()) as again:
-                        for part, rows in self.rows_of_task(number.as_py()):
+                    with RowFile(task) as again:
+                        for part, rows in self.rows_of_task(task):
                             again.write(self.stored(parser.parse(part, rows)[0]))
                     file = again.path
                     stored = pa.memory_map(file)
-                if last or file != path.as_py():
+                if last or file != path:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(file)
                 yield from pa.ipc.open_stream(stored, options=READ)
 
-    def unparsed(self, batches: Batches) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-        """Yields the rows before parsing, each batch with its part. `batches` have the numbers of tasks, or what Spark
-        has read. A batch is valid until the next one is requested."""
-        if self.parts is None:
-            yield from _split_by_part(batches)
-            return
-        for numbers in batches:
-            for task in numbers["id"].to_pylist():
-                yield from self.rows_of_task(task)
-
     def rows_of_task(self, task: int) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-        assert self.parts is not None
+        """Yields the rows before parsing, each batch with its part. It is valid until the next one is requested."""
         for piece in pieces_of_task(self.parts()[task]):
             for batch in piece.batches():
                 yield piece.part, batch
 
     def parser(self) -> PartParser:
-        keeps = self.parts is not None and may_reject_late(self.spec)
-        return PartParser(self.spec, self.before, keeps_places=keeps)
+        return PartParser(self.spec, self.before, keeps_places=may_reject_late(self.spec))
 
     def stored(self, parsed: Parsed) -> pa.RecordBatch:
         """Returns the rows to store: for joins and histories all that parse, otherwise those that filters and the
@@ -149,32 +132,24 @@ class ParsedRows:
         return with_key_column(*selected(self.spec, parsed))
 
     def parts_of_task(self) -> Sequence[Part]:
-        """Returns the parts of the task that runs. Empty if Spark has read the input, or rows have met others."""
+        """Returns the parts of the task that runs. Empty if rows have met others."""
         from pyspark import TaskContext
 
         task = TaskContext.get()
-        if task is None or self.parts is None or self.spec.rows.relational:
+        if task is None or self.spec.rows.relational:
             return ()
         return self.parts()[task.partitionId()]
-
-
-def _split_by_part(batches: Batches) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    for batch in batches:
-        files, starts = batch["_file"], batch["_from"].to_numpy()
-        numbers = files.dictionary_encode().indices.to_numpy()
-        ends = np.flatnonzero(np.diff(numbers, append=-1) | np.diff(starts, append=-1)) + 1
-        rows = batch.drop_columns(["_file", "_from"])
-        for start, end in itertools.pairwise([0, *ends.tolist()]):
-            yield (files[start].as_py(), int(starts[start])), rows.slice(start, end - start)
 
 
 def count_rows_of_parts(parsed: ParsedRows, batches: Batches) -> Batches:
     """Counts the rows of each part before parsing, without headers. Runs in a worker."""
     headers = encoded_headers(parsed.spec.input)
-    for (file, start), batch in parsed.unparsed(batches):
-        yield pa.record_batch(
-            [[file], [start], [count_rows(batch, headers)]], ["file", "start", "rows"]
-        )
+    for numbers in batches:
+        for task in numbers["id"].to_pylist():
+            for (file, start), batch in parsed.rows_of_task(task):
+                yield pa.record_batch(
+                    [[file], [start], [count_rows(batch, headers)]], ["file", "start", "rows"]
+                )
 
 
 def reject_related(spec: Spec, batches: Batches) -> Batches:
@@ -210,7 +185,7 @@ def rows_with_ties(parsed: ParsedRows, batches: Batches) -> Batches:
     for rows in parsed.read(batches):
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         hashes = [pa.array(tie.view(np.int64)) for tie in ties(columns, parsed.spec)]
-        yield pa.record_batch([*rows.columns, *hashes], [*rows.schema.names, *TIES])
+        yield from slices(pa.record_batch([*rows.columns, *hashes], [*columns, *TIES]))
 
 
 def with_dots(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -234,37 +209,25 @@ def selected_rows(
 @name_files
 def _parse(parsed_rows: ParsedRows, batches: Batches) -> Batches:
     """Stores the parsed rows of a task, and yields where they are, and cells with their counts."""
-    parts = parsed_rows.parts
-    if parts is None or parsed_rows.spec.rows.relational:
-        yield from _parse_rows(parsed_rows, None, parsed_rows.unparsed(batches))
-        return
     for numbers in batches:
         for task in numbers["id"].to_pylist():
             with RowFile(task) as file:
-                yield from _parse_rows(parsed_rows, file, parsed_rows.rows_of_task(task))
+                yield from _parse_rows(parsed_rows, file, task)
             if not file.is_empty:
                 yield _result(file=pa.array([file.path]), part=pa.array([task], pa.int32()))
 
 
-def _parse_rows(
-    parsed_rows: ParsedRows,
-    file: RowFile | None,
-    unparsed: Iterator[tuple[tuple[str, int], pa.RecordBatch]],
-) -> Batches:
+def _parse_rows(parsed_rows: ParsedRows, file: RowFile, task: int) -> Batches:
     spec, parser = parsed_rows.spec, parsed_rows.parser()
     counts = CountsOfRows(spec, parsed_rows.level, Features(spec, FittedState(), ahead=False))
     to_count: list[pa.RecordBatch] = []
     counted: list[pa.RecordBatch] = []
-    for part, batch in unparsed:
+    for part, batch in parsed_rows.rows_of_task(task):
         parsed, rejects = parser.parse(part, batch)
         rows = parsed_rows.stored(parsed)
         if rejects.num_rows:
             yield _result(rejects=one_value(write_stream([rejects], REJECTS)))
-        if file is not None:
-            file.write(rows)
-        else:
-            for few in slices(rows):
-                yield _result(rows=one_value(write_stream([few], rows.schema)))
+        file.write(rows)
         if spec.rows.relational:
             counted += counts_of_parsed(spec, parsed)
             continue
