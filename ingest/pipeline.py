@@ -168,7 +168,7 @@ class Pipeline:
         return stage_spec.transform(
             name,
             movable=transform.movable,
-            limited=transform.limited,
+            limited=transform.limit_s is not None,
             remote=self._remote is not None and transform.sendable,
         )
 

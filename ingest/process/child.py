@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from sluice.common import interpreter
@@ -45,14 +44,15 @@ class Died(Exception):
 
 
 class Child:
-    """One process and its connections. Successive processes of a worker share only memory regions."""
+    """One process and its connections. Successive processes of a worker share only its region."""
 
-    def __init__(self, function: str):
+    def __init__(self, function: str, region: int):
+        """`region` is the descriptor of the shared memory."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline, self._lifeline = os.pipe()
         self._trace = os.memfd_create("sluice-trace", os.MFD_CLOEXEC)
         self._read_trace = 0
-        passed = (theirs.fileno(), lifeline, self._trace)
+        passed = (theirs.fileno(), lifeline, self._trace, region)
         try:
             self.process = subprocess.Popen(
                 interpreter.command(_PROGRAM, os.getpid(), function, *passed),
@@ -75,9 +75,9 @@ class Child:
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(self._pidfd, select.POLLIN)
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         try:
-            protocol.send(self._sock, message, fds)
+            protocol.send(self._sock, message)
         except protocol.Gone:
             raise Died(self.reap()) from None
 
@@ -90,7 +90,7 @@ class Child:
             # Messages are checked first, because one that was sent before the worker died counts.
             if self._sock.fileno() in events:
                 try:
-                    return protocol.receive(self._sock)[0]
+                    return protocol.receive(self._sock)
                 except protocol.Gone:
                     raise Died(self.reap()) from None
             if events:

@@ -10,7 +10,6 @@ import fcntl
 import importlib
 import mmap
 import os
-import resource
 import select
 import signal
 import socket
@@ -26,8 +25,8 @@ from sluice.ingest.process import protocol
 
 def main(_owner: str, name: str, *descriptors: str) -> None:
     """Serves the function `name` until the owner closes its end. `_owner` is the owner's process id, which `owner_of`
-    reads from the command line. The three descriptors are a socket, the lifeline, and a file for stacks."""
-    control, lifeline, trace = map(int, descriptors)
+    reads from the command line. The four descriptors are a socket, the lifeline, a file for stacks, and the region."""
+    control, lifeline, trace, region = map(int, descriptors)
     end_with_parent(lifeline)
     trace_faults(trace)  # a segmentation fault also writes its stack there
     trace_on(signal.SIGUSR1, trace, chain=False)
@@ -36,10 +35,10 @@ def main(_owner: str, name: str, *descriptors: str) -> None:
         try:
             function = load(name)
         except BaseException as error:
-            protocol.send(sock, {"kind": "error", "sequence": 0, **protocol.describe(error)})
+            protocol.send(sock, {"kind": "error", **protocol.describe(error)})
             return
-        protocol.send(sock, {"kind": "ready", "sequence": 0})
-        _Server(sock, function, _data_bytes()).run()
+        protocol.send(sock, {"kind": "ready"})
+        _Server(sock, function, region).run()
     except protocol.Gone:
         return
 
@@ -79,59 +78,37 @@ def end_with_parent(lifeline: int) -> None:
         os._exit(1)
 
 
-def _data_bytes() -> int:
-    """Returns the bytes that RLIMIT_DATA counts. psutil's number includes the stack."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
-
-
 class _Server:
-    def __init__(self, sock: socket.socket, function: Callable[..., Any], own: int):
-        """`own` is the memory of the process before its first item."""
+    def __init__(self, sock: socket.socket, function: Callable[..., Any], fd: int):
+        """`fd` is the descriptor of the region that items come in."""
         self._sock = sock
         self._function = function
-        self._own = own
-        self._extra: int | None = None
-        self._regions: dict[int, mmap.mmap] = {}
+        self._fd = fd
+        self._region: mmap.mmap | None = None
 
     def run(self) -> None:
         while True:
-            message, [fd] = protocol.receive(self._sock)
+            message = protocol.receive(self._sock)
             try:
-                self._limit_memory(message["memory_limit"])
-                answer = self._call(fd, message)
+                answer = self._call(*message["region"])
             except BaseException as error:  # sys.exit() in a user's function counts as an error too
                 answer = {"kind": "error", **protocol.describe(error)}
-            finally:
-                os.close(fd)
-            protocol.send(self._sock, {**answer, "sequence": message["sequence"]})
+            protocol.send(self._sock, answer)
 
-    def _call(self, fd: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Calls the function on what lies in the message's region, and adds its result there."""
-        (number, size, index), keep = message["region"], message["keep"]
-        self._regions = {key: region for key, region in self._regions.items() if key in keep}
-        columns, places = protocol.read(self._map(fd, number, size), index)
+    def _call(self, size: int, index: list[int]) -> dict[str, Any]:
+        """Calls the function on what lies in the region, and adds its result there."""
+        columns, places = protocol.read(self._map(size), index)
         result = new_columns(self._function, columns)
         lying = {id(array): places[name] for name, array in columns.items()}
         layout = protocol.RegionLayout({**columns, **result}, index[1], lying)
         if layout.size > size:
             try:
-                size = protocol.grow(fd, layout.size)
+                size = protocol.grow(self._fd, layout.size)
             except OSError as error:
                 return {"kind": "refused", "bytes": layout.size, "why": error.strerror}
-        return {"kind": "done", "index": layout.write(self._map(fd, number, size))}
+        return {"kind": "done", "index": layout.write(self._map(size))}
 
-    def _map(self, fd: int, number: int, size: int) -> protocol.Array:
-        region = self._regions.get(number)
-        if region is None or len(region) != size:  # it is new, or has grown
-            region = self._regions[number] = mmap.mmap(fd, size)
-        return np.frombuffer(region, np.uint8)
-
-    def _limit_memory(self, extra: int | None) -> None:
-        """Allows `extra` bytes beyond the process's own. Further allocations raise MemoryError."""
-        if extra != self._extra:
-            self._extra = extra
-            _, highest = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(
-                resource.RLIMIT_DATA, (highest if extra is None else self._own + extra, highest)
-            )
+    def _map(self, size: int) -> protocol.Array:
+        if self._region is None or len(self._region) != size:  # it has grown
+            self._region = mmap.mmap(self._fd, size)
+        return np.frombuffer(self._region, np.uint8)

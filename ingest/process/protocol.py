@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,21 +34,22 @@ class Gone(Exception):
     """The other side has closed its end, or died."""
 
 
-def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+def send(sock: socket.socket, message: Mapping[str, Any]) -> None:
     try:
-        socket.send_fds(sock, [json.dumps(message).encode()], fds)
+        sock.sendmsg([json.dumps(message).encode()])
     except (BrokenPipeError, ConnectionResetError) as error:
         raise Gone from error
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def receive(sock: socket.socket) -> dict[str, Any]:
     try:
-        data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 8)
+        data, *_ = sock.recvmsg(_MESSAGE_BYTES)
     except ConnectionResetError as error:
         raise Gone from error
     if not data:
         raise Gone
-    return json.loads(data), list(fds)
+    message: dict[str, Any] = json.loads(data)
+    return message
 
 
 def grow(fd: int, size: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child import Child, Died
-from sluice.ingest.process.shared_memory import Shelf
+from sluice.ingest.process.shared_memory import Region
 
 _START_S = 120.0
 
@@ -107,8 +107,6 @@ class WorkerProcess:
     _: KW_ONLY
     limit_s: float | None = None
     """The time that an item may take."""
-    memory_limit: int | None = None
-    """The bytes that the function may take beyond the process's own."""
     deaths: int = 3
     """How many processes one item may end."""
     budget: RestartBudget = field(default_factory=RestartBudget)
@@ -121,11 +119,10 @@ class WorkerProcess:
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._child: Child | None = None
         self._starter: threading.Thread | None = None
-        self._shelf = Shelf(lambda size: self.charge(size, False))
+        self._region = Region(lambda size: self.charge(size, False))
         self._charged = self.bytes = 0
         """The most memory of its own that a process was seen to use."""
         self._spent = (-1, 0.0, 0.0)
-        self._sequence = 0
         self._lost: str | None = None
         self._closed = False
         self._charge_own(self.expected_bytes)
@@ -138,8 +135,8 @@ class WorkerProcess:
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes of shared memory that it holds now, including results in use."""
-        return self._shelf.bytes
+        """The bytes of shared memory that it holds now."""
+        return self._region.size
 
     @property
     def is_starting(self) -> bool:
@@ -165,19 +162,15 @@ class WorkerProcess:
         self._starter = threading.Thread(target=start, daemon=True, name="sluice-start")
         self._starter.start()
 
-    def call(
-        self, columns: protocol.Columns, label: str = "item", memory_limit: int | None = None
-    ) -> dict[str, protocol.Array]:
-        """Returns all columns as the function left or returned them. `label` names the item in errors. `memory_limit`
-        applies to this item instead of the worker's limit.
+    def call(self, columns: protocol.Columns, label: str = "item") -> dict[str, protocol.Array]:
+        """Returns all columns as the function left or returned them. `label` names the item in errors.
 
-        The caller's arrays are not changed. The returned arrays lie in shared memory, which is reused when the last of
-        them is gone."""
+        The caller's arrays are not changed. The returned arrays are valid until the next call."""
         with self._turn:
             died: list[str] = []
             while True:
                 try:
-                    result = self._attempt(columns, label, memory_limit)
+                    result = self._attempt(columns, label)
                     self.bytes = max(self.bytes, anonymous_bytes(self.pid))
                     self._charge_own(max(self._charged, self.bytes))
                     return result
@@ -225,7 +218,7 @@ class WorkerProcess:
                 self._child.kill()
         with self._turn:
             self._forget()
-            self._shelf.close()
+            self._region.close()
             self._charge_own(0)
 
     def __enter__(self) -> WorkerProcess:
@@ -234,41 +227,18 @@ class WorkerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _attempt(
-        self, columns: protocol.Columns, label: str, memory_limit: int | None
-    ) -> dict[str, protocol.Array]:
-        child = self._running()
-        self._sequence += 1
+    def _attempt(self, columns: protocol.Columns, label: str) -> dict[str, protocol.Array]:
+        child, region = self._running(), self._region
         layout = protocol.RegionLayout(columns)
-        region, lent = self._shelf.take(), False
-        try:
-            region.reserve(layout.size)
-            index = layout.write(region.bytes())
-            child.send(
-                {
-                    "sequence": self._sequence,
-                    "region": [region.number, region.size, index],
-                    "keep": self._shelf.numbers(),
-                    "memory_limit": memory_limit or self.memory_limit,
-                },
-                [region.fd],
-            )
-            reply = child.receive(self.limit_s)
-            if reply["sequence"] != self._sequence:
-                raise WorkerError(
-                    f"worker answered item {reply['sequence']} while {self._sequence} was due"
-                )
-            if reply["kind"] == "refused":
-                raise region.refusal(reply["bytes"], reply["why"])
-            region.measure()
-            if reply["kind"] == "done":
-                # The region is lent last. From here on, the arrays' lifetime decides when it is idle again.
-                data, lent = self._shelf.lend(region), True
-                return protocol.read(data, reply["index"])[0]
-        finally:
-            if not lent:
-                self._shelf.give_back(region)
-        raise FunctionError.of(label, reply)
+        region.reserve(layout.size)
+        child.send({"region": [region.size, layout.write(region.bytes())]})
+        reply = child.receive(self.limit_s)
+        if reply["kind"] == "refused":
+            raise region.refusal(reply["bytes"], reply["why"])
+        region.measure()
+        if reply["kind"] == "error":
+            raise FunctionError.of(label, reply)
+        return protocol.read(region.bytes(), reply["index"])[0]
 
     def _running(self) -> Child:
         """Returns the child. Starts one if there is none."""
@@ -280,7 +250,7 @@ class WorkerProcess:
         with self._state:
             if self._closed:
                 raise WorkerClosed("the worker is closed")
-            child = self._child = Child(self.function)
+            child = self._child = Child(self.function, self._region.fd)
         reply = child.receive(_START_S)
         if reply["kind"] == "error":
             self._forget()

@@ -59,8 +59,6 @@ class Transform:
     """The new columns among `outputs`. The function must return them and does not get them."""
     limit_s: float | None = None
     """The time that a batch may take. A worker that takes longer is killed. It then always runs in processes."""
-    memory_limit: int | None = None
-    """The bytes that the function may take, beyond its process's own. It then always runs in processes."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -82,14 +80,10 @@ class Transform:
                 f"transform {self.name!r}: {self.function!r} is not module:function in a module "
                 "that can be imported"
             )
-        if any(limit is not None and limit <= 0 for limit in (self.limit_s, self.memory_limit)):
+        if self.limit_s is not None and not (self.limit_s > 0 and self.movable):
             raise TransformError(
-                f"transform {self.name!r}: limit_s={self.limit_s} and memory_limit={self.memory_limit} must be above 0"
-            )
-        if self.limited and not self.movable:
-            raise TransformError(
-                f"transform {self.name!r}: limit_s and memory_limit only work in processes; name the function as "
-                "module:function"
+                f"transform {self.name!r}: limit_s={self.limit_s}: give a number above 0, and name the function as "
+                "module:function, because only a process can be ended"
             )
 
     def _type_of(self, name: str, kind: Any) -> pa.DataType:
@@ -130,14 +124,9 @@ class Transform:
         return isinstance(self.function, str)
 
     @property
-    def limited(self) -> bool:
-        """Whether a call of it has a limit, which only a process can enforce."""
-        return self.limit_s is not None or self.memory_limit is not None
-
-    @property
     def sendable(self) -> bool:
-        """Whether remote workers can call it. They do not support limits of a single call."""
-        return self.movable and not self.limited
+        """Whether remote workers can call it. They do not support a limit of a single call."""
+        return self.movable and self.limit_s is None
 
     @property
     def code(self) -> str | None:

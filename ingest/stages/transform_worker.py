@@ -52,14 +52,7 @@ from sluice.ingest.stages.transform import (
     visible_columns,
 )
 
-# If a user's function raises one of these, it counts as an error of the function and does not end the trainer. Signals
-# do not reach workers.
 _LENGTHS = lengths_name("")
-_EXIT_ERRORS = (SystemExit, KeyboardInterrupt, GeneratorExit)
-
-
-class TooLarge(MemoryError):
-    """A batch does not fit into memory, even if nothing else runs."""
 
 
 @dataclass(eq=False)
@@ -103,7 +96,6 @@ class TransformStage:
             worker = WorkerProcess(
                 self.transform.function,
                 limit_s=self.transform.limit_s,
-                memory_limit=self.transform.memory_limit,
                 budget=self.budget,
                 charge=self.governor.hold,
                 expected_bytes=self.process_bytes or WORKER_PROCESS_BYTES,
@@ -137,12 +129,10 @@ class TransformStage:
         largest = max(stage.process_bytes for stage in stages)
         return free >= (self.process_bytes or largest or program_bytes)
 
-    def call_in_process(
-        self, worker: WorkerProcess, arrays: Arrays, where: str, memory_limit: int | None
-    ) -> Given:
+    def call_in_process(self, worker: WorkerProcess, arrays: Arrays, where: str) -> Given:
         """Calls the function in a process, and notes its memory and its time."""
         try:
-            return worker.call(arrays, where, memory_limit)
+            return worker.call(arrays, where)
         finally:
             self.process_bytes = max(self.process_bytes, worker.bytes)
             cpu_s, core_wait_s = worker.spent()
@@ -224,7 +214,9 @@ class TransformWorker:
             return self._call_as_often(arrays, before, where)
         except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
-        except (Exception, *_EXIT_ERRORS) as error:
+        except (
+            BaseException
+        ) as error:  # sys.exit() in a user's function is an error of the function
             failed = _FailedBatch(self.stage, self._call, series, number, where)
             return failed.quarantine_failing_rows(error, before)
 
@@ -241,9 +233,9 @@ class TransformWorker:
                     np.copyto(array, before[name])
         with self.stage.governor.run_alone() as free:
             try:
-                return self._call(arrays, where, free)
+                return self._call(arrays, where)
             except MemoryError as error:
-                raise TooLarge(
+                raise MemoryError(
                     f"{where}: out of memory, also when tried again alone with "
                     f"{format_bytes(free)} free: {getattr(error, 'text', error)}"
                 ) from error
@@ -262,13 +254,13 @@ class TransformWorker:
             self.stage.end(self._worker)
             self._worker = None
 
-    def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Given:
-        given = self._call_function(arrays, where, free)
+    def _call(self, arrays: Arrays, where: str) -> Given:
+        given = self._call_function(arrays, where)
         if self.stage.matrix is not None:
             self.stage.matrix.check_result(given, arrays, where)
         return given
 
-    def _call_function(self, arrays: Arrays, where: str, free: int | None) -> Given:
+    def _call_function(self, arrays: Arrays, where: str) -> Given:
         stage = self.stage
         if stage.transform.added:  # the function does not get the columns that it must add
             arrays = {
@@ -292,10 +284,7 @@ class TransformWorker:
                 self.close()
                 return found
         self._worker = self._worker or stage.new_worker()
-        limit = stage.transform.memory_limit
-        return stage.call_in_process(
-            self._worker, arrays, where, limit and free and max(limit, free)
-        )
+        return stage.call_in_process(self._worker, arrays, where)
 
     def _select_columns(self, arrays: Arrays) -> Arrays:
         """Returns the function's columns, in the order in which they are named."""
@@ -357,7 +346,7 @@ class _FailedBatch:
                 rows,
                 rows if self.stage.quarantine.allowed else 0,
             )
-        except (Exception, *_EXIT_ERRORS) as first:
+        except BaseException as first:
             self._quarantine(first, [self.attempted])
             raise
         if not failed:  # no single row causes the error
@@ -383,7 +372,9 @@ class _FailedBatch:
     def _attempt(self, arrays: Arrays, start: int, stop: int) -> Arrays:
         self.attempted = start
         part = self._rows(arrays, start, stop)
-        return {**part, **(self.call(part, f"{self.where}, rows {start} to {stop}") or {})}
+        given = self.call(part, f"{self.where}, rows {start} to {stop}") or {}
+        # Copies, because the next call may overwrite a result.
+        return {**part, **{name: np.array(array) for name, array in given.items()}}
 
     def _rows(self, arrays: Arrays, start: int, stop: int) -> Arrays:
         """Copies some rows."""

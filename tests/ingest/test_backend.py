@@ -352,9 +352,8 @@ class TestFaults:
             assert loader.worker_restarts == 1
         assert scene.attempts > 1
 
-    @pytest.mark.parametrize("limit", [{"limit_s": 5.0}, {"memory_limit": 2**26}])
-    def test_a_function_with_a_limit_never_runs_in_a_thread(self, table, limit):
-        limited = Transform(NAME + "shifted", "mine", **limit)
+    def test_a_function_with_a_limit_never_runs_in_a_thread(self, table):
+        limited = Transform(NAME + "shifted", "mine", limit_s=5.0)
         with loading(table, limited, Knobs()) as loader:
             assert loader.limits.backends["mine"] == ("process",)
             assert not loader.limits.movable("mine", "process")
@@ -404,37 +403,24 @@ class TestFaults:
 
 
 class TestMemory:
-    @pytest.mark.parametrize(
-        ("function", "backend"),
-        [("shifted_with_memory", "process"), ("shifted_without_memory_at_first", "thread")],
-    )
-    def test_what_does_not_fit_is_tried_again_alone_with_all_that_is_free(
-        self, table, scene, function, backend
-    ):
+    @both
+    def test_what_does_not_fit_is_tried_again_alone(self, table, scene, backend):
         with loading(table, NAME + "shifted", Knobs()) as loader:
             expected = [contents(batch) for batch in loader]
-        limit = 64 * 2**20 if backend == "process" else None
-        with loading(
-            table,
-            Transform(NAME + function, "mine", memory_limit=limit),
-            Knobs(backend={"mine": backend}),
-        ) as loader:
+        knobs = Knobs(backend={"mine": backend})
+        with loading(table, NAME + "shifted_without_memory_at_first", knobs) as loader:
             assert [contents(batch) for batch in loader] == expected
             assert loader.worker_restarts == 0
-        assert scene.attempts == len(expected) * (2 if backend == "process" else 1) + (
-            backend == "thread"
-        )
+        assert scene.attempts == len(expected) + 1
 
     @both
     def test_what_does_not_fit_even_alone_is_named_with_what_there_was(
         self, table, scene, backend, tmp_path
     ):
-        limit = 2**26 if backend == "process" else None
-        greedy = Transform(NAME + "boundless", "mine", memory_limit=limit)
         with (
             loading(
                 table,
-                greedy,
+                NAME + "boundless",
                 Knobs(backend={"mine": backend}),
                 errors=quarantined(tmp_path),
             ) as loader,

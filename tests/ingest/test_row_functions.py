@@ -279,7 +279,6 @@ def test_hashed_columns_may_come_from_a_function(queries, tmp_path):
         ({"gives": {"a": "int32"}}, {}, TransformError, ("reads nothing", "reads=")),
         ({"reads": ["row"], "gives": {"a": "numbr"}}, {}, TransformError, ("'numbr'", "float32")),
         ({"limit_s": 0}, {}, TransformError, ("'mine'", "limit_s=0")),
-        ({"memory_limit": -1}, {}, TransformError, ("'mine'", "memory_limit=-1")),
         ({"reads": ["qury"], "gives": {"length": "int32"}}, {}, SourceError, ("'qury'", "'query'")),
         (
             {"reads": ["row"], "gives": {"length": "int32"}},

@@ -127,10 +127,6 @@ def write_in_place(columns):
     return {"a": columns["b"], "b": columns["a"], "backwards": columns["untouched"][::-1]}
 
 
-def take_memory(columns):
-    return {"out": np.ones(int(columns["bytes"][0]), np.uint8)[:8].copy()}
-
-
 class Unpicklable(Exception):
     def __init__(self):
         super().__init__(lambda: None)
@@ -181,14 +177,6 @@ def interrupt_parent(columns):
 def shifted(columns):
     """The columns that each back end must return."""
     columns["I1"] += 1
-    return {"C1": columns["C1"] ^ 1}
-
-
-def shifted_with_memory(columns):
-    """Takes 100 MiB for a moment, after it has written."""
-    _attempt()
-    columns["I1"] += 1
-    np.ones(100 * 2**20, np.uint8)
     return {"C1": columns["C1"] ^ 1}
 
 

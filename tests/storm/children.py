@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,8 +100,8 @@ class Fate:
 class StormChild(Child):
     """A process that a thread of the run plays."""
 
-    def __init__(self, function: str):
-        self._function = function
+    def __init__(self, function: str, region: int):
+        self._function, self._region = function, region
         self._fate: Fate = current().world.fate
         self._sock, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pidfd = _DEATH
@@ -125,9 +124,9 @@ class StormChild(Child):
 
     # ---- the rank's side
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         current().point(self.name)
-        super().send(message, fds)
+        super().send(message)
         self.to_process.give()
 
     def _look(self, limit_ms: float | None) -> list[tuple[int, int]]:
@@ -174,8 +173,8 @@ class StormChild(Child):
         try:
             self._fate.meet(self)
             function = child_main.load(self._function)
-            protocol.send(self, {"kind": "ready", "sequence": 0})  # type: ignore[arg-type]
-            server = child_main._Server(self, function, 0)  # type: ignore[arg-type]
+            protocol.send(self, {"kind": "ready"})  # type: ignore[arg-type]
+            server = child_main._Server(self, function, self._region)  # type: ignore[arg-type]
             server.run()
         except protocol.Gone:
             pass
