@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,19 +22,20 @@ class MatrixFunction:
         self._function = function
 
     def __call__(self, columns: Mapping[str, Matrix]) -> dict[str, Matrix]:
-        """Returns the changed columns. It changes what it got as `MATRIX` in place if the types agree. A result of
-        another shape is returned as `MATRIX`, for the caller to refuse."""
+        """Returns the columns that it made. From a batch's own memory (`MATRIX`) it returns a matrix, or nothing if it
+        wrote there."""
         in_place = MATRIX in columns
         matrix = columns[MATRIX] if in_place else np.stack(list(columns.values())).T
         given = self._function(matrix)
         result = matrix if given is None else np.asarray(given)
-        if result.shape != matrix.shape or (in_place and result.dtype != matrix.dtype):
-            return {MATRIX: result}
-        if not in_place:
-            return dict(zip(columns, result.T, strict=True))
-        if result is not matrix:
-            np.copyto(matrix, result)
-        return {}
+        if in_place:
+            return {} if result is matrix else {MATRIX: result}
+        return by_column(columns, result)
+
+
+def by_column(names: Iterable[str], matrix: Matrix) -> dict[str, Matrix]:
+    """Returns the columns of a function's result, whose shape may be wrong."""
+    return dict(zip(names, matrix.T, strict=False))
 
 
 def takes_matrix(function: Callable[[Matrix], Any]) -> MatrixFunction:

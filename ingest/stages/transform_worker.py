@@ -27,7 +27,7 @@ from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
-from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction
+from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_column
 from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode, encode
 from sluice.ingest.process.worker import (
@@ -40,7 +40,6 @@ from sluice.ingest.process.worker import (
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers, RemoteWork
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.matrix import MatrixPlace
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import RowQuarantine, isolate, kinds_of, weights_of
 from sluice.ingest.stages.transform import (
@@ -79,11 +78,19 @@ class TransformStage:
 
     def __post_init__(self) -> None:
         self.function = function_of(self.transform)
-        self.matrix = (
-            MatrixPlace.of(self.transform, self.columns)
-            if isinstance(self.function, MatrixFunction)
-            else None
-        )
+        self.names = self.transform.reads
+        """The columns that the function gets. Empty: all."""
+        self.matrix = slice(0)
+        """The columns among all floats that a function over a matrix gets where they lie."""
+        if isinstance(self.function, MatrixFunction):
+            names = self.names = self.names or self.columns.dense
+            floats, outputs = self.columns.floats, self.transform.outputs
+            writable = (
+                not outputs or outputs.keys() >= {*names}
+            ) and self.columns.weight not in names
+            for first in range(len(floats) * writable):
+                if floats[first : first + len(names)] == names:
+                    self.matrix = slice(first, first + len(names))
         self._workers: dict[WorkerProcess, None] = {}  # in the order of their start
         self._closed = False
 
@@ -188,12 +195,11 @@ class TransformWorker:
 
     def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
         self._backend = self._current_backend()
-        place = self.stage.matrix
-        matrix = place.matrix(series, number) if place and self._backend == "thread" else None
-        if place is None or matrix is None:
+        own = self.stage.matrix
+        if not own.stop or self._backend != "thread":
             return self._run(series, number, self._select_columns(arrays), where)
-        given = self._run(series, number, {MATRIX: matrix}, where)
-        return dict(zip(place.names, given[MATRIX].T, strict=True)) if given else None
+        given = self._run(series, number, {MATRIX: series.floats[number, own].T}, where)
+        return by_column(self.stage.names, given[MATRIX]) if given else None
 
     @property
     def quarantine(self) -> RowQuarantine | None:
@@ -255,12 +261,6 @@ class TransformWorker:
             self._worker = None
 
     def _call(self, arrays: Arrays, where: str) -> Given:
-        given = self._call_function(arrays, where)
-        if self.stage.matrix is not None:
-            self.stage.matrix.check_result(given, arrays, where)
-        return given
-
-    def _call_function(self, arrays: Arrays, where: str) -> Given:
         stage = self.stage
         if stage.transform.added:  # the function does not get the columns that it must add
             arrays = {
@@ -289,16 +289,17 @@ class TransformWorker:
     def _select_columns(self, arrays: Arrays) -> Arrays:
         """Returns the function's columns, in the order in which they are named."""
         stage = self.stage
-        names = stage.matrix.names if stage.matrix else stage.transform.reads
-        if not names:
+        if not stage.names:
             return arrays
-        missing = [name for name in names if name not in arrays]
+        missing = [name for name in stage.names if name not in arrays]
         if missing:
             raise TransformError(
                 f"transform {stage.transform.name!r}: the table has no columns {missing}"
             )
         wanted = (
-            of for name in (*names, *stage.transform.added) for of in (name, lengths_name(name))
+            part
+            for name in (*stage.names, *stage.transform.added)
+            for part in (name, lengths_name(name))
         )
         return {name: arrays[name] for name in wanted if name in arrays}
 
