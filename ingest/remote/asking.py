@@ -228,9 +228,7 @@ class Asking:
                 quiet = [
                     w
                     for w in self._fleet.workers
-                    if (w.asked or not w.is_there or not w.threads)
-                    and not w.pinged
-                    and w.heard <= since
+                    if (w.asked or not w.is_there) and not w.pinged and w.heard <= since
                 ]
                 for worker in quiet:
                     worker.pinged = True
@@ -240,18 +238,13 @@ class Asking:
                 ).start()
 
     def _ping(self, worker: RemoteWorker) -> None:
-        threads = worker.connection.ping(_PING_S)
+        is_there = worker.connection.ping(_PING_S)
         with self._fleet.lock:
-            worker.pinged, worker.silent = False, 0 if threads else worker.silent + 1
-            if threads:
-                self._fleet.core_s()
-                worker.heard, worker.threads = self._clock(), threads
-                if not worker.leaving:
-                    worker.lost = ""
-            else:
-                self._fleet.last_lost = (
-                    worker.lost or f"worker {worker.connection.address} does not answer a ping"
-                )
+            worker.pinged, worker.silent = False, 0 if is_there else worker.silent + 1
+            if is_there:
+                worker.heard = self._clock()
+            elif not worker.lost:
+                self._fleet.last_lost = f"worker {worker.connection.address} does not answer a ping"
                 if worker.silent == _TELL:
                     self._fleet.report_lost(self._fleet.last_lost)
             self._fleet.changed.notify_all()
@@ -293,7 +286,7 @@ class Asking:
         if race.over or self._over.is_set():
             return
         kind = type(error)
-        race.failures[kind] += kind is not WorkerLost or worker.answered
+        race.failures[kind] += kind is not WorkerLost or not worker.lost
         if race.failures[kind] < _TRIES.get(kind, 1):
             self.counts["retries"] += 1
             race.slow_at = float("-inf")
