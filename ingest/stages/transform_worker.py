@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -220,11 +221,8 @@ class TransformWorker:
             return self._call_as_often(arrays, before, where)
         except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
-        except (
-            BaseException
-        ) as error:  # sys.exit() in a user's function is an error of the function
-            failed = _FailedBatch(self.stage, self._call, series, number, where)
-            return failed.quarantine_failing_rows(error, before)
+        except BaseException as error:  # also sys.exit() in the function
+            return self._quarantine_failing_rows(error, series, number, before, where)
 
     def _call_as_often(self, arrays: Arrays, before: Arrays, where: str) -> Given:
         """Calls the function as often as the stage's burden says. If memory runs out, calls it again with all free
@@ -323,32 +321,39 @@ class TransformWorker:
             found[name] = copy
         return found
 
+    def _quarantine_failing_rows(
+        self, error: BaseException, series: BatchSeries, number: int, arrays: Arrays, where: str
+    ) -> Given:
+        """Returns the batch with weight 0 for the rows on which the function fails, which stay as they were. Raises
+        QuarantineError if they may not be quarantined."""
+        stage, rows = self.stage, series.floats.shape[2]
+        weights = weights_of(series, number, stage.columns)
+        attempted = 0
 
-@dataclass(eq=False)
-class _FailedBatch:
-    """A batch on which a function failed. It keeps the good rows and quarantines the others."""
-
-    stage: TransformStage
-    call: Callable[[Arrays, str], Given]
-    series: BatchSeries
-    number: int
-    where: str
-    attempted: int = 0
-
-    def quarantine_failing_rows(self, error: BaseException, arrays: Arrays) -> Given:
-        """Returns the batch with the failing rows quarantined, or raises QuarantineError."""
-        rows = self.series.floats.shape[2]
-        if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
-            self._quarantine(error, range(rows))
-            return self._join_rows(arrays, [], list(range(rows)))
-        try:
-            good, failed = isolate(
-                lambda start, stop: self._attempt(arrays, start, stop),
-                rows,
-                rows if self.stage.quarantine.allowed else 0,
+        def quarantine(error: BaseException, rows: Iterable[int]) -> None:
+            stage.quarantine.quarantine_rows(
+                error,
+                f"transform {stage.transform.name!r}",
+                series.schedule.epoch,
+                series.step + number,
+                [row for row in rows if weights[row]],  # no padding rows, and none twice
             )
+
+        def attempt(start: int, stop: int) -> Arrays:
+            nonlocal attempted
+            attempted = start
+            part = self._rows(arrays, start, stop)
+            given = self._call(part, f"{where}, rows {start} to {stop}") or {}
+            # Copies, because the next call may overwrite a result.
+            return {**part, **{name: np.array(array) for name, array in given.items()}}
+
+        if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
+            quarantine(error, range(rows))
+            return self._join_rows(arrays, [], range(rows), weights)
+        try:
+            good, failed = isolate(attempt, rows, rows if stage.quarantine.allowed else 0)
         except BaseException as first:
-            self._quarantine(first, [self.attempted])
+            quarantine(first, [attempted])
             raise
         if not failed:  # no single row causes the error
             raise error
@@ -356,26 +361,27 @@ class _FailedBatch:
         for row, row_error in failed:
             by_error.setdefault(repr(row_error), []).append((row, row_error))
         for same in by_error.values():
-            self._quarantine(same[0][1], [row for row, _ in same])
-        return self._join_rows(arrays, good, [row for row, _ in failed])
+            quarantine(same[0][1], [row for row, _ in same])
+        return self._join_rows(arrays, good, [row for row, _ in failed], weights)
 
-    def _quarantine(self, error: BaseException, rows: Any) -> None:
-        """Quarantines rows, except padding rows and rows that already have weight 0."""
-        weights = weights_of(self.series, self.number, self.stage.columns)
-        self.stage.quarantine.quarantine_rows(
-            error,
-            f"transform {self.stage.transform.name!r}",
-            self.series.schedule.epoch,
-            self.series.step + self.number,
-            [row for row in rows if weights[row]],
-        )
-
-    def _attempt(self, arrays: Arrays, start: int, stop: int) -> Arrays:
-        self.attempted = start
-        part = self._rows(arrays, start, stop)
-        given = self.call(part, f"{self.where}, rows {start} to {stop}") or {}
-        # Copies, because the next call may overwrite a result.
-        return {**part, **{name: np.array(array) for name, array in given.items()}}
+    def _join_rows(
+        self,
+        arrays: Arrays,
+        good: Sequence[tuple[int, int, Arrays]],
+        bad: Sequence[int],
+        weights: npt.NDArray[Any],
+    ) -> Arrays:
+        """Joins the results of the good rows with the unchanged bad rows, which get weight 0."""
+        parts = {start: part for start, _, part in good}
+        parts |= {row: self._rows(arrays, row, row + 1) for row in bad}
+        joined = {
+            name: np.concatenate([np.asarray(parts[start][name]) for start in sorted(parts)])
+            for name in arrays
+        }
+        weights[list(bad)] = 0
+        if self.stage.columns.weight in joined:
+            joined[self.stage.columns.weight][list(bad)] = 0
+        return joined
 
     def _rows(self, arrays: Arrays, start: int, stop: int) -> Arrays:
         """Copies some rows."""
@@ -387,23 +393,6 @@ class _FailedBatch:
                 low, high = int(ends[start]), int(ends[stop])
             part[name] = array[low:high].copy()
         return part
-
-    def _join_rows(
-        self, arrays: Arrays, good: list[tuple[int, int, Arrays]], bad: list[int]
-    ) -> Arrays:
-        """Joins the results of the good rows with the unchanged bad rows, which get weight 0."""
-        parts = sorted(
-            [*good, *((row, row + 1, self._rows(arrays, row, row + 1)) for row in bad)],
-            key=lambda part: part[0],
-        )
-        joined = {
-            name: np.concatenate([np.asarray(part[name]) for _, _, part in parts])
-            for name in arrays
-        }
-        weights_of(self.series, self.number, self.stage.columns)[bad] = 0
-        if self.stage.columns.weight in joined:
-            joined[self.stage.columns.weight][bad] = 0
-        return joined
 
 
 _TORCH_THREADS = threading.Lock()
