@@ -24,7 +24,7 @@ from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
-from sluice.ingest.process.worker import RestartBudget, WorkerProcess
+from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import (
@@ -130,7 +130,8 @@ class Pipeline:
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
         self._transform_stages: dict[str, list[TransformStage]] = {}
-        self._restart_budget = RestartBudget()
+        self.restarts = 0
+        """The number of worker processes that died and were replaced."""
         self._burden = 1
         self._closing_pools: list[Pool[Any, Any]] = []
         # The garbage collector may close an abandoned pipeline while this thread already has the lock.
@@ -527,7 +528,7 @@ class Pipeline:
                 backend=self.knobs.backend.get(name, "thread"),
                 counters=counters,
                 governor=self._governor,
-                budget=self._restart_budget,
+                restarted=self._note_restart,
                 running=self._transform_stages,
                 burden=self._burden,
                 remote=self._remote,
@@ -535,6 +536,10 @@ class Pipeline:
             for transform in transforms
         ]
         return Step(counters, stages)
+
+    def _note_restart(self) -> None:
+        with self._lock:
+            self.restarts += 1
 
     def _new_governor(self) -> Governor:
         governor = Governor(
@@ -628,11 +633,6 @@ class Pipeline:
             for stage in stages
             for worker in stage.workers()
         ]
-
-    @property
-    def restarts(self) -> int:
-        """The number of worker processes that died and were replaced."""
-        return self._restart_budget.used
 
     @property
     def least_limit(self) -> int:

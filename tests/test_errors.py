@@ -37,7 +37,6 @@ NOT_A_USERS_MISTAKE = {
     "QuarantineError",
     "RecordError",
     "Refusal",
-    "RestartsExhausted",
     "RunFailure",
     "SharedMemoryError",
     "StatsError",

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from sluice.ingest.process import protocol
@@ -64,38 +62,6 @@ class WorkerCrashed(WorkerError):
         )
 
 
-class RestartsExhausted(WorkerError):
-    """Workers died more often than the restart budget allows."""
-
-
-@dataclass(eq=False)
-class RestartBudget:
-    """How many dead workers may be replaced within a sliding window. All workers of a run share one budget."""
-
-    limit: int = 20
-    window_s: float = 60.0
-    clock: Callable[[], float] = time.monotonic
-    used: int = 0
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._recent: deque[float] = deque()
-
-    def take(self, reason: str) -> None:
-        """Counts a restart. Raises RestartsExhausted if it exceeds the budget."""
-        with self._lock:
-            now = self.clock()
-            while self._recent and self._recent[0] <= now - self.window_s:
-                self._recent.popleft()
-            if len(self._recent) >= self.limit:
-                raise RestartsExhausted(
-                    f"more than {self.limit} workers died within {self.window_s:g} s; the last: "
-                    f"{reason}. Look for a memory limit (dmesg), or a crash in native code"
-                )
-            self._recent.append(now)
-            self.used += 1
-
-
 @dataclass(eq=False)
 class WorkerProcess:
     """Calls `module:function` in its own process, one call at a time. Any thread may call `close` and `stack`.
@@ -109,7 +75,8 @@ class WorkerProcess:
     """The time that an item may take."""
     deaths: int = 3
     """How many processes one item may end."""
-    budget: RestartBudget = field(default_factory=RestartBudget)
+    restarted: Callable[[], None] = lambda: None
+    """Called when a process replaces one that died."""
     charge: Callable[[int, bool], None] = lambda size, own: None
     """Called with memory taken (+) or given back (-), and whether it is the process's own."""
     expected_bytes: int = 0
@@ -123,7 +90,7 @@ class WorkerProcess:
         self._charged = self.bytes = 0
         """The most memory of its own that a process was seen to use."""
         self._spent = (-1, 0.0, 0.0)
-        self._lost: str | None = None
+        self._lost = False
         self._closed = False
         self._charge_own(self.expected_bytes)
 
@@ -177,7 +144,7 @@ class WorkerProcess:
                 except Died as death:
                     how, _, stack = str(death).partition("\n")
                     died.append(how)
-                    self._lost = f"{label}: {how}"
+                    self._lost = True
                     stack = stack or (self._child.trace() if self._child else "")
                     self._forget()
                 except (KeyboardInterrupt, SystemExit):
@@ -245,8 +212,8 @@ class WorkerProcess:
         child = self._child
         if child is not None:
             return child
-        if self._lost is not None and not self._closed:
-            self.budget.take(self._lost)
+        if self._lost and not self._closed:
+            self.restarted()
         with self._state:
             if self._closed:
                 raise WorkerClosed("the worker is closed")
@@ -255,7 +222,7 @@ class WorkerProcess:
         if reply["kind"] == "error":
             self._forget()
             raise FunctionError.of(f"worker for {self.function} cannot start", reply)
-        self._lost = None
+        self._lost = False
         return child
 
     def _forget(self) -> None:

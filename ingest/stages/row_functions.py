@@ -16,7 +16,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import asking_for
-from sluice.ingest.process.worker import RestartsExhausted, WorkerClosed
+from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import kinds_of
@@ -138,7 +138,7 @@ class RowFunctionWorker:
         [rows] = table.select(self.function.transform.reads).combine_chunks().to_batches()
         try:
             made = self.caller.call_on_rows(rows.replace_schema_metadata(self._asks), where)
-        except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
+        except (WorkerClosed, Closed, LoadingError):
             raise
         except Exception as error:
             raise ColumnError(f"{where}: {type(error).__name__}: {error}") from error

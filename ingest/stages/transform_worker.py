@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,6 @@ from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_col
 from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode, encode
 from sluice.ingest.process.worker import (
-    RestartBudget,
-    RestartsExhausted,
     WorkerClosed,
     WorkerCrashed,
     WorkerProcess,
@@ -65,7 +63,8 @@ class TransformStage:
     backend: str
     counters: StageCounters
     governor: Governor
-    budget: RestartBudget
+    restarted: Callable[[], None]
+    """Called when a process replaces one that died."""
     running: Mapping[str, Sequence[TransformStage]]
     """All stages of the pipeline's run. Their processes share its memory."""
     remote: RemoteWork | None = None
@@ -104,7 +103,7 @@ class TransformStage:
             worker = WorkerProcess(
                 self.transform.function,
                 limit_s=self.transform.limit_s,
-                budget=self.budget,
+                restarted=self.restarted,
                 charge=self.governor.hold,
                 expected_bytes=self.process_bytes or WORKER_PROCESS_BYTES,
             )
@@ -219,7 +218,7 @@ class TransformWorker:
         before = self._copy_batch(arrays)
         try:
             return self._call_as_often(arrays, before, where)
-        except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
+        except (WorkerClosed, Closed, LoadingError):
             raise
         except BaseException as error:  # also sys.exit() in the function
             return self._quarantine_failing_rows(error, series, number, before, where)

@@ -121,7 +121,7 @@ class _Stages:
                 backend="process",
                 counters=None,
                 governor=self,
-                budget=worker.RestartBudget(),
+                restarted=None,
                 running={"mine": []},
             )
             for _ in sizes

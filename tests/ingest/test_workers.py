@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import resource
@@ -18,8 +19,6 @@ from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import SharedMemoryError
 from sluice.ingest.process.worker import (
     FunctionError,
-    RestartBudget,
-    RestartsExhausted,
     WorkerClosed,
     WorkerCrashed,
     WorkerError,
@@ -136,10 +135,11 @@ def test_a_function_that_is_not_there_is_an_error_at_the_start():
 
 def test_every_item_killed_once_arrives_once(scene):
     """Three threads with a worker each share twelve items; the first worker that holds an item is killed."""
-    budget = RestartBudget()
+    restarts = []
 
     def forward(items):
-        with WorkerProcess(NAME + "hold_each_once", budget=budget) as worker:
+        restarted = functools.partial(restarts.append, 1)
+        with WorkerProcess(NAME + "hold_each_once", restarted=restarted) as worker:
             return [int(worker.call({"item": np.array([item])})["item"][0]) for item in items]
 
     with ThreadPoolExecutor(3) as threads:
@@ -147,7 +147,7 @@ def test_every_item_killed_once_arrives_once(scene):
         for _ in range(12):
             os.kill(scene.holders()[0], signal.SIGKILL)
         assert sorted(itertools.chain(*results)) == [2 * item for item in range(12)]
-    assert budget.used == 12
+    assert len(restarts) == 12
 
 
 def test_an_interrupt_in_the_middle_of_an_item_leaves_nothing_to_the_next(scene):
@@ -194,29 +194,6 @@ def test_a_stopped_worker_past_its_time_is_replaced(scene, submit):
             signal.pidfd_send_signal(back, signal.SIGCONT)
         os.close(back)
     assert scene.attempts == 2
-
-
-def test_the_restart_budget_is_a_sliding_window():
-    now = [0.0]
-    budget = RestartBudget(limit=2, window_s=60, clock=lambda: now[0])
-    budget.take("a")
-    now[0] = 30
-    budget.take("b")
-    with raises(RestartsExhausted, "2 workers", "60 s", "part-7: killed by SIGKILL"):
-        budget.take("part-7: killed by SIGKILL")
-    now[0] = 60
-    budget.take("c")
-    assert budget.used == 3
-
-
-def test_workers_that_keep_dying_are_not_replaced_for_ever(scene):
-    budget = RestartBudget(limit=4, clock=lambda: 0.0)
-    with (
-        WorkerProcess(NAME + "crash", deaths=100, budget=budget) as worker,
-        raises(RestartsExhausted, "4 workers"),
-    ):
-        worker.call(A)
-    assert scene.attempts == 5
 
 
 # ---- the end
