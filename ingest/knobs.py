@@ -234,28 +234,8 @@ class Limits:
     """The bytes of one row group in flight."""
 
     def __post_init__(self) -> None:
-        if not self.workers.keys() - {FETCH}:
-            raise KnobError("limits: there is no stage that decodes")
-        for name, (low, high) in [
-            *self.workers.items(),
-            ("read_ahead_bytes", self.read_ahead_bytes),
-            ("prefetch_bytes", self.prefetch_bytes),
-        ]:
-            if not 1 <= low <= high:
-                raise KnobError(
-                    f"limits of {name!r}: {low} to {high} is not a range of positive numbers"
-                )
-        for stage, backends in self.backends.items():
-            if stage not in self.workers or not backends or any(b not in PLACES for b in backends):
-                raise KnobError(
-                    f"back ends of {stage!r}: {backends!r}{nearest(stage, self.workers)}"
-                )
-        object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
-        for stage in [*self.fusable, *self.fusable.values()]:
-            if stage not in self.workers:
-                raise KnobError(f"fusable {stage!r}{nearest(stage, self.workers)}")
-        object.__setattr__(self, "backends", MappingProxyType(dict(self.backends)))
-        object.__setattr__(self, "fusable", MappingProxyType(dict(self.fusable)))
+        for name in ("workers", "backends", "fusable"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the limits as a dict for JSON. `from_dict` reads it back."""

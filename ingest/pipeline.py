@@ -66,7 +66,7 @@ from sluice.ingest.stages.transform_worker import (
     TransformWorker,
     function_of,
 )
-from sluice.ingest.stages.transformer import Step, Transformer
+from sluice.ingest.stages.transformer import Transformer
 from sluice.ingest.stats import StageStats
 
 STOP_WAIT_S = 1.5
@@ -309,7 +309,7 @@ class Pipeline:
         with self._lock:
             self._governor = self._new_governor()
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
-            steps = [self._transform_step(*one) for one in self._fused]
+            steps = [self._transform_step(*named) for named in self._fused]
             chunks = Chunks(given.plan, columns, self._share.readers, self._buffers)
             windows = self._windows(self._read_tasks(position, epochs), chunks)
             cutter = Cutter(given.plan, columns, self._share, self._buffers, self._quarantine)
@@ -415,7 +415,7 @@ class Pipeline:
     ) -> Pool[Decoded, Any]:
         """Starts the stage of a function over rows. The last one also places rows."""
         name = function.transform.name
-        [stage] = self._transform_step(name, [function.transform]).transforms
+        [stage] = self._transform_step(name, [function.transform])
 
         def work(clock: WorkerClock) -> Callable[[Any, Charge], Any]:
             worker = RowFunctionWorker(
@@ -517,16 +517,15 @@ class Pipeline:
             size = window.window.rows * self._input.columns.window_row_bytes
             return governor.admit(size, due=False)
 
-    def _transform_step(self, name: str, transforms: Sequence[Transform]) -> Step:
+    def _transform_step(self, name: str, transforms: Sequence[Transform]) -> list[TransformStage]:
         """Makes the stage of a transform, or of transforms that run as one, for this run."""
-        counters = self._counters[name]
         stages = self._transform_stages[name] = [
             TransformStage(
                 transform,
                 self._input.columns,
                 self._quarantine,
                 backend=self.knobs.backend.get(name, "thread"),
-                counters=counters,
+                counters=self._counters[name],
                 governor=self._governor,
                 restarted=self._note_restart,
                 running=self._transform_stages,
@@ -535,7 +534,7 @@ class Pipeline:
             )
             for transform in transforms
         ]
-        return Step(counters, stages)
+        return stages
 
     def _note_restart(self) -> None:
         with self._lock:

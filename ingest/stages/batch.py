@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -114,9 +114,6 @@ class BatchSeries:
             i.values.nbytes + (0 if i.lengths is None else i.lengths.nbytes) for i in self.ids
         )
         return self.floats.nbytes + ids + (0 if self.weights is None else self.weights.nbytes)
-
-    def replaced(self, **changes: Any) -> BatchSeries:
-        return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True)

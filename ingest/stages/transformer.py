@@ -4,7 +4,7 @@ into the batch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.lib.array_utils import byte_bounds
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import BatchSeries, columns_of, join_ids, lengths_name
-from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
@@ -24,21 +24,13 @@ _ROWS_AT_ONCE = 8192
 _LENGTHS = lengths_name("")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A transform stage in one run of a pipeline, with its counters."""
-
-    counters: StageCounters
-    transforms: Sequence[TransformStage]
-    """The transforms that run as one."""
-
-
 @dataclass(eq=False)
 class Transformer:
     """One worker of transform stage number `first`. It also does the work of the stages fused with that stage."""
 
     first: int
-    stages: Sequence[Step]
+    stages: Sequence[Sequence[TransformStage]]
+    """The transforms of each stage. They run as one, with one set of counters."""
     columns: Columns
     end_of_fused: Callable[[], int]
     """Returns the number of the next stage that has its own workers."""
@@ -50,21 +42,21 @@ class Transformer:
         self._close_from(until)
         for number in range(self.first, until):
             self.workers[number] = self.workers.get(number) or [
-                TransformWorker(one) for one in self.stages[number].transforms
+                TransformWorker(stage) for stage in self.stages[number]
             ]
         at_once = series.steps
         if until > self.first + 1:
             at_once = max(1, _ROWS_AT_ONCE // series.floats.shape[2])
         for low in range(0, series.steps, at_once):
             for number in range(self.first, until):
-                self.clock.go_over(self.stages[number].counters)
+                self.clock.go_over(self.stages[number][0].counters)
                 series = self._run_stage(
                     number, series, range(low, min(low + at_once, series.steps))
                 )
         for number in range(self.first + 1, until):
-            self.clock.passed(self.stages[number].counters, sum(series.rows), series.nbytes)
+            self.clock.passed(self.stages[number][0].counters, sum(series.rows), series.nbytes)
         series.charge.release()
-        return series.replaced(charge=charge, done=until)
+        return replace(series, charge=charge, done=until)
 
     def close(self) -> None:
         """Releases the worker's processes when the worker stops."""
@@ -94,7 +86,7 @@ class Transformer:
                 if changed:
                     ids = list(series.ids)
                     ids[n] = join_ids(self.columns, {**arrays, **changed}, series.floats.shape[2])
-                    series = series.replaced(ids=tuple(ids))
+                    series = replace(series, ids=tuple(ids))
         return series
 
 

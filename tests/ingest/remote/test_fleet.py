@@ -9,6 +9,7 @@ import threading
 
 from sluice.ingest.remote import fleet as fleet_file
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
+from tests.ingest.remote.conftest import Served
 
 
 class Process:
@@ -46,7 +47,7 @@ class Process:
 def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_longest_ago():
     now = [0.0]
     fleet = Fleet(None, None, "", [], most=3, first=3, at_once=3, local=False, clock=lambda: now[0])
-    fleet.workers += [RemoteWorker(None, Process()) for _ in range(3)]
+    fleet.workers += [RemoteWorker(None, Served("")) for _ in range(3)]
     asked = []
     for _ in range(6):
         now[0] += 1
@@ -60,7 +61,7 @@ def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_
     for _ in range(2):
         fleet.give_back(asked[0], lost="it is gone")
     assert fleet.lease(()) is not asked[0], "although it is the least busy one"
-    assert asked[0].process.returncode == -9, "it is replaced"
+    assert asked[0].process.wait() == -9, "it is replaced"
 
 
 def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(
