@@ -44,7 +44,6 @@ NOT_A_USERS_MISTAKE = {
     "StoreClosed",
     "ThriftError",
     "ThrottledError",
-    "TooLarge",
     "ValueRefused",
     "WorkerClosed",
     "WorkerCrashed",
