@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.ingest import stage_spec
-from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.lock_probe import PROBE
@@ -60,7 +59,7 @@ from sluice.ingest.stages.shuffle import (
     ReadTask,
     WindowRows,
 )
-from sluice.ingest.stages.transform import Transform, frame_of, group_into_stages
+from sluice.ingest.stages.transform import Transform, TransformError, frame_of, group_into_stages
 from sluice.ingest.stages.transform_worker import (
     TransformStage,
     TransformWorker,
@@ -71,10 +70,6 @@ from sluice.ingest.stats import StageStats
 
 STOP_WAIT_S = 1.5
 """How long `stop` waits for workers that are in the middle of an item."""
-
-
-class PipelineError(LoadingError):
-    """A pipeline cannot be built. The message says what to change."""
 
 
 class Pipeline:
@@ -158,7 +153,7 @@ class Pipeline:
         )
         names = ["read", *(stage.name for stage in stages)]
         if duplicates := {name for name in names if names.count(name) > 1}:
-            raise PipelineError(
+            raise TransformError(
                 f"two stages are called {', '.join(sorted(duplicates))}: give each transform a name of "
                 "its own"
             )
@@ -265,15 +260,10 @@ class Pipeline:
 
     def _next_unfused(self, number: int) -> int:
         """Returns the number of the next transform stage after `number` that has its own workers."""
-        names = [name for name, _ in self._fused]
-        return next(
-            (
-                later
-                for later in range(number + 1, len(names))
-                if names[later] not in self.knobs.fused
-            ),
-            len(names),
-        )
+        number += 1
+        while number < len(self._fused) and self._fused[number][0] in self.knobs.fused:
+            number += 1
+        return number
 
     def burden(self, times: int) -> None:
         """Makes each transform do its work `times` times, to imitate heavier transforms."""
@@ -333,7 +323,7 @@ class Pipeline:
                     ),
                     size=lambda one: one.nbytes,
                     measure=_rows_and_bytes,
-                    passes=functools.partial(_has_passed, number),
+                    passes=lambda one, number=number: one.done > number,
                 )
             collator = Collator(columns, self._share.rows, self._quarantine)
             self._request_remote_workers()
@@ -352,7 +342,13 @@ class Pipeline:
             tasks = self._pool(
                 FETCH,
                 tasks,
-                lambda _: self._fetch,
+                lambda _: (
+                    lambda task, charge: replace(
+                        task,
+                        fetched=self._input.groups.fetch(task.read, charge.correct),
+                        charge=charge,
+                    )
+                ),
                 size=lambda _: self._decoding.stored_bytes,
                 measure=lambda task: (task.read.rows, task.charge.bytes),
                 corrects=False,
@@ -405,10 +401,6 @@ class Pipeline:
             with contextlib.suppress(NoWorkerAnswers):
                 return self._remote.read(task, charge)
         return work(task, charge)
-
-    def _fetch(self, task: ReadTask, charge: Charge) -> ReadTask:
-        fetched = self._input.groups.fetch(task.read, charge.correct)
-        return replace(task, fetched=fetched, charge=charge)
 
     def _call_on_rows(
         self, function: RowFunction, slices: Iterator[Decoded], windows: Windows
@@ -685,11 +677,6 @@ class Pipeline:
             // self._share.readers
         )
         return rows * (given.columns.row_bytes + 4)
-
-
-def _has_passed(number: int, series: BatchSeries) -> bool:
-    """Whether the series has been through transform stage `number`."""
-    return series.done > number
 
 
 def _size_of_read(read: Decoded) -> tuple[int, int]:

@@ -7,7 +7,6 @@ which the function fails are found by halving the batch.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,28 +135,6 @@ class TransformStage:
         largest = max(stage.process_bytes for stage in stages)
         return free >= (self.process_bytes or largest or program_bytes)
 
-    def call_in_process(self, worker: WorkerProcess, arrays: Arrays, where: str) -> Given:
-        """Calls the function in a process, and notes its memory and its time."""
-        try:
-            return worker.call(arrays, where)
-        finally:
-            self.process_bytes = max(self.process_bytes, worker.bytes)
-            cpu_s, core_wait_s = worker.spent()
-            with self.governor.lock:
-                self.counters.cpu_s += cpu_s
-                self.counters.core_wait_s += core_wait_s
-
-    def call_remotely(self, arrays: Arrays, where: str) -> Given:
-        """Calls the function on a remote worker, and charges the memory of the messages."""
-        assert self.remote is not None
-        assert isinstance(self.transform.function, str)
-        size = 2 * sum(array.nbytes for array in arrays.values())  # sent and received
-        self.governor.hold(size)
-        try:
-            return self.remote.call(self.transform.function, arrays, where)
-        finally:
-            self.governor.hold(-size)
-
     @property
     def starting(self) -> int:
         """The workers whose process has not started yet."""
@@ -258,7 +235,7 @@ class TransformWorker:
             self._worker = None
 
     def _call(self, arrays: Arrays, where: str) -> Given:
-        stage = self.stage
+        stage, function = self.stage, self.stage.transform.function
         if stage.transform.added:  # the function does not get the columns that it must add
             arrays = {
                 name: array
@@ -271,17 +248,29 @@ class TransformWorker:
             if not self._in_thread:
                 _use_one_thread()
                 self._in_thread = stage.worked_in_threads = True
-            given: Given = protocol.call_function(
-                stage.function, visible_columns(stage.transform, arrays)
-            )
+            visible = visible_columns(stage.transform, arrays)
+            given: Given = protocol.call_function(stage.function, visible)
             return given
-        if self._backend == REMOTE:
-            with contextlib.suppress(NoWorkerAnswers):
-                found = stage.call_remotely(arrays, where)
+        if self._backend == REMOTE and stage.remote is not None:
+            size = 2 * sum(array.nbytes for array in arrays.values())  # sent and received
+            stage.governor.hold(size)
+            try:
+                found = stage.remote.call(str(function), arrays, where)
                 self.close()
                 return found
-        self._worker = self._worker or stage.new_worker()
-        return stage.call_in_process(self._worker, arrays, where)
+            except NoWorkerAnswers:
+                pass
+            finally:
+                stage.governor.hold(-size)
+        worker = self._worker = self._worker or stage.new_worker()
+        try:
+            return worker.call(arrays, where)
+        finally:
+            stage.process_bytes = max(stage.process_bytes, worker.bytes)
+            cpu_s, core_wait_s = worker.spent()
+            with stage.governor.lock:
+                stage.counters.cpu_s += cpu_s
+                stage.counters.core_wait_s += core_wait_s
 
     def _select_columns(self, arrays: Arrays) -> Arrays:
         """Returns the function's columns, in the order in which they are named."""

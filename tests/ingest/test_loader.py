@@ -22,11 +22,10 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import MemoryLimitError
-from sluice.ingest.pipeline import PipelineError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import PlanError, Position
-from sluice.ingest.stages.transform import Transform
+from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -282,7 +281,7 @@ class TestTransforms:
         assert torch.equal(batch["C1"], expected["C2"])
 
     def test_a_name_that_is_taken_is_refused(self, table):
-        with raises(PipelineError, "two stages", "read"):  # as release 0.2.0 called decoding
+        with raises(TransformError, "two stages", "read"):  # as release 0.2.0 called decoding
             BatchLoader(table, batch_size=80, transforms=[("read", lambda c: None)])
 
 
