@@ -11,6 +11,7 @@ import resource
 import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 from sluice.ingest.process import protocol
@@ -86,7 +87,6 @@ class WorkerProcess:
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._child: Child | None = None
         self._starter: threading.Thread | None = None
-        self._region = Region(lambda size: self.charge(size, False))
         self._charged = self.bytes = 0
         """The most memory of its own that a process was seen to use."""
         self._spent = (-1, 0.0, 0.0)
@@ -99,6 +99,10 @@ class WorkerProcess:
         """The id of its process. None before the first call, after `close`, and between a death and the next call."""
         child = self._child
         return child.process.pid if child else None
+
+    @cached_property
+    def _region(self) -> Region:
+        return Region(lambda size: self.charge(size, False))
 
     @property
     def shared_bytes(self) -> int:

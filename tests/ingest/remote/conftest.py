@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.remote import fleet, reads
+from sluice.ingest.remote import asking, fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import Unit
@@ -51,7 +51,7 @@ def starting(patch, *addresses):
 
 def name_servers(patch, *addresses):
     """Lets loaders find servers at these addresses in the place of processes. Returns their `workers`."""
-    patch(reads, "started", starting(patch, *addresses))
+    patch(asking, "started", starting(patch, *addresses))
     return f"local:{len(addresses)}"
 
 

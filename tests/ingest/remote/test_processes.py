@@ -139,15 +139,15 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
     with open_loader(table, batch_size=160, reader="arrow") as loader:
         [expected] = hashes(loader, 1)
     code = (
-        "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import asking, fleet, reads\n"
+        "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import asking, fleet\n"
         "from tests.ingest.remote.conftest import name_servers\n"
-        "before = reads.started, fleet.secrets\n"
+        "before = asking.started, fleet.secrets\n"
         "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
         f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = open_loader({table.uri!r}, "
         f"workers=name_servers(setattr, {server.address!r}), **how)\n"
         "rows = sum(batch.label.shape[0] for batch in loader)\n"
         "print(loader.order_hash, rows, loader.remote['retries'], flush=True); loader.close()\n"
-        "reads.started, fleet.secrets = before\n"
+        "asking.started, fleet.secrets = before\n"
         f"own = open_loader({table.uri!r}, workers='local:1', **how); batches = iter(own); next(batches)\n"
         "print(*own.remote_pids, flush=True); sys.stdin.read()"
     )
