@@ -198,8 +198,7 @@ MUTANTS = {
             reply = child.receive(self.limit_s)
         except Died:
             self._forget()
-            data, lent = self._shelf.lend(region), True
-            return protocol.read(data, index)[0]""",
+            return protocol.read(region.bytes(), [layout._at, layout.size])[0]""",
         by_processes,
     ),
     "memory that a user still looks at is written again": Mutant(
