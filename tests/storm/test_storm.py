@@ -195,10 +195,10 @@ MUTANTS = {
         "_attempt",
         "reply = child.receive(self.limit_s)",
         """try:
-            reply = child.receive(self.limit_s)
-        except Died:
-            self._forget()
-            return protocol.read(region.bytes(), [layout._at, layout.size])[0]""",
+        reply = child.receive(self.limit_s)
+    except Died:
+        self._forget()
+        return protocol.read(region.bytes(), [layout._at, layout.size])[0]""",
         by_processes,
     ),
     "memory that a user still looks at is written again": Mutant(
