@@ -127,28 +127,25 @@ class Machine:
         for limit, size in ((psutil.RLIMIT_AS, "VmSize"), (psutil.RLIMIT_DATA, "VmData")):
             most, _ = process.rlimit(limit)
             if most != psutil.RLIM_INFINITY:
-                left = most - 1024 * int(self._status(self._pid).get(size, "0"))
+                left = most - 1024 * int(self._words(f"proc/{self._pid}/status").get(size, "0"))
                 yield self.memory_own() + max(0, left)
 
     def _memory_of(self, pid: int, alone: bool) -> int:
         # smaps_rollup divides shared pages between their users. It is slow because it walks over the page tables, so
         # it is only read if there are several processes.
         if not alone:
-            sizes = {}
-            for line in (self._text(f"proc/{pid}/smaps_rollup") or "").splitlines():
-                name, _, value = line.partition(":")
-                sizes[name] = value.split()[0] if value.split() else ""
+            sizes = self._words(f"proc/{pid}/smaps_rollup")
             if "Pss_Anon" in sizes:
                 return 1024 * (int(sizes["Pss_Anon"]) + int(sizes.get("Pss_Shmem", "0")))
-        status = self._status(pid)
+        status = self._words(f"proc/{pid}/status")
         if not status:  # the process has ended, or the system has no such files (macOS)
             return _resident_bytes(pid)
         return 1024 * (int(status.get("RssAnon", "0")) + int(status.get("RssShmem", "0")))
 
-    def _status(self, pid: int) -> dict[str, str]:
-        """Returns the first word after the name in each line of a process's status file."""
+    def _words(self, path: str) -> dict[str, str]:
+        """Returns the first word after the name in each line of a file of /proc."""
         found = {}
-        for line in (self._text(f"proc/{pid}/status") or "").splitlines():
+        for line in (self._text(path) or "").splitlines():
             name, _, value = line.partition(":")
             found[name] = value.split()[0] if value.split() else ""
         return found

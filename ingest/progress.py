@@ -44,6 +44,7 @@ _PIPELINE_COUNTERS = (
 )
 _REMOTE_COUNTERS = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
 
+_START = 0, 0.0, 0.0
 Counters = Mapping[tuple[str, str], float]
 """The counters of a snapshot, by owner and name. The owner is a stage or one of the two below."""
 _PIPELINE, _REMOTE = "", "remote workers"
@@ -327,28 +328,32 @@ class Progress:
 
     def stats(self, rank: int) -> LoaderStats:
         """Returns the figures after the first batch, whose rows and wait do not count."""
-        wait_s, compute_s = self._consumer.totals(time.monotonic())
-        rows, waited_s, computed_s = self._first or (self._rows, wait_s, compute_s)
+        rows, wait_s, compute_s = self._since(self._first) if self._first else _START
         return LoaderStats(
             rank=rank,
-            rows=self._rows - rows,
-            wait_s=wait_s - waited_s,
-            compute_s=compute_s - computed_s,
+            rows=rows,
+            wait_s=wait_s,
+            compute_s=compute_s,
             durations={READY: tuple(self._waits.counts), **self._pipeline.durations()},
         )
 
     def outcome(self) -> dict[str, Any]:
         """Returns the rows, their rate and the share of time spent waiting. They are measured from the first batch on.
         If the rest of the run was no longer than the wait for the first batch, they are measured from the start."""
-        wait_s, compute_s = self._consumer.totals(time.monotonic())
-        rows, waited, computed = self._first or (self._rows, wait_s, compute_s)
-        first_batch_s = waited
-        if wait_s + compute_s < 2 * (waited + computed):
-            rows = waited = computed = 0
-        seconds = wait_s + compute_s - waited - computed
+        first = self._first or self._since(_START)
+        rows, wait_s, compute_s = self._since(first)
+        if wait_s + compute_s < first[1] + first[2]:
+            rows, wait_s, compute_s = self._since(_START)
+        seconds = wait_s + compute_s
         return {
             "rows": self._rows,
-            "rows_per_s": round((self._rows - rows) / seconds) if seconds > 0 else None,
-            "stall_fraction": round((wait_s - waited) / seconds, 4) if seconds > 0 else None,
-            "first_batch_s": round(first_batch_s, 3),
+            "rows_per_s": round(rows / seconds) if seconds > 0 else None,
+            "stall_fraction": round(wait_s / seconds, 4) if seconds > 0 else None,
+            "first_batch_s": round(first[1], 3),
         }
+
+    def _since(self, before: tuple[int, float, float]) -> tuple[int, float, float]:
+        """Returns the rows and the seconds of waiting and of computing since these were the totals."""
+        rows, waited_s, computed_s = before
+        wait_s, compute_s = self._consumer.totals(time.monotonic())
+        return self._rows - rows, wait_s - waited_s, compute_s - computed_s

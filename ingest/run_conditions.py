@@ -36,11 +36,7 @@ class RunConditions:
         ):
             self._disturbed = f"{self._disturbed}&latency_ms={latency_ms:g}".lstrip("&")
         self._injection: Injection | None = None
-        self._files = self.files()
-
-    def files(self) -> FileOpener:
-        """Makes another opener for the same files, for code that reads in addition to the loader."""
-        return FileOpener(disturbed=self._disturbed)
+        self._files = FileOpener(disturbed=self._disturbed)
 
     def reading(self, reader: str | None) -> Reading:
         """Returns how the loader reads: with these conditions' opener of files."""

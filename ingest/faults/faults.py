@@ -59,12 +59,8 @@ class Fault:
 
     def __str__(self) -> str:
         unit = KINDS[self.kind].unit
-        strength = {
-            "seconds": f"={self.strength:g}s",
-            "workers": "=all" if self.strength == float("inf") else f"={self.strength:g}",
-            "times": f"={self.strength:g}",
-            "cores": f"={self.strength:g}",
-        }.get(unit, "")
+        number = "all" if self.strength == float("inf") else f"{self.strength:g}"
+        strength = unit and f"={number}" + "s" * (unit == "seconds")
         when = f"{self.at_percent:g}%" if self.at_percent else f"{self.at_s:g}s"
         return f"{self.kind}{strength}@{self.part or when}"
 

@@ -98,10 +98,8 @@ class ParquetFiles:
     """The transforms that the loader applies to the columns."""
     permission: Permission = NOTHING
     """Which functions named by transforms may be imported."""
-    prefix: str = ""
-    """The prefix of each path that delays or disturbs reads (`latency://…`)."""
     located: Mapping[str, FileColumns] = dataclasses.field(default_factory=dict)
-    """The path of each file without the prefix, and where it has the columns of its table."""
+    """The path of each file without its delay, and where it has the columns of its table."""
     table: TableFiles | None = None
     """The version of a Delta or Iceberg table that lists the files."""
     transform_spec: Any = None
@@ -163,7 +161,6 @@ class ParquetFiles:
             spec,
             fill,
             permission=permission,
-            prefix=found.prefix,
             located=stored.located,
             table=found.table,
             transform_spec=transform_spec,

@@ -7,11 +7,9 @@ edited.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import types
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,7 +52,7 @@ class _Numpy(types.ModuleType):
 def install() -> None:
     """Makes `petastorm.reader` importable and gives it the replacements. A second call changes nothing."""
     with _lock:
-        restore_modules({})
+        _restore_modules()
         import petastorm.arrow_reader_worker
         import petastorm.reader
         import petastorm.unischema
@@ -64,47 +62,24 @@ def install() -> None:
         worker.np = petastorm.unischema.np = _Numpy("numpy")
 
 
-def restore_modules(known: Mapping[str, type]) -> None:
-    """Restores the removed modules that Petastorm imports names from. Names that it never calls are empty classes."""
+def _restore_modules() -> None:
+    """Restores the removed modules that Petastorm imports names from. It never calls these names, so they are empty
+    classes."""
     for name, attributes in _REMOVED.items():
         if f"pyarrow.{name}" not in sys.modules:
             module = types.ModuleType(f"pyarrow.{name}")
             for attribute in attributes:
-                setattr(module, attribute, known.get(attribute) or type(attribute, (), {}))
+                setattr(module, attribute, type(attribute, (), {}))
             sys.modules[f"pyarrow.{name}"] = module
             setattr(pa, name, module)
 
 
 class PetastormLocalFiles:
-    """Has the parts of the removed LocalFileSystem that Petastorm uses. It can be pickled by its class."""
+    """Has the part of the removed LocalFileSystem that Petastorm's converter uses."""
 
-    exists, isdir, isfile = (
-        staticmethod(f) for f in (os.path.exists, os.path.isdir, os.path.isfile)
-    )
-
-    def open(self, path: str, mode: str = "rb") -> pa.NativeFile:
-        # Petastorm leaves files open, and Python's own file class would warn about that.
-        return pa.OSFile(path, mode)
-
-    def ls(self, path: str, detail: bool = False) -> list[Any]:
-        with os.scandir(path) as entries:
-            return [
-                {"name": e.path, "type": "directory" if e.is_dir() else "file"}
-                if detail
-                else e.path
-                for e in entries
-            ]
-
-    def rm(self, path: str, recursive: bool = False) -> None:
-        if recursive and os.path.isdir(path):
-            shutil.rmtree(path)
-        else:
-            os.remove(path)
-
-    delete = rm
+    exists = staticmethod(os.path.exists)
 
 
 def install_local_files() -> None:
-    """Restores the removed local file system for the parts of Petastorm that open local files themselves."""
-    restore_modules({"LocalFileSystem": PetastormLocalFiles})
+    """Restores the removed local file system for Petastorm's converter."""
     pa.LocalFileSystem, pa.localfs = PetastormLocalFiles, PetastormLocalFiles()

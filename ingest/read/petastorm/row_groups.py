@@ -71,20 +71,22 @@ class RowGroupOrder:
     def state(self, epoch: int, number: int) -> dict[str, Any]:
         """Returns the position of the next row group as a dict for JSON, with the values that a resumed run must
         share."""
-        return {"epoch": epoch, "row_group": number, "order": self.digest, **self._settings()}
+        return {"epoch": epoch, "row_group": number, **self._identity}
 
     def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Returns the position in `state`. RowGroupError, with the differences, if it belongs to another order."""
-        own = {**self._settings(), "order": self.digest}
-        if differences := differences_of(state, own):
-            named = [one for one in differences if not one.startswith("order:")]
-            others = "; ".join(named) or "the row groups, or their numbers of rows, differ"
+        if differences := differences_of(state, self._identity):
+            # A hash would not help the user, so it is not named.
+            others = (
+                "; ".join(differences[1:]) or "the row groups, or their numbers of rows, differ"
+            )
             raise RowGroupError(f"this state belongs to another order of row groups ({others})")
         return int(state["epoch"]), int(state["row_group"])
 
-    def _settings(self) -> dict[str, Any]:
-        """Returns the settings that define the order, for messages."""
+    @property
+    def _identity(self) -> dict[str, Any]:
         return {
+            "order": self.digest,
             "seed": self.seed,
             "shuffle_row_groups": self.shuffle_groups,
             "shuffle_rows": self.shuffle_rows,
