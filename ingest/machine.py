@@ -139,7 +139,10 @@ class Machine:
                 return 1024 * (int(sizes["Pss_Anon"]) + int(sizes.get("Pss_Shmem", "0")))
         status = self._words(f"proc/{pid}/status")
         if not status:  # the process has ended, or the system has no such files (macOS)
-            return _resident_bytes(pid)
+            try:
+                return int(psutil.Process(pid).memory_info().rss)
+            except psutil.NoSuchProcess:
+                return 0
         return 1024 * (int(status.get("RssAnon", "0")) + int(status.get("RssShmem", "0")))
 
     def _words(self, path: str) -> dict[str, str]:
@@ -167,14 +170,6 @@ def _cpu_s(pid: int) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system + times.children_user + times.children_system)
-
-
-def _resident_bytes(pid: int) -> int:
-    """Returns a process's memory including mapped files. 0 if it has ended."""
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
 
 
 def cache_folder() -> Path:

@@ -85,23 +85,21 @@ def _fault(text: str) -> Fault:
         raise FaultError(f"--inject {text}: {name} takes no strength")
     if name == "corrupt":
         return Fault(name, part=when)
-    strong = _strength(text, kind, strength) if equals else kind.strength
+    strong = kind.strength
+    if strength == "all" and kind.unit == "workers":
+        strong = float("inf")
+    elif equals and kind.unit == "seconds":
+        strong = _seconds(text, strength)
+    elif equals:
+        if not re.fullmatch(r"[1-9]\d*", strength):
+            raise FaultError(
+                f"--inject {text}: {strength!r} is not a whole number of {kind.unit}"
+                + (", nor all" if kind.unit == "workers" else "")
+            )
+        strong = int(strength)
     if re.fullmatch(r"\d+(\.\d+)?%", when):
         return Fault(name, strength=strong, at_percent=float(when[:-1]))
     return Fault(name, _seconds(text, when), strong)
-
-
-def _strength(text: str, kind: Kind, strength: str) -> float:
-    if kind.unit == "seconds":
-        return _seconds(text, strength)
-    if strength == "all" and kind.unit == "workers":
-        return float("inf")
-    if not re.fullmatch(r"[1-9]\d*", strength):
-        raise FaultError(
-            f"--inject {text}: {strength!r} is not a whole number of {kind.unit}"
-            + (", nor all" if kind.unit == "workers" else "")
-        )
-    return int(strength)
 
 
 def _seconds(text: str, value: str) -> float:

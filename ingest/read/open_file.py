@@ -20,19 +20,6 @@ from sluice.ingest.read.remote_files import RemoteFile
 _MOST_GAP = 8192  # columns that lie closer together are fetched as one range
 
 
-def texts_as_differences(metadata: pq.FileMetaData, names: Sequence[str]) -> set[str]:
-    """Returns the columns among `names` whose texts are stored as differences from the text before. Arrow does not
-    decode these as dictionaries."""
-    leaves = [
-        leaf
-        for leaf in range(metadata.num_columns if names else 0)
-        if metadata.schema.column(leaf).path in names
-    ]
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    chunks = (group.column(leaf) for group in groups for leaf in leaves)
-    return {chunk.path_in_schema for chunk in chunks if "DELTA_BYTE_ARRAY" in chunk.encodings}
-
-
 class OpenFile:
     """An open Parquet file. Only one thread may use it at a time."""
 
@@ -47,7 +34,19 @@ class OpenFile:
     ):
         """Columns of texts in `dictionaries` are decoded as dictionaries."""
         self.metadata = pq.read_metadata(opened) if metadata is None else metadata
-        self._differing = texts_as_differences(self.metadata, dictionaries)
+        groups = range(self.metadata.num_row_groups)
+        leaves = [
+            leaf
+            for leaf in range(self.metadata.num_columns if dictionaries else 0)
+            if self.metadata.schema.column(leaf).path in dictionaries
+        ]
+        chunks = (
+            self.metadata.row_group(group).column(leaf) for group in groups for leaf in leaves
+        )
+        # Arrow does not decode texts as dictionaries that are stored as differences from the text before.
+        self._differing = {
+            chunk.path_in_schema for chunk in chunks if "DELTA_BYTE_ARRAY" in chunk.encodings
+        }
         self._parquet = pq.ParquetFile(
             opened,
             metadata=self.metadata,

@@ -235,20 +235,16 @@ def _read_chunks(
     data = buffers.take((-(-size // step) * step,), np.uint8)
     done = 0
     for begin, end in runs:
-        _read_fully(descriptor, data[done : done + end - begin], begin)
-        done += end - begin
+        at = begin
+        while at < end:
+            count = os.preadv(descriptor, [data[done : done + end - at].data], at)
+            if not count:
+                raise EOFError(
+                    f"the file ends at byte {at}, before the end of a column; it was cut off"
+                )
+            at += count
+            done += count
     return data
-
-
-def _read_fully(descriptor: int, into: npt.NDArray[np.uint8], at: int) -> None:
-    done = 0
-    while done < len(into):
-        count = os.preadv(descriptor, [into[done:].data], at + done)
-        if not count:
-            raise EOFError(
-                f"the file ends at byte {at + done}, before the end of a column; it was cut off"
-            )
-        done += count
 
 
 @lru_cache(64)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -683,7 +682,12 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
     hidden = {one for one in matches if one != text and Path(one).name.startswith("_")}
     folders = {one for one in matches if os.path.isdir(one)}
     files = {*matches} - folders
-    below = chain.from_iterable(map(_files_below, folders - hidden))
+    below = (
+        str(path)
+        for folder in folders - hidden
+        for path in Path(folder).rglob("*.parquet")
+        if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
+    )
     paths = sorted({str(Path(one)): one for one in (*below, *files)}.values())  # `**` matches both
     if files != {text}:
         tables.refuse_listed([*(f"{one}/" for one in folders), *paths])
@@ -698,15 +702,6 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
             what = "no file matches this pattern"
         raise ParquetError(f"{text}: {what}")
     return _Found(text, "", paths)
-
-
-def _files_below(folder: str) -> list[str]:
-    """Returns the Parquet files in a folder and below. Skips names that begin with `_` or a dot."""
-    return [
-        str(path)
-        for path in Path(folder).rglob("*.parquet")
-        if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
-    ]
 
 
 def table_of(

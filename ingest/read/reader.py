@@ -271,26 +271,18 @@ class RowGroupReader:
 
     def finish(self, table: pa.Table, read: Read) -> pa.Table:
         """Makes the loader's columns of the columns that are there after the functions over rows."""
-        made = table if self._made is None else self._columns_of(self._made, table, read)
-        self._check_ids(made, read)
-        return made
-
-    def _columns_of(
-        self, made: MadeColumns | OperatorColumns, table: pa.Table, read: Read
-    ) -> pa.Table:
-        """Makes the loader's columns from a row group's columns."""
+        made, rescue = self._made, self.rescue
         try:
-            return made.table(table)
+            rows = table if made is None else made.table(table)
         except ColumnError as error:
-            if self.rescue is not None and not PROGRAM_ERRORS.intersection(
-                kinds_of(error.__cause__ or error)
-            ):
-                return self.rescue.replace_rows(
-                    lambda start, stop: made.table(table.slice(start, stop - start)),
-                    read,
-                    self.schema,
-                )
-            raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
+            if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
+                raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
+            assert made is not None
+            rows = rescue.replace_rows(
+                lambda start, stop: made.table(table.slice(start, stop - start)), read, self.schema
+            )
+        self._check_ids(rows, read)
+        return rows
 
     def _check_ids(self, rows: Any, read: Read) -> None:
         """Raises ColumnError for a whole number in the columns of ids that is none. Others are checked when they are
@@ -430,26 +422,21 @@ class RowGroupReader:
     def _table(
         self, file: OpenFile, number: int, group: int, portions: Sequence[Sequence[str]]
     ) -> pa.Table:
-        """Decodes a row group, some of its columns at a time. Arrow's reader keeps the stored form of all columns of
-        one call until the call returns, so large columns are read separately."""
-        located = self._located[number]
-        tables = [
-            self._flattened(located.table(file.read(group, located.stored(some)), ()))
-            for some in portions
-        ]
+        """Decodes a row group, some of its columns at a time. Parts of structs become columns. Arrow's reader keeps the
+        stored form of all columns of one call until the call returns, so large columns are read separately."""
+        located, tables = self._located[number], []
+        for some in portions:
+            table = located.table(file.read(group, located.stored(some)), ())
+            if table.schema != self._flat_schema:  # tables of one schema are looked through once
+                flat = flattened(table)
+                if flat is table:
+                    self._flat_schema = table.schema
+                table = flat
+            tables.append(table)
         tables = [table for table in tables if table.num_columns] or tables[:1]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
-
-    def _flattened(self, table: pa.Table) -> pa.Table:
-        """Returns the table with the parts of structs as columns. Tables of one schema are looked through once."""
-        if table.schema == self._flat_schema:
-            return table
-        found = flattened(table)
-        if found is table:
-            self._flat_schema = table.schema
-        return found
 
     def stats(self) -> dict[str, int]:
         """Returns the counts of reads, bytes and retries of stores."""
@@ -493,7 +480,15 @@ class RowGroupReader:
         if not self._is_unchanged(number, file):
             file.close()
             raise SourceError(_REPLACED)
-        self._keep_open(number, file)
+        file.drop_fetched()
+        with self._lock:
+            # A file of one row group comes again only in the next epoch, so it leaves first.
+            several = len(self.row_groups[number]) > 1
+            (self._idle.append if several else self._idle.appendleft)((number, file))
+            is_surplus = self._closed or len(self._idle) > _MOST_OPEN_FILES
+            first = self._idle.popleft()[1] if is_surplus else None
+        if first is not None:
+            first.close()
 
     def _is_unchanged(self, number: int, file: OpenFile) -> bool:
         """Whether a file is the one that was first seen."""
@@ -519,20 +514,6 @@ class RowGroupReader:
             raise SourceError(_REPLACED)
         self._footers.hold(number, opened.metadata, is_local=local is not None)
         return opened
-
-    def _keep_open(self, number: int, file: OpenFile) -> None:
-        file.drop_fetched()
-        with self._lock:
-            # A file of one row group comes again only in the next epoch, so it leaves first.
-            several = len(self.row_groups[number]) > 1
-            (self._idle.append if several else self._idle.appendleft)((number, file))
-            first = (
-                self._idle.popleft()[1]
-                if self._closed or len(self._idle) > _MOST_OPEN_FILES
-                else None
-            )
-        if first is not None:
-            first.close()
 
     def describe(self, read: Read) -> str:
         """Returns the file, row group and selection of a read, for messages."""

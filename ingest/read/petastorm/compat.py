@@ -52,7 +52,14 @@ class _Numpy(types.ModuleType):
 def install() -> None:
     """Makes `petastorm.reader` importable and gives it the replacements. A second call changes nothing."""
     with _lock:
-        _restore_modules()
+        # It never calls the names of the removed modules that it imports, so they are empty classes.
+        for name, attributes in _REMOVED.items():
+            if f"pyarrow.{name}" not in sys.modules:
+                module = types.ModuleType(f"pyarrow.{name}")
+                for attribute in attributes:
+                    setattr(module, attribute, type(attribute, (), {}))
+                sys.modules[f"pyarrow.{name}"] = module
+                setattr(pa, name, module)
         import petastorm.arrow_reader_worker
         import petastorm.reader
         import petastorm.unischema
@@ -60,18 +67,6 @@ def install() -> None:
         worker = petastorm.arrow_reader_worker
         worker.ParquetFile = lambda opened: None if opened is None else pq.ParquetFile(opened)
         worker.np = petastorm.unischema.np = _Numpy("numpy")
-
-
-def _restore_modules() -> None:
-    """Restores the removed modules that Petastorm imports names from. It never calls these names, so they are empty
-    classes."""
-    for name, attributes in _REMOVED.items():
-        if f"pyarrow.{name}" not in sys.modules:
-            module = types.ModuleType(f"pyarrow.{name}")
-            for attribute in attributes:
-                setattr(module, attribute, type(attribute, (), {}))
-            sys.modules[f"pyarrow.{name}"] = module
-            setattr(pa, name, module)
 
 
 class PetastormLocalFiles:
