@@ -262,7 +262,10 @@ class UserHistories:
             begun = np.bincount(starts, minlength=len(rows) + 1)
             ended = np.bincount(ends, minlength=len(rows) + 1)
             if len(kept := np.flatnonzero(np.cumsum(begun - ended))):
-                pieces.insert(0, self._events(table, there, rows[kept], group.where).copied())
+                events = self._events(table, there, rows[kept], group.where)
+                # Without the memory of other rows.
+                events = replace(events, values=[np.array(value) for value in events.values])
+                pieces.insert(0, events)
         return pieces
 
     def _events(
@@ -325,10 +328,6 @@ class _Events:
     users: pa.Array
     times: pa.Array
     values: list[npt.NDArray[Any]]
-
-    def copied(self) -> _Events:
-        """Returns the same events, without the memory of other rows."""
-        return _Events(self.users, self.times, [np.array(value) for value in self.values])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from sluice.ingest.errors import LoadingError
@@ -58,10 +57,6 @@ class RowGroupOrder:
         if not self.shuffle_groups:
             return there
         return [there[n] for n in permutation(len(there), "row groups", self.seed, epoch)]
-
-    def rows(self, epoch: int, read: Read, rows: int) -> npt.NDArray[np.int64]:
-        """Returns the order of the `rows` rows of a row group, for shuffled rows."""
-        return permutation(rows, "rows", self.seed, epoch, read.file, read.group)
 
     @property
     def digest(self) -> str:
@@ -170,9 +165,10 @@ class RowGroupStage:
         work = self._source.make_work()
 
         def shuffled(task: ReadTask, charge: Charge) -> Decoded:
-            decoded = work(task, charge)
+            decoded, read = work(task, charge), task.read
             if self._order.shuffle_rows:
-                order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.rows))
+                rows, key = rows_of(decoded.rows), (self._order.seed, task.schedule.epoch)
+                order = permutation(rows, "rows", *key, read.file, read.group)
                 decoded.rows = {name: values[order] for name, values in decoded.rows.items()}
             return decoded
 
