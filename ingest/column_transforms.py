@@ -13,10 +13,10 @@ import pyarrow as pa
 from sluice.etl import ops
 from sluice.etl.ops.base import as_one_column, id_kind
 from sluice.etl.ops.chain import step
-from sluice.etl.ops.lists import Vectors, flat, relisted
+from sluice.etl.ops.lists import flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
-from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, steps, transformed
+from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, transformed
 from sluice.ingest.process import protocol
 from sluice.ingest.process.matrix_function import takes_matrix
 from sluice.ingest.stages.batch import lengths_name
@@ -140,9 +140,6 @@ class Chain:
     def __init__(self, one: TableTransform, inputs: Sequence[Field]):
         self._one, self._inputs = one, tuple(inputs)
         try:
-            for op, kind, size in steps(one, inputs):
-                if isinstance(op, Vectors):
-                    op.check_reach(size if kind == "id" else None, one.name)
             self(self._nothing())
         except (ops.OperatorError, TypeError, ValueError, pa.ArrowException) as error:
             raise one.fault(str(error)) from None
@@ -171,9 +168,6 @@ class Chain:
         columns = [_column(f, arrays) for f in self._inputs]
         values = self._apply(as_one_column(columns, [f.name for f in self._inputs]))
         outputs = [output.name for output in self._one.outputs]
-        if isinstance(self._one.ops[-1], Vectors):
-            vectors = flat(values)[0].to_numpy(zero_copy_only=False).reshape(-1, len(outputs))
-            return {name: vectors[:, place] for place, name in enumerate(outputs)}
         if pa.types.is_list(values.type):
             elements, lengths = flat(values)
             return {

@@ -163,7 +163,7 @@ class Features:
         split: Narrow | None = None,
         folds: Keys | None = None,
     ) -> dict[str, pa.Array]:
-        """Returns what operators may need about each row in addition to their column: label, key and time. `split` and
+        """Returns what operators may need about each row in addition to their column: label and key. `split` and
         `folds` are given for rows whose keys do not decide them, such as drawn negatives.
 
         Without `keys`, as in serving, rows belong to no fold. Rows outside the training split belong to no fold either,
@@ -175,16 +175,11 @@ class Features:
         found = {
             "label": (self.spec.labels(columns) if there else pa.nulls(count)).cast(pa.int8()),
             "key": pa.nulls(count, pa.int64()),
-            "time": pa.nulls(count, pa.float64()),
         }
         if keys is not None:
             others = ~in_training(columns, keys, self.spec, split)
-            if "key" in self._needs:
-                folds = fold_keys(columns, keys, self.spec) if folds is None else folds
-                found["key"] = pa.array(folds.view(np.int64), mask=others)
-            if "time" in self._needs:
-                at = np.asarray(as_number(columns[self.spec.table.split_time or ""]))
-                found["time"] = pa.array(at, mask=others)
+            folds = fold_keys(columns, keys, self.spec) if folds is None else folds
+            found["key"] = pa.array(folds.view(np.int64), mask=others)
         return found
 
     def run(

@@ -45,20 +45,15 @@ def why_not(
 
 def why_labels_leak(state: FittedState, parent: JobRecord, spec: Spec) -> str | None:
     """Returns why rows of `spec` could meet their own labels in the `state` that the version of `parent` learned. None:
-    they cannot. A fold, or the time, keeps a row apart from its own label. Both must be as they were."""
+    they cannot. A fold keeps a row apart from its own label. It must be as it was."""
     if state.tables.keys().isdisjoint(spec.learned_from_labels):
         return None
     before, rule = Spec.parse(parent.spec), parent.identity
-    needed = {name for op in spec.learned_from_labels.values() for name in op.needs}
-    if "key" in needed and (rule is None or not spec.rule.is_same(rule)):
+    if rule is None or not spec.rule.is_same(rule):
         return "its rows are known by other columns now, and so lie in other folds"
-    names = [(spec.label, before.label)]
-    names += (
-        [(spec.table.split_time or "", before.table.split_time or "")] if "time" in needed else []
-    )
-    for name, old in names:
-        if old not in (name, spec.input.was.get(name)):
-            return f"it was learned by column {old!r}, and the spec goes by {name!r}"
+    name, old = spec.label, before.label
+    if old not in (name, spec.input.was.get(name)):
+        return f"it was learned by column {old!r}, and the spec goes by {name!r}"
     return None
 
 

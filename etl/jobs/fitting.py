@@ -36,6 +36,5 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
 def too_many_values(names: str, max_values: int) -> InputError:
     return InputError(
         f"{names}: its columns have more than {max_values:,} values to keep in all; give the "
-        "largest columns a min_count or max_size, or hash them; with past = true each moment of a value "
-        "counts: give past_step"
+        "largest columns a min_count or max_size, or hash them"
     )

@@ -54,7 +54,7 @@ def made(described: Mapping[str, Any]) -> Operator:
     given = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in described.items()
-        if key not in ("op", "state")
+        if key not in ("op", "state", "past", "past_step")
     }
     return OPERATORS[described["op"]](**given)
 

@@ -79,12 +79,13 @@ def problem(value: Any, hint: Any) -> str:
     if kind is Literal:
         return "" if value in parts else f"unknown value{nearest(value, filter(None, parts))}"
     if kind is Annotated:
-        limits = (limit for limit in hint.__metadata__ if isinstance(limit, Limit))
-        wrong = next((limit.text for limit in limits if not limit.holds(value)), "")
-        return wrong or problem(value, parts[0])
+        for limit in hint.__metadata__:
+            if isinstance(limit, Limit) and not limit.holds(value):
+                return limit.text
     if kind is tuple and isinstance(value, tuple):
         return next(filter(None, (problem(item, parts[0]) for item in value)), "")
-    return "" if value is None else next((problem(value, part) for part in parts), "")
+    # A union has its limits in its first part.
+    return problem(value, parts[0]) if parts and value is not None else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,10 @@ class Operator(ABC):
     takes: ClassVar[tuple[str, ...]] = ("number",)
     """The kinds that it takes, best first. A column of another kind is converted to the first, if possible."""
     gives: ClassVar[str] = "number"
-    columns: ClassVar[tuple[str, ...]] = ()
-    """The kinds of the columns of a `row`, if it takes only these."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it needs of a row besides the column: `label`, `key`. It then gets a struct (value, *needs).
+
+    Rows that were not learned from, as in serving, have no key."""
     may_be_null: ClassVar[bool] = True
     """Whether its result may have nulls."""
     replaces_missing: ClassVar[bool] = False
@@ -117,13 +120,6 @@ class Operator(ABC):
         for f in dataclasses.fields(self):
             if wrong := problem(value := getattr(self, f.name), hints_of(type(self))[f.name]):
                 raise OperatorError(f"{f.name} = {value!r}: {wrong}")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """What it needs of a row besides the column: `label`, `key`, `time`. It then gets a struct (value, *needs).
-
-        Rows that were not learned from, as in serving, have no key and no time."""
-        return ()
 
     @property
     def described(self) -> dict[str, Any]:
@@ -257,13 +253,6 @@ def finite_of(column: pa.Array) -> Floats:
     """Returns the finite numbers of a column."""
     values, nulls = values_of(column)
     return values[np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls]
-
-
-def ends_of(of: str, place: AnyArray, values: Floats, count: int) -> Floats:
-    """Returns the least or largest value (`of` is `min` or `max`) at each of `count` places."""
-    ends = np.full(count, math.inf if of == "min" else -math.inf)
-    (np.minimum if of == "min" else np.maximum).at(ends, place, values)
-    return ends
 
 
 def is_wide(cardinality: int | None) -> bool:

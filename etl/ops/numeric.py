@@ -1,5 +1,4 @@
-"""Operators on single numbers that learn nothing: fill, missing, clip, scale, log, boxcox, logit, compare, bucketize,
-one_hot."""
+"""Operators on single numbers that learn nothing: fill, missing, clip, scale, log, compare, bucketize, one_hot."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from sluice.etl.ops.base import (
     POSITIVE,
     Limit,
     Operator,
-    between,
     values_of,
 )
 from sluice.etl.ops.hashing import Floats
@@ -124,52 +122,17 @@ class Scale(NumberMap):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Logarithm(NumberMap):
-    """Takes the logarithm of x + `shift`, but at least `floor`."""
-
-    keeps_order = True
-    online_too = True
-    shift: Annotated[float, FINITE]
-    floor: Annotated[float, POSITIVE] = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Log(_Logarithm):
+class Log(NumberMap):
     """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
 
     name = "log"
+    keeps_order = True
+    online_too = True
     shift: Annotated[float, FINITE] = 1.0
+    floor: Annotated[float, POSITIVE] = 1e-6
 
     def map(self, values: Floats, _state: Any) -> Floats:
         return np.log(np.maximum(values + self.shift, self.floor))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoxCox(_Logarithm):
-    """(x^`power` - 1) / `power`, where x is the value + `shift`, but at least `floor`; the logarithm of x if `power` is
-    0. Nulls stay."""
-
-    name = "boxcox"
-    shift: Annotated[float, FINITE] = 0.0
-    power: Annotated[float, between(-5, 5)]
-
-    def map(self, values: Floats, _state: Any) -> Floats:
-        logs = np.log(np.maximum(values + self.shift, self.floor))
-        return logs if self.power == 0 else np.expm1(self.power * logs) / self.power
-
-
-@dataclass(frozen=True, kw_only=True)
-class Logit(NumberMap):
-    """Logarithm of x / (1 - x), with x kept `margin` away from 0 and 1; nulls stay."""
-
-    name = "logit"
-    keeps_order = True
-    online_too = True
-    margin: Annotated[float, Limit(lambda x: 0 < x < 0.5, "must be above 0 and below 0.5")] = 1e-6
-
-    def map(self, values: Floats, _state: Any) -> Floats:
-        kept = np.clip(values, self.margin, 1 - self.margin)
-        return np.log(kept) - np.log1p(-kept)
 
 
 @dataclass(frozen=True, kw_only=True)

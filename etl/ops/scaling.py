@@ -1,4 +1,4 @@
-"""Operators on numbers that learn a few numbers: fill_mean, fill_median, standardise, min_max, quantiles."""
+"""Operators on numbers that learn a few numbers: fill_mean, fill_median, standardise, quantiles."""
 
 from __future__ import annotations
 
@@ -23,18 +23,6 @@ from sluice.etl.ops.numeric import NumberMap, bucketed, filled
 
 def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
     return pa.array(names, pa.string()), pa.array(counts, pa.int64())
-
-
-def _count(column: pa.Array, *powers: int) -> tuple[pa.Array, pa.Array]:
-    """Counts the finite values, and sums their powers."""
-    values = finite_of(column)
-    one_key = pa.array([""] if len(values) else [], pa.string())
-    return count_moments(values, np.zeros(len(values), np.int64), one_key, powers)
-
-
-def _sums(counted: pa.Table) -> tuple[int, list[int]]:
-    digits, sums = read_moments(counted)
-    return digits, sums.get("", [1, 0, 0])
 
 
 class _Distribution(Fitted):
@@ -65,10 +53,10 @@ class FillMean(_Fill):
     name = "fill_mean"
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        return _count(column, 1)
+        return _named(*count_moments(finite_of(column), 1))
 
     def learn(self, counted: pa.Table) -> pa.Table:
-        digits, (rows, first, _) = _sums(counted)
+        digits, (rows, first, _) = read_moments(counted)
         return pa.table({"mean": [quotient(first, rows << digits)]})
 
 
@@ -82,52 +70,27 @@ class FillMedian(_Fill, _Distribution):
         return pa.table({"median": quantiles(counted, [0.5])})
 
 
-class _Scaled(NumberMap, Fitted):
-    """Scales numbers by two that are learned."""
+@dataclass(frozen=True, kw_only=True)
+class Standardise(NumberMap, Fitted):
+    """(x - mean) / standard deviation; a column with only one value becomes 0. Nulls stay."""
 
+    name = "standardise"
     online_too = True
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        return _named(*count_moments(finite_of(column), 2))
+
+    def learn(self, counted: pa.Table) -> pa.Table:
+        digits, (rows, first, second) = read_moments(counted)
+        spread = deviation(digits, rows, first, second)
+        return pa.table({"mean": [quotient(first, rows << digits)], "spread": [spread]})
 
     def prepare(self, state: pa.Table) -> list[float]:
         return [float(column[0].as_py()) for column in state.columns]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Standardise(_Scaled):
-    """(x - mean) / standard deviation; a column with only one value becomes 0. Nulls stay."""
-
-    name = "standardise"
-
-    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        return _count(column, 1, 2)
-
-    def learn(self, counted: pa.Table) -> pa.Table:
-        digits, (rows, first, second) = _sums(counted)
-        spread = deviation(digits, rows, first, second)
-        return pa.table({"mean": [quotient(first, rows << digits)], "spread": [spread]})
-
     def map(self, values: Floats, state: list[float]) -> Floats:
         mean, spread = state
         return (values - mean) / (spread or 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MinMax(_Scaled):
-    """(x - least) / (largest - least), kept within 0 and 1; 0 for a column with only one value. Nulls stay."""
-
-    name = "min_max"
-
-    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        values = finite_of(column)
-        ends = {values.min() + 0.0, values.max() + 0.0} if len(values) else ()
-        return _named([repr(float(end)) for end in ends], [1] * len(ends))
-
-    def learn(self, counted: pa.Table) -> pa.Table:
-        ends = [float(v) for v in counted["value"].to_pylist()] or [0.0]
-        return pa.table({"least": [min(ends)], "largest": [max(ends)]})
-
-    def map(self, values: Floats, state: list[float]) -> Floats:
-        low, high = state
-        return np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

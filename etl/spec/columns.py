@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import pyarrow as pa
+
 from sluice.common.errors import OperatorError
 from sluice.common.suggest import nearest
 from sluice.etl.ops import OPERATORS, Fitted, Operator
-from sluice.etl.ops.base import LISTS, between, is_wide
+from sluice.etl.ops.base import KINDS, LISTS, between, is_wide
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.lists import FirstX
 from sluice.etl.ops.numeric import Missing, OneHot
@@ -31,6 +33,34 @@ ROLE_KINDS = {
 Role = Literal["label", "weight", "dense", "sparse", "id_list", "time", "key"]
 MAX_LEVELS = 3
 _COLUMN_KEYS = ("name", "match", "from", "role", "ops", "embedding")
+_OWN = 'write a function, {op = "python", …} or the function of a [[transform]]'
+_LEFT = {
+    "past": "take the size or mean of a [[history]] by bag: it has earlier rows only",
+    "group": "join a side table with the statistic, or take it from a [[history]] by bag",
+    "min_max": "use standardise, or scale with minus and by",
+    **dict.fromkeys(("boxcox", "logit", "flags", "overlap", "recent", "lookup"), _OWN),
+}
+"""The operators and keys of release 0.2 that no longer exist, and what to write instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(Operator):
+    """An operator of release 0.2 that no longer exists. A table that was made with it can be read."""
+
+    name = "left"
+    takes = KINDS
+    may_be_null = False
+    was: str
+
+    def kind(self, _taken: str) -> str:
+        return {"flags": "texts", "lookup": "numbers"}.get(self.was, "number")
+
+    @property
+    def why(self) -> str:
+        return f"{self.was} left Sluice in release 0.3; {_LEFT[self.was]}"
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        raise OperatorError(self.why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +126,8 @@ class ColumnSpec:
         return tuple(
             {
                 "op": op.name,
+                # Release 0.2 wrote these keys, and fingerprints have them.
+                **({"past": False, "past_step": 0.0} if op.name == "count" else {}),
                 **{
                     k: list(v) if isinstance(v, tuple) else v
                     for k, v in dataclasses.asdict(op).items()
@@ -283,7 +315,6 @@ def _follow(
     op: Operator, kind: str, column: ColumnSpec, kinds: Mapping[str, str], here: str
 ) -> str:
     """Returns the kind that an operator gives. Raises SpecError if it cannot take the column as it is there."""
-    names = ", ".join(column.sources)
     if kind == "row" and isinstance(op, Python) and len(op.inputs) != len(column.sources):
         raise SpecError(
             f"{here}.inputs: names {len(op.inputs)} inputs, but the column is made from "
@@ -291,15 +322,9 @@ def _follow(
         )
     given = follow(op, kind)
     if given is None:
-        what = f"several columns ({names})" if kind == "row" else kind
+        what = f"several columns ({', '.join(column.sources)})" if kind == "row" else kind
         raise SpecError(
             f"{here}: {op.name} takes {' or '.join(op.takes)}, but column {column.name!r} is {what} here"
-        )
-    found = tuple(kinds[source] for source in column.sources)
-    if op.columns and found != op.columns:
-        raise SpecError(
-            f"{here}: {op.name} takes columns of {' and '.join(op.columns)}, and {names} are "
-            f"{' and '.join(found)}"
         )
     return given
 
@@ -353,12 +378,8 @@ def _check_leavable(op: Operator, column: ColumnSpec, kind: str, path: str) -> N
 def takes_texts(ops: Sequence[Operator]) -> bool:
     """Returns whether operators make texts of numbers, before any of them computes with the numbers."""
     op = next((op for op in ops if not isinstance(op, FirstX)), None)
-    numbers = ("number", "numbers")
     return (
-        op is not None
-        and op.takes[0] not in numbers
-        and op.columns != numbers
-        and not isinstance(op, Python)
+        op is not None and op.takes[0] not in ("number", "numbers") and not isinstance(op, Python)
     )
 
 
@@ -388,11 +409,12 @@ def read_operator(raw: Any, path: str) -> tuple[Operator, bool]:
     if not isinstance(raw, dict) or "op" not in raw:
         raise SpecError(f'{path} = {raw!r}: write {{op = "name", …}}')
     name = str(raw["op"])
-    if name not in OPERATORS:
-        raise SpecError(f"{path}.op = {name!r}: unknown operator{nearest(name, OPERATORS)}")
     parameters = {key: value for key, value in raw.items() if key not in ("op", "online")}
+    left = next((key for key in _LEFT if key == name or raw.get(key)), None)
+    if left is None and name not in OPERATORS:
+        raise SpecError(f"{path}.op = {name!r}: unknown operator{nearest(name, OPERATORS)}")
     try:
-        op = read_into(OPERATORS[name], parameters, path)
+        op = Left(was=left) if left else read_into(OPERATORS[name], parameters, path)
     except OperatorError as error:
         raise SpecError(f"{path}.{error}") from None
     return op, read_value(raw.get("online", False), bool, f"{path}.online")

@@ -23,7 +23,7 @@ from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import VALUES_RULE, Field
-from sluice.etl.spec.columns import ColumnSpec, leave_to_loader, read_columns, takes_texts
+from sluice.etl.spec.columns import ColumnSpec, Left, leave_to_loader, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.row_identity import Identity
@@ -119,7 +119,7 @@ class Spec:
                 raise SpecError(
                     f"{name}: column {made.name!r} learns what occurs together with {drawn!r}, for which [negatives] "
                     "draws other values: a combination that never occurred would show a drawn row, and so its label. "
-                    "Use target, hash or cross, or past = true"
+                    "Use target, hash or cross"
                 )
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
@@ -179,10 +179,13 @@ class Spec:
         return frozenset(found | {one.function for one in self.transforms if one.function})
 
     def import_functions(self) -> dict[str, Callable[..., Any]]:
-        """Imports the functions of its operators. Raises OperatorError if one may not or cannot be imported."""
+        """Imports the functions of its operators. Raises OperatorError if one may not or cannot be imported, or if an
+        operator no longer exists."""
         found: dict[str, Callable[..., Any]] = {}
         for made in self.columns:
             for op in made.ops:
+                if isinstance(op, Left):
+                    raise OperatorError(f"column {made.name!r}: {op.why}")
                 if isinstance(op, Python):
                     try:
                         found[op.function] = self.permission.load(
@@ -255,14 +258,9 @@ class Spec:
         )
 
     @property
-    def learned_from_labels(self) -> dict[str, Fitted]:
-        """The operators that learn from labels, by the keys of their states."""
-        return {
-            learned.key: learned.op
-            for learned in self.fitted
-            if "label" in learned.op.needs
-            or any(self.label in column.sources for column, _ in learned.users)
-        }
+    def learned_from_labels(self) -> frozenset[str]:
+        """The keys of the states that are learned from labels."""
+        return frozenset(learned.key for learned in self.fitted if "label" in learned.op.needs)
 
     @property
     def levels(self) -> int:
@@ -418,13 +416,6 @@ def _check_columns(spec: Spec) -> None:
         raise SpecError('column: none has role "dense" or "sparse": there is nothing to learn from')
     if roles.count("weight") > 1:
         raise SpecError('column: at most one can have role = "weight"')
-    for c in spec.columns:
-        for op in c.ops if spec.table.split_time is None else ():
-            if "time" in op.needs:
-                raise SpecError(
-                    f"column {c.name!r}: {op.name} with past = true needs table.split_time, the column "
-                    "that holds the time of a row"
-                )
 
 
 def _check_rules(spec: Spec) -> None:
@@ -454,11 +445,7 @@ def _find_uses_of_label(spec: Spec) -> Iterator[str]:
     """Names each place where a row's own label would decide its features, its split, or its place among others."""
     label, rows = spec.label, spec.rows
     for made in spec.columns:
-        # An operator with `past` learns from other rows only, unless it groups by the label.
-        of_past = made.sources[0] != label and any(
-            getattr(op, "past", False) for op in made.ops[:1]
-        )
-        if made.role in ("dense", "sparse", "id_list") and label in made.sources and not of_past:
+        if made.role in ("dense", "sparse", "id_list") and label in made.sources:
             yield f"column {made.name!r} is made from {label!r}"
     sections: list[tuple[str, Any, tuple[str, ...]]] = [
         ("table", spec.table, ("split_column", "partition")),

@@ -16,11 +16,10 @@ from sluice.common.suggest import nearest
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import POSITIVE, Limit, between
 from sluice.etl.ops.chain import follow
-from sluice.etl.ops.lists import Vectors
 from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import read_operator
+from sluice.etl.spec.columns import Left, read_operator
 from sluice.etl.spec.toml_keys import SpecError, read_into, read_sections, read_value
 
 Role = Literal["", "dense", "sparse", "id_list"]
@@ -136,6 +135,8 @@ def _read_operator(step: Any, path: str) -> Operator:
     op, online = read_operator(step, path)
     if online:
         raise SpecError(f"{path}.online: a transform is always left to the loader")
+    if isinstance(op, Left):
+        raise SpecError(f"{path}: {op.why}")
     if isinstance(op, Python):
         raise SpecError(
             f'{path}.op = "python": name it as the transform\'s function = {op.function!r}'
@@ -310,48 +311,27 @@ def _add_field(
     )
 
 
-def steps(
-    transform: TableTransform, inputs: Sequence[Field]
-) -> list[tuple[Operator | None, str, int | None]]:
-    """Returns each operator of a chain with the kind of its input and, for ids, their cardinality. The last entry is
-    None with those of the result."""
-    kind = KINDS[inputs[0].role] if len(inputs) == 1 else "row"
-    size = inputs[0].cardinality if len(inputs) == 1 else None
-    found: list[tuple[Operator | None, str, int | None]] = []
-    for op in transform.ops:
-        if op.columns:
-            raise transform.fault(
-                f"{op.name} takes columns of {' and '.join(op.columns)}, which only a job has"
-            )
-        found.append((op, kind, size))
+def _outputs_of_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[TransformOutput, ...]:
+    """Returns the output of a chain of operators with its role and cardinality."""
+    kind, size = "row", None
+    if len(inputs) == 1:
+        kind, size = KINDS[inputs[0].role], inputs[0].cardinality
+    for op in one.ops:
         given = follow(op, kind)
         if given is None:
-            raise transform.fault(f"{op.name} takes {' or '.join(op.takes)}, but has {kind} here")
+            raise one.fault(f"{op.name} takes {' or '.join(op.takes)}, but has {kind} here")
         kind, size = given, op.cardinality(None) or (size if given in ("id", "ids") else None)
-    return [*found, (None, kind, size)]
-
-
-def _outputs_of_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[TransformOutput, ...]:
-    """Returns the outputs of a chain of operators with their roles and cardinalities."""
-    _, kind, size = steps(one, inputs)[-1]
     role: Any = next((role for role, of in KINDS.items() if of == kind), "")
-    wanted = 1
-    if isinstance(last := one.ops[-1], Vectors):
-        role, wanted = "dense", last.width
     if not role:
         raise one.fault(
             f"its operators end in {kind}, which no model takes; add one that gives numbers or ids"
         )
-    if len(one.outputs) != wanted:
+    if len(one.outputs) != 1:
+        raise one.fault(f"its operators give 1 column, and there are {len(one.outputs)} outputs")
+    (output,) = one.outputs
+    if (output.role or role) != role or (size and output.cardinality not in (None, size)):
         raise one.fault(
-            f"its operators give {wanted} columns, and there are {len(one.outputs)} outputs"
+            f"its output {output.name!r}: the operators give it the role {role} and the cardinality "
+            f"{size}; leave both out"
         )
-    for output in one.outputs:
-        if (output.role or role) != role or (size and output.cardinality not in (None, size)):
-            raise one.fault(
-                f"its output {output.name!r}: the operators give it the role {role} and the cardinality "
-                f"{size}; leave both out"
-            )
-    return tuple(
-        replace(output, role=role, cardinality=size or output.cardinality) for output in one.outputs
-    )
+    return (replace(output, role=role, cardinality=size or output.cardinality),)

@@ -194,7 +194,6 @@ RENEWED = {
 }
 KEPT = {
     "summed": ("dense", 'bag, of = "sum"; fill', "is"),
-    "recent": ("dense", "recent, within = 9; fill", ["at", "ats"]),
     "cut": ("id_list", "bucketize, boundaries = [1]", "is"),
     "floats": ("id_list", "hash, size = 9", "fs"),
     "texts": ("id_list", "hash, size = 9", "ts"),

@@ -265,16 +265,6 @@ def test_sums_of_labels_are_kept_only_while_rows_lie_in_the_same_folds(
         make(tmp_path, drawn(100), later, mode=mode, **options)
 
 
-def test_what_is_learned_of_the_past_is_kept_only_by_one_time(tmp_path):
-    past = RATE % ", past = true"
-    make(tmp_path, drawn(100), spec(*COLUMNS, table=TIME, rate=past))
-    later = spec(*COLUMNS, table=TIME.replace('"day"', '"row"'), rate=past)
-    with raises(StateError, "version 0", "'day'", "'row'"):
-        make(tmp_path, drawn(100), later, mode="append")
-    keyed = spec(*COLUMNS, table=ID + TIME, rate=past)
-    make(tmp_path, drawn(100), keyed, mode="append")  # it has no folds
-
-
 def test_rows_whose_labels_were_learned_never_become_test_rows_of_that_state(tmp_path):
     """Not even where the user accepts that rows change their split."""
     table = 'key = "row"\nsplit_column = "part"\nsplit = {train = 0.5, test = 0.5}'
@@ -308,7 +298,6 @@ def test_a_table_by_other_rules_is_refused_when_it_is_opened(tmp_path, rules):
     [
         ("concat; count; fill", True),
         ("concat; target", False),
-        ("concat; count, past = true; fill", False),
     ],
 )
 def test_what_is_drawn_is_not_known_by_what_never_occurred(ops, refused):
@@ -350,10 +339,6 @@ LABELS_USED = [
     (
         column("shown", "dense", "fill", "click"),
         "column 'shown'",
-    ),
-    (
-        column("mean", "dense", "group; fill", ["user", "click"]),
-        "column 'mean'",
     ),
     ('[dedup]\nby = ["user"]\norder = "click"\n', "dedup.order"),
     ('[[join]]\npath = "x"\non = ["user", "click"]\ncolumns = ["age:int"]\n', "join.on"),
@@ -402,6 +387,5 @@ def test_a_spec_that_shows_a_row_its_own_label_is_refused_but_read_out_of_a_tabl
         Spec.own(text)
     assert Spec.parse(text).columns
     earlier = '[[history]]\nname = "h"\nof = "click"\nby = "user"\norder = "day"\nlength = 2\n'
-    earlier += column("before", "dense", "group, past = true; fill", ["user", "click"])
     own = Spec.own(spec(*COLUMNS, table=TIME, more=earlier))
-    assert set(own.learned_from_labels) == {"rate/0", "before/0"}
+    assert own.learned_from_labels == {"rate/0"}

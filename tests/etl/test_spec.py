@@ -64,6 +64,20 @@ def test_a_mistake_is_named_by_its_path(old, new, facts):
         Spec.parse(GOOD.replace(old, new), "my.toml")
 
 
+@pytest.mark.parametrize(
+    ("op", "facts"),
+    [
+        ('"boxcox", power = 3', ("boxcox", "python")),
+        ('"count", past = true', ("past", "[[history]]")),
+    ],
+)
+def test_an_operator_that_left_is_named_in_a_users_spec_and_read_in_a_tables(op, facts):
+    text = GOOD.replace('{op = "log", shift = 3}', f"{{op = {op}}}")
+    assert Spec.parse(text).columns
+    with raises(SpecError, "my.toml: column 'I1'", "0.3", *facts):
+        Spec.own(text, "my.toml")
+
+
 def test_joint_columns_share_a_state_and_must_agree():
     text = GOOD.replace(
         '{op = "categorify", min_count = 2, oov = 4}', '{op = "categorify", joint = "C"}'

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,8 +22,6 @@ from tests.etl.tables import section
 KEY = "number"
 """The input column, and the dense column, that tells rows apart."""
 LABEL = "click"
-MATRIX_ROWS, WIDTH = 4096, 3
-"""The shape of the matrix that a lookup reads."""
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
@@ -103,10 +100,7 @@ class Case:
     # ---- as a file
 
     def write(self) -> Path:
-        """Writes the rows as a file of the spec's format, and what else the spec names."""
-        np.save(
-            self.folder / "matrix.npy", np.random.default_rng(7).normal(size=(MATRIX_ROWS, WIDTH))
-        )
+        """Writes the rows as a file of the spec's format."""
         path = self.folder / f"rows.{self.form}"
         draw = random.Random(self.seed)
         if self.form == "parquet":

@@ -21,7 +21,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import transformed
 from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.tables import toml
-from tests.fuzz.case import KEY, LABEL, MATRIX_ROWS, TIME_FORMAT, WIDTH, Case, Misfit
+from tests.fuzz.case import KEY, LABEL, TIME_FORMAT, Case, Misfit
 
 MODULE = "tests.fuzz.drawn_specs"
 """The module whose functions the specs may name."""
@@ -243,17 +243,8 @@ def _categorify(draw: random.Random, _: str) -> dict[str, Any]:
     }
 
 
-def _recent(draw: random.Random, _: str) -> dict[str, Any]:
-    within, gap = {"within": draw.choice([1.0, 3600.0])}, {"gap": draw.choice([0.5, 1800.0])}
-    return {**draw.choice([within, gap, within | gap]), **_maybe(draw, of="span")}
-
-
-def _past(draw: random.Random) -> dict[str, Any]:
-    return draw.choice([{}, {}, {"past": True}, {"past": True, "past_step": 60.0}])
-
-
 def _target(draw: random.Random, _: str) -> dict[str, Any]:
-    return {**_maybe(draw, folds=3, smoothing=draw.choice([0.5, 20.0])), **_past(draw)}
+    return _maybe(draw, folds=3, smoothing=draw.choice([0.5, 20.0]))
 
 
 def _python(draw: random.Random, kind: str) -> dict[str, Any]:
@@ -272,16 +263,10 @@ PARAMETERS: dict[str, Parameters] = {
     "clip": _clip,
     "scale": lambda draw, _: {"by": draw.choice([1000.0, -3.0, 1e-3, 0.1, 1e300])},
     "log": lambda draw, _: _maybe(draw, shift=_number(draw), floor=draw.choice([1e-9, 0.5, 2.0])),
-    "boxcox": lambda draw, _: {
-        "power": draw.choice([0.0, 0.5, 1.0, 2.0, -1.5, 5.0, 1e-9]),
-        **_maybe(draw, shift=_number(draw), floor=0.25),
-    },
-    "logit": lambda draw, _: _maybe(draw, margin=draw.choice([1e-12, 0.01, 0.49])),
     "compare": lambda draw, _: {
         "to": f"{draw.choice(['==', '!=', '<', '<=', '>', '>='])} {_number(draw)!r}"
     },
     "standardise": lambda draw, _: {},
-    "min_max": lambda draw, _: {},
     "bucketize": lambda draw, _: {"boundaries": sorted(set(_some(draw, FLOATS + HUGE, 6)))},
     "quantiles": lambda draw, _: {"buckets": draw.choice([2, 5, 50])},
     "one_hot": lambda draw, _: {"values": _some(draw, TEXTS, 3)},
@@ -307,29 +292,19 @@ PARAMETERS: dict[str, Parameters] = {
     "bag": lambda draw, kind: {
         "of": draw.choice(["size"] if kind == "texts" else ["size", "sum", "mean", "min", "max"])
     },
-    "flags": lambda draw, _: {},
-    "overlap": lambda draw, _: _maybe(draw, share=True),
-    "recent": _recent,
-    "count": lambda draw, _: {**_maybe(draw, share=True), **_past(draw)},
+    "count": lambda draw, _: _maybe(draw, share=True),
     "target": _target,
-    "group": lambda draw, _: {
-        **_maybe(draw, of=draw.choice(["sum", "std", "count", "min", "max"])),
-        **_past(draw),
-    },
     "parse_time": lambda draw, _: {
         **_maybe(draw, zone=draw.choice(ZONES)),
         "format": draw.choice([*_FORMATS, list(_FORMATS[:2]), list(_FORMATS[::-1])]),
     },
     "hour": lambda draw, _: _maybe(draw, zone=draw.choice(ZONES)),
     "weekday": lambda draw, _: _maybe(draw, zone=draw.choice(ZONES)),
-    "lookup": lambda draw, _: {"file": "FOLDER/matrix.npy", "width": WIDTH},
     "python": _python,
 }
 """How the parameters of each operator are drawn, where it takes a column of a kind."""
 _OF_TRANSFORMS = tuple(
-    name
-    for name in PARAMETERS
-    if not issubclass(OPERATORS[name], Fitted) and name not in ("python", "lookup")
+    name for name in PARAMETERS if not issubclass(OPERATORS[name], Fitted) and name != "python"
 )
 
 
@@ -556,20 +531,14 @@ def _of_several(draw: random.Random, kinds: Mapping[str, str]) -> tuple[str, lis
         for kind in ("number", "text", "numbers", "texts")
     }
     scalars = [*of["number"], *of["text"]]
-    found = [
-        ("cross", draw.sample(scalars, 2)),
-        ("concat", draw.sample(scalars, 3)),
-        ("group", [draw.choice(scalars), draw.choice(of["number"])]),
-        ("flags", draw.sample(of["number"], 2)),
-        ("hour", [draw.choice(of["number"]), draw.choice(of["text"])]),
-        ("python", [draw.choice(of["number"]), draw.choice(of["text"])]),
-    ]
-    if of["texts"]:
-        found += [
-            ("overlap", draw.choice([of["texts"], of["numbers"]])),
-            ("recent", [draw.choice(of["number"]), draw.choice(of["numbers"])]),
+    return draw.choice(
+        [
+            ("cross", draw.sample(scalars, 2)),
+            ("concat", draw.sample(scalars, 3)),
+            ("hour", [draw.choice(of["number"]), draw.choice(of["text"])]),
+            ("python", [draw.choice(of["number"]), draw.choice(of["text"])]),
         ]
-    return draw.choice(found)
+    )
 
 
 def _chain(
@@ -583,7 +552,7 @@ def _chain(
             draw.random() < 0.4 or (kind in ("id", "ids") and draw.random() < 0.7)
         ):
             break
-        found = _step(draw, case, kind, made, names)
+        found = _step(draw, kind, names)
         if found is None:
             return None
         chain.append(found[0])
@@ -601,31 +570,16 @@ def _chain(
 
 
 def _step(
-    draw: random.Random, case: Case, kind: str, before: Sequence[Operator], names: Sequence[str]
+    draw: random.Random, kind: str, names: Sequence[str]
 ) -> tuple[dict[str, Any], Operator, str] | None:
     """An operator that takes a column of that kind, with the kind that it gives."""
     for _ in range(20):
         name = draw.choice(names)
-        given = {
-            key: value.replace("FOLDER", str(case.folder)) if isinstance(value, str) else value
-            for key, value in PARAMETERS[name](draw, kind).items()
-        }
+        given = PARAMETERS[name](draw, kind)
         op = read_operator({"op": name, **given}, "")[0]
         after = follow(op, kind)
-        fits = (
-            after is not None
-            and (name != "python" or op.inputs == (kind,))
-            and (
-                name != "lookup"
-                or (
-                    before
-                    and (before[-1].cardinality(None) or 2) <= MATRIX_ROWS
-                    and before[-1].name != "python"
-                )
-            )
-        )
-        if fits and not (given.get("past") and "split_time" not in case.head):
-            return {"op": name, **given}, op, str(after)
+        if after is not None and (name != "python" or op.inputs == (kind,)):
+            return {"op": name, **given}, op, after
     return None
 
 

@@ -156,49 +156,36 @@ def drawn(seed: int) -> Case:
     if spark:
         sources += _relations(case, label, split)
     for name in draw.sample(sources, draw.randint(1, len(sources))):
-        _features(case, name, split == "time")
-    if "time" in split:
-        past = draw.choice(["", ", past = true, past_step = 7.0", ", past = true"])
-        _add(case, "mean", '"user", "price"', f'{{op = "group"{past}}}, {{op = "fill"}}')
+        _features(case, name)
     _add(
         case,
         "price",
         '"price"',
-        draw.choice(
-            ['{op = "fill_mean"}, {op = "standardise"}', '{op = "fill"}, {op = "min_max"}']
-        ),
+        '{op = "fill_mean"}, {op = "standardise"}',
     )
     return case
 
 
-def _features(case: Case, name: str, timed: bool) -> None:
+def _features(case: Case, name: str) -> None:
     """Columns that learn from one input column of texts, or of lists of texts."""
     if name.startswith("items"):
         _add(case, name, f'"{name}"', '{op = "categorify"}', "id_list")
         return
     if name == "times":
-        for within in ("within = 20", "gap = 5"):
-            _add(
-                case,
-                f"recent {within}",
-                '"at", "times"',
-                f'{{op = "recent", {within}}}, {{op = "fill"}}',
-            )
+        _add(case, "earlier", '"times"', '{op = "bag", of = "max"}, {op = "fill"}')
         return
     if name in ("since", "before", "age"):
         _add(case, name, f'"{name}"', '{op = "fill"}, {op = "standardise"}')
         return
     draw = case.draw
-    past = draw.choice(["", ", past = true", ", past = true, past_step = 7.0"]) if timed else ""
     _add(
         case,
         f"{name} target",
         f'"{name}"',
-        f'{{op = "target", folds = {draw.choice([2, 5])}, '
-        f"smoothing = {draw.choice([0.5, 20.0])}{past}}}",
+        f'{{op = "target", folds = {draw.choice([2, 5])}, smoothing = {draw.choice([0.5, 20.0])}}}',
     )
     if draw.random() < 0.6:
-        _add(case, f"{name} count", f'"{name}"', f'{{op = "count"{past}}}, {{op = "fill"}}')
+        _add(case, f"{name} count", f'"{name}"', '{op = "count"}, {op = "fill"}')
         _add(case, f"{name} id", f'"{name}"', '{op = "categorify", min_count = 2}', "sparse")
 
 

@@ -491,7 +491,6 @@ def _change_later_rows(
         change_now = partial(
             change,
             keeps_features=written & (ranks <= now).all(axis=0),
-            learns_again=lambda fitted_op: "time" in fitted_op.op.needs,
         )
         kept_row = int(np.flatnonzero(part.row_numbers == row)[0])
         yield change_now(
@@ -513,9 +512,7 @@ def _rank_times(part: TablePart, count: int) -> npt.NDArray[np.int_]:
 
     The rank of a missing time is 0, and that of a row which is not kept is -1."""
     spec = part.spec
-    uses_past = any("time" in op.needs for column in spec.columns for op in column.ops)
     names = [
-        *([spec.table.split_time or ""] if uses_past else []),
         *(history.order for history in spec.rows.histories),
         *(join.time for join in spec.rows.joins if join.time),
     ]
@@ -637,7 +634,7 @@ def _find_learners(
     part: TablePart, versions: _Versions, count: int
 ) -> tuple[dict[str, TablePart], list[str]]:
     """Returns the part whose rows give each state again, bit for bit. If no part gives the state of an operator that
-    depends on labels or times, its name is in the second result."""
+    depends on labels, its name is in the second result."""
     found, unlearnable = dict[str, TablePart](), []
     for fitted_op in part.spec.fitted:
         # A small state may equal an older version's by chance. So the part's own rows are tried first.
@@ -651,7 +648,7 @@ def _find_learners(
         )
         if learner is not None:
             found[fitted_op.key] = learner
-        elif "time" in fitted_op.op.needs or _uses_label(fitted_op, part.spec):
+        elif _uses_label(fitted_op, part.spec):
             unlearnable.append(f"{fitted_op.op.name} of column {fitted_op.users[0][0].name!r}")
     return found, unlearnable
 

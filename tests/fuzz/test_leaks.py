@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluice.etl.ops.past_values import Timeline
 from sluice.etl.ops.statistics import Target
 from sluice.etl.spec.spec import Spec
 from tests.fuzz import leaks
@@ -41,14 +40,6 @@ def test_a_target_encoding_without_folds_is_found(tmp_path_factory, monkeypatch)
     assert any("target" in one for one in first_found(tmp_path_factory))
 
 
-def test_rows_of_one_moment_that_see_each_other_are_found(tmp_path_factory, monkeypatch):
-    rank = Timeline.rank
-    monkeypatch.setattr(
-        Timeline, "rank", lambda self, at, nulls: rank(self, np.nextafter(at, np.inf), nulls)
-    )
-    assert any("same moment" in one for one in first_found(tmp_path_factory))
-
-
 def test_folds_that_are_drawn_anew_over_kept_sums_are_found(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(Spec, "learned_from_labels", {})
+    monkeypatch.setattr(Spec, "learned_from_labels", frozenset())
     assert any("own label" in one for one in first_found(tmp_path_factory, 30))

@@ -93,7 +93,7 @@ def test_columns_that_make_no_matrix_are_refused(table, how, facts):
         first_batch(table, takes_matrix(lambda numbers: None), **how)
 
 
-CHAIN = '[[transform]]\nname = "log_{0}"\ninputs = ["{0}"]\nop = "boxcox"\npower = 0.3\nshift = 1\n'
+CHAIN = '[[transform]]\nname = "log_{0}"\ninputs = ["{0}"]\nop = "log"\n'
 HASH = '[[transform]]\nname = "h_{0}"\ninputs = ["{0}"]\nop = "hash"\nsize = {1}\n'
 
 

@@ -57,11 +57,11 @@ ops = [{op = "map", values = ["00000001"], to = [""]}, {op = "categorify", min_c
 name = "seen"
 from = "C5"
 role = "dense"
-ops = [{op = "count"}, {op = "fill"}, {op = "logit"}]
+ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
 [[column]]
 name = "price"
 role = "dense"
-ops = [{op = "fill_median", indicator = true}, {op = "boxcox", power = 0.3}]
+ops = [{op = "fill_median", indicator = true}, {op = "log", shift = 3}]
 [[column]]
 name = "hour"
 from = "at"

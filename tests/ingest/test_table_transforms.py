@@ -151,35 +151,6 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
     assert sorted(found["I1"]) == [2.0 * n for n in range(200)]
 
 
-def test_a_vector_is_looked_up_for_each_id(plain, tmp_path):
-    rows = next(f.cardinality for f in plain.fields if f.name == "C9")
-    matrix = np.random.default_rng(0).random((rows, 3)).astype(np.float32)
-    text = clicks_table.spec_text(
-        features=clicks_table.FEATURES
-        + f"""
-[[transform]]
-name = "vectors"
-op = "lookup"
-file = "{tmp_path}/v.npy"
-width = 3
-inputs = ["C9"]
-outputs = ["v0", "v1", "v2"]
-"""
-    )
-    table = clicks_table.write(tmp_path / "t", clicks_table.raw_rows(ROWS), text=text)
-    with raises(SpecError, "'vectors'", "v.npy", "No such file"):
-        BatchLoader(table, batch_size=BATCH)
-    np.save(tmp_path / "v.npy", matrix[:-1])
-    with raises(SpecError, "'vectors'", f"ids go up to {rows - 1}", f"{rows - 1} vectors", "v.npy"):
-        BatchLoader(FeatureTable.open(table.uri), batch_size=BATCH)
-    np.save(tmp_path / "v.npy", matrix)
-    found, _, _ = epoch(FeatureTable.open(table.uri))
-    ids = np.array(found["C9"]).reshape(-1)
-    np.testing.assert_array_equal(
-        np.array([found[f"v{n}"] for n in range(3)], np.float32), matrix[ids].T
-    )
-
-
 @pytest.mark.parametrize(
     ("short", "facts"),
     [

@@ -124,7 +124,7 @@ ops = [{op = "fill"}]
 [[column]]
 name = "y"
 role = "dense"
-ops = [{op = "fill", online = true}, {op = "boxcox", power = 3, online = true}, {op = "scale", by = 10, online = true}]
+ops = [{op = "fill", online = true}, {op = "scale", by = 1e-27, online = true}, {op = "scale", by = 10, online = true}]
 [[column]]
 name = "id"
 from = "row"
@@ -210,7 +210,7 @@ def test_a_whole_number_where_json_has_floats_or_texts_is_the_same_to_a_job_and_
 
 
 LARGE = [1.0, 3.4028235677973362e38, -1.7e308, 1e39, 1e300, 1e12, 1e14, -5.0]
-"""Float32 holds the first two; the third power is too large from 1e14 on."""
+"""Float32 holds the first two; what `y` makes of them is too large from 1e14 on."""
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
@@ -221,7 +221,7 @@ def test_a_number_that_a_job_rejects_is_422_for_a_server_and_others_are_the_same
     table = FeatureTable.open(tmp_path / "table")
     kept = {int(row["row"]): row for row in rows_of(table)}
     assert result.rejected == {f"{name}: NaN, or too large for float32": len(LARGE) - len(kept)}
-    assert sorted(kept) == ([0, 1, 5, 6, 7] if name == "x" else [0, 2, 5, 7])
+    assert sorted(kept) == ([0, 1, 5, 6, 7] if name == "x" else [0, 5, 7])
     spec = table.spec()
     servable = Servable(
         path=tmp_path,
