@@ -62,7 +62,7 @@ def raw(tmp_path_factory):
 
 
 @pytest.mark.spark
-def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
+def test_chains_of_three_levels_target_and_count(spark, raw, tmp_path):
     text = (
         HEAD
         + ITEM
@@ -70,7 +70,7 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
         + column(
             "price",
             "dense",
-            "fill_median, indicator = true; standardise; min_max; log, online = true",
+            "fill_median, indicator = true; standardise; clip, low = 0, high = 1; log, online = true",
         )
         + column("price_bucket", "sparse", "fill_mean; quantiles, buckets = 8; categorify", "price")
         + column(
@@ -84,7 +84,6 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
         )
         + column("clicks_of_item", "dense", "target, folds = 3, smoothing = 5", "item")
         + column("clicks_of_pair", "dense", "concat; target", ["user", "item"])
-        + column("mean_price", "dense", 'group, of = "mean"; fill, value = -1', ["item", "price"])
         + column("seen", "dense", "count; fill; log", "item")
     )
     spec = Spec.parse(text)
@@ -115,17 +114,7 @@ def test_chains_of_three_levels_target_group_and_count(spark, raw, tmp_path):
 def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, raw, tmp_path):
     """The input is gone by then."""
     shutil.copy(raw[0], tmp_path / "rows.parquet")
-    text = (
-        HEAD
-        + ITEM
-        + COUNTED
-        + column(
-            "mean_price",
-            "dense",
-            'group, of = "mean"; fill, value = -1; standardise',
-            ["item", "price"],
-        )
-    )
+    text = HEAD + ITEM + COUNTED + column("known", "dense", "count; fill; standardise", "item")
     job = job_of(tmp_path / "t", tmp_path / "rows.parquet", text=text)
     engine = SparkEngine(lambda: spark, job, JobProgress(Said()))
     engine.check()

@@ -17,7 +17,6 @@ OPS = {
     "fill; log, shift = 1": (1e-3, 1e3, 1 / 60),
     "fill; clip, low = 1, high = 200000": (1e-3,),
     "fill; log, shift = 1; standardise": (1e-3, 1e3, 1 / 60),
-    "fill_mean; min_max": (1e3,),
 }
 """Operators, and factors of the input that change most of what they make."""
 

@@ -120,7 +120,7 @@ ODD = write_spec(
     column("word", "sparse", "categorify, oov = 2"),
     column("tags", "id_list", 'categorify, joint = "t"'),
     column("place", "key"),
-    column("price", "dense", "fill_median, indicator = true; min_max"),
+    column("price", "dense", "fill_median, indicator = true; standardise"),
     column("seen", "time"),
     column("day", "sparse", "weekday; hash, size = 3000000000"),
     column("cost", "dense", "fill"),
