@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 
 Say = Callable[[str], None]
-FORMATS = ("tsv", "csv", "json", "parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynthRequest:
     """Writes Criteo-shaped clicks whose best reachable AUC is known.
 
-    A row has a label, 13 counts and 26 categories, as in Criteo's logs, without a header. The rows are drawn from a
-    known model, so the last line gives the best AUC that any model can reach (bayes_auc). The same seed and days give
-    the same bytes."""
+    A line has a label, 13 counts and 26 categories, with tabs between them, as in Criteo's logs. The rows are drawn
+    from a known model, so the last line gives the best AUC that any model can reach (bayes_auc). The same seed and days
+    give the same bytes."""
 
     rows: int = setting(help="number of rows to write", least=1)
     seed: int = setting(0, "seed of all random choices")
@@ -34,7 +33,6 @@ class SynthRequest:
         help="file to write; with --days above 1 a folder for day_0, day_1, …",
         metavar="PATH",
     )
-    format: str = setting("tsv", "format of the files", choices=FORMATS)
     days: int = setting(
         1, "files to spread the rows over; each later day brings values never seen before", least=1
     )
@@ -47,7 +45,6 @@ class SynthRequest:
                 self.out,
                 rows=self.rows,
                 seed=self.seed,
-                form=self.format,
                 days=self.days,
                 progress=sys.stderr,
             )

@@ -283,14 +283,18 @@ def _read_history(
 def _read_filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Filter:
     rule = read_into(Filter, raw, path, kinds)
     given, op = rule.value, rule.op
-    if ("value" in raw) == (op in ("present", "missing")):
-        raise SpecError(f"{path}: {op} {'takes no value' if 'value' in raw else 'needs a value'}")
+    if op in ("present", "missing"):
+        if "value" in raw:
+            raise SpecError(f"{path}: {op} takes no value")
+        return rule
+    if "value" not in raw:
+        raise SpecError(f"{path}: {op} needs a value")
     is_listed = op in ("in", "not in")
     if is_listed and not isinstance(given, list):
         raise SpecError(f"{path}.value = {given!r}: must be a list")
     kind = kinds[rule.column]
     right: tuple[type, ...] = {"number": (int, float), "text": (str,)}.get(kind, ())
-    for item in (given if is_listed else [given]) if "value" in raw else ():
+    for item in given if is_listed else [given]:
         if not isinstance(item, right) or isinstance(item, bool):
             raise SpecError(f"{path}.value = {given!r}: column {rule.column!r} holds {kind}")
     return rule

@@ -1,8 +1,7 @@
-"""Writes synthetic clicks as raw logs: text or Parquet."""
+"""Writes synthetic clicks as raw logs: lines of values with tabs between them."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +11,12 @@ from typing import Any, TextIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, BestAUC, Clicks, SyntheticRows
 
 _CHUNK = 32_768
 _AHEAD = 4
-_SCHEMA = pa.schema([(name, pa.string() if name in CATEGORIES else pa.int32()) for name in COLUMNS])
-_SEPARATORS = {"tsv": "\t", "csv": ",", "json": ","}
-_Chunk = tuple[SyntheticRows, pa.Table | bytes]
+_Chunk = tuple[SyntheticRows, bytes]
 
 
 def synthesize(
@@ -28,11 +24,10 @@ def synthesize(
     *,
     rows: int,
     seed: int = 0,
-    form: str = "tsv",
     days: int = 1,
     progress: TextIO | None = None,
 ) -> dict[str, float]:
-    """Writes `rows` clicks to a file, or to `day_0 …` in a folder if there are several days; the same bytes for the
+    """Writes `rows` clicks to a file, or to `day_0.tsv …` in a folder if there are several days; the same bytes for the
     same seed and days. Returns rows, bytes, label rate and bayes_auc."""
     best = BestAUC()
     clicked = 0
@@ -43,16 +38,16 @@ def synthesize(
     done = 0
     with ThreadPoolExecutor(2, "sluice-synth") as pool:
         for day in range(days):
-            path = target / f"day_{day}.{form}" if days > 1 else target
+            path = target / f"day_{day}.tsv" if days > 1 else target
             end = bounds[day + 1]
 
             def make(first: int, day: int = day, end: int = end) -> _Chunk:
                 part = clicks.rows(first, min(_CHUNK, end - first), day)
-                return part, _table(part) if form == "parquet" else _text(_table(part), form)
+                return part, _lines(part)
 
-            with _opened(path, form) as write:
+            with open(path, "wb") as file:
                 for part, content in _in_order(pool, make, range(bounds[day], end, _CHUNK)):
-                    write(content)
+                    file.write(content)
                     best.add(part.probability)
                     clicked += int(part.label.sum())
                     done += len(part)
@@ -72,17 +67,6 @@ def synthesize(
     }
 
 
-@contextlib.contextmanager
-def _opened(path: Path, form: str) -> Iterator[Callable[[Any], object]]:
-    """Opens a file, and yields the function that writes a chunk to it."""
-    with open(path, "wb") as file:
-        if form != "parquet":
-            yield file.write
-            return
-        with pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
-            yield writer.write_table
-
-
 def _in_order(
     pool: ThreadPoolExecutor, make: Callable[[int], _Chunk], starts: Iterable[int]
 ) -> Iterator[_Chunk]:
@@ -96,33 +80,19 @@ def _in_order(
         yield waiting.popleft().result()
 
 
-def _table(rows: SyntheticRows) -> pa.Table:
+def _lines(rows: SyntheticRows) -> bytes:
     columns = []
     for name in COLUMNS:
         mask = rows.nulls.get(name)
         if name in CATEGORIES:
             text = rows.codes(name).astype(">u4").tobytes().hex().encode()
             offsets = np.arange(0, len(text) + 1, 8, dtype=np.int32)
-            whole = pa.StringArray.from_buffers(
+            values = pa.StringArray.from_buffers(
                 len(rows), pa.py_buffer(offsets), pa.py_buffer(text)
             )
-            columns.append(whole if mask is None else pc.if_else(pa.array(~mask), whole, None))
         else:
-            values = rows.label if name == "label" else rows.counts[name]
-            columns.append(pa.array(values.astype(np.int32), mask=mask))
-    return pa.table(columns, schema=_SCHEMA)
-
-
-def _text(rows: pa.Table, form: str) -> bytes:
-    """Returns rows as lines. In JSON a null is left out together with its name."""
-    cells = [column.cast(pa.string()) for column in rows.columns]
-    if form == "json":
-        quotes = ['"' if name in CATEGORIES else "" for name in COLUMNS]
-        cells = [
-            pc.binary_join_element_wise(f'"{name}":{quote}', cell, quote, "")
-            for name, quote, cell in zip(COLUMNS, quotes, cells, strict=True)
-        ]
-    missing = "skip" if form == "json" else "replace"
-    lines = pc.binary_join_element_wise(*cells, _SEPARATORS[form], null_handling=missing)
-    before, after = ("{", "}\n") if form == "json" else ("", "\n")
-    return "".join(f"{before}{line}{after}" for line in lines.to_pylist()).encode()
+            numbers = rows.label if name == "label" else rows.counts[name]
+            values = pa.array(numbers.astype(np.int32)).cast(pa.string())
+        columns.append(values if mask is None else pc.if_else(pa.array(mask), "", values))
+    lines = pc.binary_join_element_wise(*columns, "\t")
+    return "".join(f"{line}\n" for line in lines.to_pylist()).encode()

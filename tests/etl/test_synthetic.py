@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.__main__ import main
 from sluice.etl.synth.criteo import COLUMNS, INTEGERS, Clicks
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table_commands import FORMATS
 
 
 def share_null(rows, name):
@@ -37,23 +34,11 @@ def test_the_shape_is_that_of_real_logs():
     assert rows.label.mean() == pytest.approx(0.25, abs=0.02)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path, form):
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        synthesize(tmp_path / name, rows=500, seed=seed, form=form)
+        synthesize(tmp_path / name, rows=500, seed=seed)
     a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
     assert a == b != c
-
-
-def test_all_formats_say_the_same(tmp_path):
-    for form in FORMATS:
-        synthesize(tmp_path / form, rows=300, seed=4, form=form)
-    want = pq.read_table(tmp_path / "parquet").to_pylist()
-    tsv = [line.split("\t") for line in (tmp_path / "tsv").read_text().splitlines()]
-    assert [[str(v) if v is not None else "" for v in row.values()] for row in want] == tsv
-    assert [line.split(",") for line in (tmp_path / "csv").read_text().splitlines()] == tsv
-    objects = [json.loads(line) for line in (tmp_path / "json").read_text().splitlines()]
-    assert [{k: v for k, v in row.items() if v is not None} for row in want] == objects
 
 
 def test_the_program_says_what_it_wrote(tmp_path, capsys):
