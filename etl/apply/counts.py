@@ -3,7 +3,7 @@
 `CountsOfRows` counts the rows of each batch. The counts are rows of (key, value, count), and an engine adds them up. A
 key of 0 or more is the number of a fitted operator. Keys below 0 are for `RowCounts`, which reads the sums.
 
-Operators learn only from the training split. The counts of rows, rejects, nulls, partitions and the steps of
+Operators learn only from the training split. The counts of rows, rejects, nulls and the steps of
 `table.order` include all splits.
 """
 
@@ -18,20 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.features import Features, FileAssignment, in_training
+from sluice.etl.apply.features import Features, in_training
 from sluice.etl.apply.parse import Batches, Parsed
 from sluice.etl.apply.unreadable import unread
-from sluice.etl.ops.base import value_counts
 from sluice.etl.ops.chain import lifted, prepare_column
 from sluice.etl.ops.lists import flat
-from sluice.etl.spec.row_split import Keys, row_keys, split_of
+from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
 
 _UNMATCHED_KEY = -9
 _TRAINING_KEY = -8
 _EXAMPLE_KEY = -7
 _UNREAD_KEY = -6
-_PAIRS_KEY = -5
 _PARSED_KEY = -4
 _KEPT_KEY = -3
 _NULLS_KEY = -2
@@ -63,9 +61,6 @@ class RowCounts:
     """An unreadable value of each column that has any."""
     unmatched: dict[str, int] = field(default_factory=dict)
     """The number of rows without any value of a side table, by the number of its join."""
-    pairs: dict[str, int] = field(default_factory=dict)
-    """The number of rows of each split and partition, if the table has these: see
-    `sluice.etl.apply.features.FileAssignment`."""
 
     @classmethod
     def of(cls, table: pa.Table) -> RowCounts:
@@ -90,7 +85,6 @@ class RowCounts:
             unread=shares(_UNREAD_KEY),
             examples=dict(examples),
             unmatched=found.get(_UNMATCHED_KEY, {}),
-            pairs=found.get(_PAIRS_KEY, {}),
         )
 
 
@@ -143,9 +137,6 @@ class CountsOfRows:
         yield _counts(_KEPT_KEY, ["rows"], [len(label) + int(drawn)])
         if not len(label):
             return
-        if spec.table.partition:
-            pairs = FileAssignment(spec, ()).paired(split_of(columns, keys, spec), columns)
-            yield _counts(_PAIRS_KEY, *value_counts(pairs))
         if not self._wanted:
             return
         of_rows = self._features.extras(columns, keys)

@@ -36,9 +36,7 @@ from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.row_split import Keys, fold_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.job_record import NO_PARTITION
 
-_BETWEEN = "\x1f"
 MODEL_ROLES = ("dense", "sparse", "id_list")
 
 
@@ -313,21 +311,12 @@ class FileAssignment:
 
     spec: Spec
     files: tuple[int, ...]
-    """The number of files of each split, in the spec's order; or of each of `pairs`."""
-    pairs: tuple[str, ...] = ()
-    """If the table is partitioned: each pair of split number and value, as `paired` writes them, in order."""
+    """The number of files of each split, in the spec's order."""
 
     @classmethod
-    def of(
-        cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None, unlabelled: float = 0.0
-    ) -> FileAssignment:
-        """Plans enough files that each has about `table.file_rows` rows. `pairs` are the rows of each pair, if the
-        table is partitioned. `unlabelled` is the share of rows without a label."""
-        if pairs:
-            names = tuple(sorted(pairs, key=lambda pair: (int(pair.partition(_BETWEEN)[0]), pair)))
-            return cls(
-                spec, tuple(-(-pairs[name] // spec.table.file_rows) for name in names), names
-            )
+    def of(cls, spec: Spec, rows: int, unlabelled: float = 0.0) -> FileAssignment:
+        """Plans enough files that each has about `table.file_rows` rows. `unlabelled` is the share of rows without a
+        label."""
         shares = [
             unlabelled if name == spec.table.unlabelled else share
             for name, share in spec.table.split.items()
@@ -338,31 +327,7 @@ class FileAssignment:
     @property
     def ends(self) -> list[int]:
         """Returns for each split the number of the file after its last."""
-        if not self.pairs:
-            return [int(end) for end in np.cumsum(self.files)]
-        splits = [int(pair.partition(_BETWEEN)[0]) for pair in self.pairs]
-        return [
-            sum(count for of, count in zip(splits, self.files, strict=True) if of <= number)
-            for number in range(len(self.spec.table.split))
-        ]
-
-    @property
-    def partitions(self) -> list[str]:
-        """Returns the value of each file, if the table is partitioned."""
-        return [
-            pair.partition(_BETWEEN)[2]
-            for pair, count in zip(self.pairs, self.files, strict=bool(self.pairs))
-            for _ in range(count)
-        ]
-
-    def paired(self, split: Narrow, columns: Arrays) -> pa.Array:
-        """Returns the split's number and the value for each row, as one text. A missing or empty value has Hive's name
-        for it."""
-        values = as_text(columns[self.spec.table.partition or ""])
-        values = pc.fill_null(
-            pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), NO_PARTITION
-        )
-        return pc.binary_join_element_wise(pa.array(split).cast(pa.string()), values, _BETWEEN)
+        return [int(end) for end in np.cumsum(self.files)]
 
     @property
     def total(self) -> int:
@@ -388,8 +353,8 @@ class FileAssignment:
         split: Narrow,
         shares: Floats | None = None,
     ) -> Narrow:
-        """Returns the number of each row's file, over all splits, or over all pairs if `split` has the numbers of
-        pairs. If `shares` is given, the share of rows before a row decides."""
+        """Returns the number of each row's file, over all splits. If `shares` is given, the share of rows before a row
+        decides."""
         counts = np.array(self.files, np.uint64)[split]
         first = np.cumsum([0, *self.files[:-1]]).astype(np.int32)
         within = keys % counts if shares is None else (shares * counts).astype(np.uint64)
@@ -406,9 +371,6 @@ class FileAssignment:
     ) -> tuple[Narrow, list[pa.Array]]:
         """Returns the file of each row, and its sort keys there before its key: see `sorted_by`."""
         table = self.spec.table
-        if self.pairs:
-            known = pc.index_in(self.paired(split, columns), pa.array(self.pairs))
-            split = np.asarray(pc.fill_null(known, 0)).astype(np.int32)
         if table.order:
             hidden = next(c for c in self.spec.hidden if c.name == "rows/order")
             shares = np.asarray(features.run(hidden, hidden.ops, columns, {}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,9 +12,6 @@ from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.new_files import NewFile, write_file
 from sluice.etl.table.store import TableStore
-
-_ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-"""The characters that Hive and Spark escape in a folder's name."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +27,6 @@ class FileWriter:
     def path(self, file: int, attempt: int | None = None) -> str:
         """Returns the path of a file. If several attempts may write it, each has a path of its own."""
         folder = f"{folder_of(self.job)}/split={self._split(file)}"
-        if self.placement.pairs:
-            value = _ESCAPED.sub(
-                lambda found: f"%{ord(found[0]):02X}", self.placement.partitions[file]
-            )
-            folder += f"/partition={value}"
         suffix = "" if attempt is None else f"-{attempt}"
         return f"{folder}/part-{file:05}{suffix}.parquet"
 
@@ -52,7 +43,6 @@ class FileWriter:
             self._wanted(rows.pieces(spec.table.row_group_rows)),
             spec.fields({}),
             split=self._split(file),
-            partition=self.placement.partitions[file] if self.placement.pairs else None,
             speed=spec.table.layout == "speed",
             buckets={c.name: op.oov for c in spec.columns for op in c.ops if hasattr(op, "oov")},
         )

@@ -37,7 +37,7 @@ class WritePlan:
         """Returns the plan of a job whose rows were counted. There are sketches by this table's rule, and also by the
         rule `before`, if that is another one."""
         unlabelled = counted.nulls.get(spec.label, 0.0)
-        placement = FileAssignment.of(spec, counted.rows, counted.pairs, unlabelled)
+        placement = FileAssignment.of(spec, counted.rows, unlabelled)
         rules = [
             spec.rule,
             *([before] if before and before.recognition != spec.rule.recognition else []),

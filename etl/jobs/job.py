@@ -66,9 +66,8 @@ class Job:
                 raise InputError(f"{', '.join(self.inputs)}: name each table once")
             object.__setattr__(self, "inputs", pinned)
         self.spec.import_functions()  # a function that may not run is refused before any work
-        partitioned = self.spec.table.partition is not None
         base = Base.read(self.store)
-        base.permit(self.mode, self.store.uri, partitioned=partitioned)
+        base.permit(self.mode, self.store.uri)
         parent = None
         if base.version is not None:
             table = FeatureTable.open(self.store.uri, base.version)
@@ -91,9 +90,7 @@ class Job:
         if base.version is not None and (self.mode == "append" or self.reuse_state):
             check_values(table, spec)
         if self.mode == "append":
-            base.permit_append(
-                stored_schema(spec.fields({}), partitioned=partitioned), self.store.uri
-            )
+            base.permit_append(stored_schema(spec.fields({})), self.store.uri)
         for name, value in (
             ("base", base),
             ("parent", parent),

@@ -34,7 +34,6 @@ from sluice.etl.table.store import folder_of_tails
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import JOB
 
-MAX_PAIRS = 4096
 _REJECTS = "_sluice/rejects"
 _FEW_MATCHES = 0.01
 _SHOWN = 200  # how many characters of a row are quoted
@@ -197,11 +196,6 @@ class _JobRun:
             self.progress.say(
                 f"warning: the input columns {', '.join(empty)} have no value in any row; see that the input names or "
                 "places them as the spec does"
-            )
-        if len(counted.pairs) > MAX_PAIRS:
-            raise InputError(
-                f"{names}: column {table.partition!r} makes {len(counted.pairs):,} partitions over all "
-                f"splits, more than {MAX_PAIRS:,}; choose a table.partition of fewer values"
             )
         if not counted.rows:
             raise InputError(f"{names}: no row is left after the spec's filters and samples")

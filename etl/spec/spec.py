@@ -102,10 +102,15 @@ class Spec:
 
         Refuses a spec that would show a model its label."""
         spec = cls.parse(text, name)
-        if "placement" in tomllib.loads(text):
+        raw = tomllib.loads(text)
+        if "placement" in raw:
             raise SpecError(
                 f"{name}: [placement] is no longer a section; put online = true at the operators that the loader is "
                 "to apply"
+            )
+        if "partition" in raw.get("table", {}):
+            raise SpecError(
+                f"{name}: table.partition is no longer a key; sort rows by table.order or table.together"
             )
         if where := next(_find_uses_of_label(spec), None):
             raise SpecError(
@@ -437,8 +442,6 @@ def _check_rules(spec: Spec) -> None:
         raise SpecError(
             "table.unlabelled: cannot be combined with [sample] and [negatives], which need the label"
         )
-    if table.partition and rows.negatives:
-        raise SpecError("table.partition: cannot be combined with [negatives]")
 
 
 def _find_uses_of_label(spec: Spec) -> Iterator[str]:
@@ -448,7 +451,7 @@ def _find_uses_of_label(spec: Spec) -> Iterator[str]:
         if made.role in ("dense", "sparse", "id_list") and label in made.sources:
             yield f"column {made.name!r} is made from {label!r}"
     sections: list[tuple[str, Any, tuple[str, ...]]] = [
-        ("table", spec.table, ("split_column", "partition")),
+        ("table", spec.table, ("split_column",)),
         *(("join", join, ()) for join in rows.joins),
     ]
     if rows.dedup:

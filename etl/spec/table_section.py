@@ -16,7 +16,6 @@ from sluice.etl.spec.toml_keys import (
     InputColumn,
     NumberColumn,
     SpecError,
-    ValueColumn,
     read_into,
     read_value,
 )
@@ -29,7 +28,6 @@ _EXCLUSIVE = (
     ("split_by", "split_time"),
     ("split_column", "split_time"),
     ("together", "order"),
-    ("partition", "order"),
 )
 
 
@@ -59,8 +57,6 @@ class TableSpec:
     """A number column by which rows with one value of `order` are sorted."""
     order_step: Annotated[float, POSITIVE] = 3600.0
     """Files are cut at multiples of this step of `order`."""
-    partition: ValueColumn | None = None
-    """A column whose values name the folders of files. Delta's readers can skip files by it."""
     together: Column | None = None
     """A column by which rows are grouped: rows with equal values are next to each other."""
     plain_lists: bool = False
@@ -79,6 +75,7 @@ class TableSpec:
 def read_table(
     raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, str]
 ) -> TableSpec:
+    raw.pop("partition", None)  # of tables of release 0.2
     for first, second in _EXCLUSIVE:
         if first in raw and second in raw:
             raise SpecError(f"table.{second}: cannot be combined with {first}")

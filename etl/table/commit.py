@@ -23,13 +23,12 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from sluice.common.errors import RunFailure
 from sluice.etl.schema import Field
 from sluice.etl.table.data_files import METADATA_KEY, arrow_schema
-from sluice.etl.table.job_record import NO_PARTITION, JobRecord
+from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import folders_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 
-_FOLDERS = ("split", "partition")
 MODES = ("create", "append", "overwrite")
 
 
@@ -59,7 +58,7 @@ class Base:
         """The number of the version that a commit on this version makes."""
         return 0 if self.version is None else self.version + 1
 
-    def permit(self, mode: str, uri: str, *, partitioned: bool = False) -> None:
+    def permit(self, mode: str, uri: str) -> None:
         """Refuses a job before any work if its commit would be refused, or would damage the table."""
         if mode not in MODES:
             raise CommitError(f"mode {mode!r} is none of {', '.join(MODES)}")
@@ -70,11 +69,9 @@ class Base:
             )
         if mode != "create" and self.version is None:
             raise CommitError(f"{uri}: there is no table to {mode}; use --mode create")
-        if self.schema is not None and ("partition" in self.schema.names) != partitioned:
-            has = "without partitions" if partitioned else "with partitions"
+        if self.schema is not None and "partition" in self.schema.names:
             raise CommitError(
-                f"{uri}: this is a table {has}, which cannot change; choose another --output, or "
-                f"{'leave out' if partitioned else 'set'} table.partition"
+                f"{uri}: this table has partitions, which left Sluice in release 0.3; choose another --output"
             )
 
     def permit_append(self, stored: pa.Schema, uri: str) -> None:
@@ -117,8 +114,8 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
     have the same layout and fitted state."""
     if not record.files:
         raise CommitError("the job wrote no rows: nothing to publish")
-    base.permit(record.mode, store.uri, partitioned=record.files[0].partition is not None)
-    stored = stored_schema(fields, partitioned=record.files[0].partition is not None)
+    base.permit(record.mode, store.uri)
+    stored = stored_schema(fields)
     first = base
     while True:
         if record.mode == "append":
@@ -163,17 +160,12 @@ def _refuse_lost_files(store: TableStore, record: JobRecord) -> None:
 
 def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema) -> None:
     """Makes one Delta commit on a version. Raises delta-rs's errors."""
-    schema, folders = Schema.from_arrow(stored), [name for name in stored.names if name in _FOLDERS]
+    schema = Schema.from_arrow(stored)
     now_ms = int(time.time() * 1000)
     added: list[Any] = []
     for f in record.files:
-        where = {
-            "split": f.split,
-            "partition": None if f.partition == NO_PARTITION else f.partition,
-        }
-        names = {name: where[name] for name in folders}
         count = json.dumps({"numRecords": f.rows})
-        added.append(AddAction(f.path, f.bytes, names, now_ms, True, count))
+        added.append(AddAction(f.path, f.bytes, {"split": f.split}, now_ms, True, count))
     properties = CommitProperties(
         custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0
     )
@@ -185,7 +177,7 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
             schema=schema,
             add_actions=added,
             mode="error",
-            partition_by=folders,
+            partition_by=["split"],
             **store.delta,
             **common,
         )
@@ -194,15 +186,14 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
             added,
             "append" if record.mode == "append" else "overwrite",
             schema,
-            partition_by=folders,
+            partition_by=["split"],
             **common,
         )
 
 
-def stored_schema(fields: Sequence[Field], *, partitioned: bool) -> pa.Schema:
-    """Returns a table's schema with the columns that are in the names of folders, not in files."""
-    stored = arrow_schema(fields).append(pa.field("split", pa.string(), nullable=False))
-    return stored.append(pa.field("partition", pa.string())) if partitioned else stored
+def stored_schema(fields: Sequence[Field]) -> pa.Schema:
+    """Returns a table's schema with the column that is in the names of folders, not in files."""
+    return arrow_schema(fields).append(pa.field("split", pa.string(), nullable=False))
 
 
 def _find_commit(store: TableStore, job: str) -> int | None:

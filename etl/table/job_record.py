@@ -12,8 +12,6 @@ FORMAT = 1
 RULES = 2
 """The version of the rules that keep a row's label out of its features. In version 1 a fold could depend on the label,
 and rows of one moment saw each other in the order of the input's columns."""
-NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""Hive's and Spark's name for the folder of rows without a value."""
 MORE = 0.05
 """A column gets a warning if its share of lost values rises by more than this."""
 
@@ -33,12 +31,11 @@ class FileRecord:
     split: str
     row_group_rows: tuple[int, ...]
     sha256: str
-    partition: str | None = None
-    """The value of the partition that the file is in, if the table has partitions."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
-        return cls(**{**value, "row_group_rows": tuple(value["row_group_rows"])})
+        known = {name: one for name, one in value.items() if name != "partition"}  # of release 0.2
+        return cls(**{**known, "row_group_rows": tuple(value["row_group_rows"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

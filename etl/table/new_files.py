@@ -62,7 +62,6 @@ def write_file(
     fields: Sequence[Field],
     *,
     split: str,
-    partition: str | None = None,
     speed: bool = False,
     buckets: Mapping[str, int] | None = None,
 ) -> NewFile:
@@ -100,7 +99,6 @@ def write_file(
         split=split,
         row_group_rows=tuple(rows),
         sha256=sink.digest.hexdigest(),
-        partition=partition,
     )
     return NewFile(record, Profile.joined(profiles))
 

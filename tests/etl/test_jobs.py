@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.schema import Field as DeltaField
+from deltalake.schema import PrimitiveType
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import in_training
@@ -23,12 +25,9 @@ from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
-from sluice.etl.table.job_record import NO_PARTITION
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import Order
 from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run, words_of
 from tests.etl.tables import column, columns_of, write_rows, write_spec
 from tests.raises import assert_names, raises
@@ -280,55 +279,19 @@ split = {all = 1.0}
         assert not liked or all(r["item"] != liked[0]["item"] for r in rows if not r["click"])
 
 
-def test_files_lie_in_folders_by_a_columns_value(raw, tmp_path, monkeypatch):
-    """As any Delta reader, ours and the loader's see it."""
-    text = (
-        HEAD
-        + KEPT
-        + """
-[[column]]
-name = "price"
-role = "dense"
-ops = [{op = "fill", value = 0}]
-[table]
-partition = "item"
-split = {a = 0.5, b = 0.5}
-file_rows = 20
-"""
-    )
-    odd = pa.table({n: raw[1][n] for n in COLUMNS}).slice(0, 300)
-    names = ["2026-11-20 08:00/é%25=x", "", None, "plain"]
-    odd = odd.set_column(2, "item", pa.array([names[i % 4] for i in range(300)], pa.string()))
-    write_rows(tmp_path / "rows.parquet", odd)
-    out = tmp_path / "t"
-    for mode in ("create", "append"):
-        run(None, out, tmp_path / "rows.parquet", text=text, mode=mode)
-    table = FeatureTable.open(out)
-    assert table.check() == []
-    assert table.rows == 600
-    assert not {"split", "partition"} & {f.name for f in table.fields}
-    files = [f for r in table.records.values() for f in r.files]
-    assert {f.partition for f in files} == {names[0], NO_PARTITION, "plain"}
-    assert all(f.rows <= 40 for f in files)
-    assert (
-        sum(f.rows for f in files if f.partition == NO_PARTITION) == 300
-    )  # what is missing, and the empty text
-    whole = DeltaTable(out).to_pyarrow_table(filters=[("partition", "=", names[0])])
-    assert whole["user"].to_pylist().count(None) == 0
-    assert len(whole) == 150
-    with BatchLoader(table, split="a", batch_size=64, order=Order(last="pad")) as loader:
-        assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
-    monkeypatch.setattr("sluice.etl.jobs.job_run.MAX_PAIRS", 8)
-    with raises(InputError, "column 'user'", "120 partitions", 8, "table.partition"):
-        run(
-            None,
-            tmp_path / "many",
-            raw[0],
-            text=text.replace('partition = "item"', 'partition = "user"'),
-        )
+def test_a_table_with_partitions_of_release_0_2_is_read_and_not_continued(raw, tmp_path):
+    out, text = tmp_path / "t", HEAD + KEPT + COUNTED
+    run(None, out, raw[0], text=text)
+    (record,) = (out / "_sluice" / "jobs").glob("*.json")
+    about = json.loads(record.read_text())
+    for file in about["files"]:
+        file["partition"] = "plain"
+    record.write_text(json.dumps(about))
+    DeltaTable(out).alter.add_columns([DeltaField("partition", PrimitiveType("string"))])
+    assert FeatureTable.open(out).check() == []
     for mode in ("append", "overwrite"):
         with raises(CommitError, out, "partitions", "--output"):
-            run(None, out, raw[0], text=text.replace('partition = "item"\n', ""), mode=mode)
+            run(None, out, raw[0], text=text, mode=mode)
 
 
 def write(path, *items):

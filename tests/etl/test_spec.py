@@ -64,6 +64,13 @@ def test_a_mistake_is_named_by_its_path(old, new, facts):
         Spec.parse(GOOD.replace(old, new), "my.toml")
 
 
+def test_a_key_that_left_is_named_in_a_users_spec_and_read_in_a_tables():
+    text = GOOD.replace("seed = 3", 'seed = 3\npartition = "C1"')
+    assert Spec.parse(text).table == Spec.parse(GOOD).table
+    with raises(SpecError, "my.toml", "table.partition", "order"):
+        Spec.own(text, "my.toml")
+
+
 @pytest.mark.parametrize(
     ("op", "facts"),
     [

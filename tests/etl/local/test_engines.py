@@ -129,7 +129,7 @@ ODD = write_spec(
 )
 WAYS = {
     "order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
-    "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
+    "together": 'together = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
     'op = "present"',
     "drawn": 'key = ["since"]\nsplit_by = ["word"]\n[negatives]\ncolumn = "word"\neach = 2',
 }
