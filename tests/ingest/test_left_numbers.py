@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROWS = 1000
 CHAINS = {
-    "one": '{op = "fill"}, {op = "scale", by = 1e-79, online = true}',
+    "one": '{op = "fill"}, {op = "scale", by = 1e-20, online = true}',
     "two": '{op = "fill", online = true}, {op = "scale", by = 1e-20, online = true}',
 }
 
@@ -46,7 +46,7 @@ def table(folder: Path, chain: str):
     return clicks_table.write(folder / "t", RAW, text=text_of(chain))
 
 
-@pytest.mark.parametrize(("where", "value"), [("one", "1e+99"), ("two", "1e+40")])
+@pytest.mark.parametrize(("where", "value"), [("one", "1e+40"), ("two", "1e+40")])
 def test_it_is_an_error_that_names_column_and_value(tmp_path, where, value):
     made = table(tmp_path, CHAINS[where])
     with (
