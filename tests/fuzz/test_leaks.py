@@ -42,4 +42,4 @@ def test_a_target_encoding_without_folds_is_found(tmp_path_factory, monkeypatch)
 
 def test_folds_that_are_drawn_anew_over_kept_sums_are_found(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(Spec, "learned_from_labels", frozenset())
-    assert any("own label" in one for one in first_found(tmp_path_factory, 30))
+    assert any("own label" in one for one in first_found(tmp_path_factory, 105))
