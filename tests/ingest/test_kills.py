@@ -15,7 +15,9 @@ def test_the_kernel_kills_no_run_that_the_governor_watches_and_some_that_nobody_
     done = run_program(
         "benchmarks/kills.py",
         "--runs",
-        "3",
+        "2",
+        "--seconds",
+        "5",
         "--output",
         tmp_path / "kills.jsonl",
         check=True,
@@ -23,5 +25,5 @@ def test_the_kernel_kills_no_run_that_the_governor_watches_and_some_that_nobody_
     governed, free = map(json.loads, done.stdout.splitlines())
     if "skipped" in governed:
         pytest.skip(governed["skipped"])
-    assert (governed["well"], governed["killed"], governed["failed"]) == (3, 0, 0), done.stderr
+    assert (governed["well"], governed["killed"], governed["failed"]) == (2, 0, 0), done.stderr
     assert free["killed"] > 0, "the task is one that needs a governor"
