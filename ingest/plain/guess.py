@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.suggest import meant
-from sluice.etl.ops.chain import step
+from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.input_values import is_text
 from sluice.ingest.plain.column_kind import (
@@ -233,9 +233,7 @@ def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.fl
     if facts.sampled is None:
         return np.zeros(0)
     _, made = label_of(label, {name: str(facts.type)})
-    values = facts.sampled
-    for op in made:
-        values = step(op, values, None, {})
+    values = make_labels(made, facts.sampled)
     found = values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
     return found if np.isin(found[~np.isnan(found)], (0, 1)).all() else np.full(len(found), np.nan)
 

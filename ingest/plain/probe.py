@@ -148,11 +148,8 @@ def rows_of_elements(values: pa.Array) -> Sequence[int]:
 
 def _spread(items: list[Any], most: int) -> list[Any]:
     """At most `most` items, evenly spread, with the first and the last."""
-    if len(items) <= most:
-        return items
-    if most == 1:
-        return items[:1]
-    return [items[round(n * (len(items) - 1) / (most - 1))] for n in range(most)]
+    places = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
+    return [items[place] for place in places]
 
 
 def _add_statistics(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -37,25 +36,17 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     options = parse(
         DoctorOptions, argv, "sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION
     )
-    from sluice.ingest.machine import Machine
     from sluice.tools import doctor_checks as checks
 
-    machine = Machine()
     findings = [
         *checks.check_versions(),
         *checks.check_training(),
-        *checks.check_machine(machine),
+        *checks.check_machine(),
         *checks.check_workers(),
         *checks.check_orphans(options.clean),
         *(checks.check_table(options.table, options.code) if options.table else ()),
     ]
     result: dict[str, Any] = {
-        "machine": {
-            "system": platform.platform(),
-            "processor": machine.model(),
-            "cores": machine.cores(),
-        },
-        "limits": {"memory": machine.memory_limit(), "memory_used": machine.memory_used()},
         "problems": [
             f"{one.what}: {one.value}" + (f" ({one.advice})" if one.advice else "")
             for one in findings

@@ -85,7 +85,9 @@ def check_training() -> Iterator[Finding]:
         yield Finding("training", "torchrec can be imported")
 
 
-def check_machine(machine: Machine) -> Iterator[Finding]:
+def check_machine() -> Iterator[Finding]:
+    machine = Machine()
+    yield Finding("machine", f"{machine.model()}, {platform.platform()}")
     cores, host = machine.cores(), os.cpu_count() or 1
     yield Finding(
         "cores",

@@ -11,12 +11,12 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
-from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.input_values import converted, is_text
@@ -190,8 +190,8 @@ def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> I
     for name, proposal in found.items() if sample is None or sample.is_complete else ():
         if bounds := _time_bounds(proposal):
             first, second = (
-                f"{datetime.datetime.fromtimestamp(_seconds(at, proposal), datetime.UTC):%Y-%m-%d %H:%M}"
-                for at in bounds[1:]
+                f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}"
+                for at in _seconds(pa.array(bounds[1:]), proposal)
             )
             yield f"# The training split is the past. Validation begins at {first} UTC, test at {second} UTC."
             yield "# Rows of later days go to test. To train on them, raise both bounds."
@@ -233,33 +233,30 @@ def _time_bounds(proposal: Proposal) -> tuple[int, int, int] | None:
     ):
         return None
     facts = proposal.facts
-    ends, _ = converted(pa.array([facts.low, facts.high], facts.type), "float")
-    low, high = ends.to_pylist()
-    times, _ = converted(facts.sampled, "float")
-    times = times.to_numpy()
-    middle = len(times) // 2
-    if len(times) and times[:middle].max(initial=low) > times[middle:].min(initial=high):
+    ends = pa.array([facts.low, facts.high], facts.type)
+    low, high = converted(ends, "float")[0].to_pylist()
+    (start, end), times = _seconds(ends, proposal), _seconds(facts.sampled, proposal)
+    first, second = np.array_split(times, 2)
+    if first.max(initial=start) > second.min(initial=end):
         # The rows are not in the order of time, so the sample has times from the whole range.
-        bounds = [int(at) for at in np.quantile(times, [0.8, 0.9])]
+        moments = np.quantile(times, [0.8, 0.9])
     else:
-        start, end = (_seconds(at, proposal) for at in (low, high))
-        moments = [start + (end - start) * share for share in (0.8, 0.9)]
-        bounds = [
-            int(f"{datetime.datetime.fromtimestamp(at, datetime.UTC):{proposal.formats[0]}}")
-            if proposal.formats
-            else int(at * proposal.unit)
-            for at in moments
-        ]
+        moments = start + (end - start) * np.array([0.8, 0.9])
+    bounds = [
+        int(f"{datetime.datetime.fromtimestamp(at, datetime.UTC):{proposal.formats[0]}}")
+        if proposal.formats
+        else int(at * proposal.unit)
+        for at in moments
+    ]
     return (min(0, int(low)), bounds[0], bounds[1]) if low < bounds[0] < bounds[1] <= high else None
 
 
-def _seconds(number: float, proposal: Proposal) -> float:
-    """Returns the seconds since 1970 for a number of a column."""
-    if not proposal.formats:
-        return number / proposal.unit
-    return float(
-        ParseTime(format=proposal.formats).apply(pa.array([str(int(number))]), None)[0].as_py()
-    )
+def _seconds(values: pa.Array, proposal: Proposal) -> npt.NDArray[np.float64]:
+    """Returns the seconds since 1970 for the numbers or times of a column."""
+    if proposal.formats:
+        values = ParseTime(format=proposal.formats).apply(values.cast(pa.string()), None)
+    seconds, _ = converted(values, "float")
+    return np.asarray(seconds) / proposal.unit
 
 
 def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
@@ -321,11 +318,8 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
     if proposal.role == "label":
         _, made = label_of(proposal.label, {proposal.name: str(proposal.facts.type)})
         return [
-            f'{{op = "one_hot", values = {json.dumps(op.values)}}}'
-            if isinstance(op, OneHot)
-            else f'{{op = "compare", to = {json.dumps(op.to)}}}'
+            f"{{{', '.join(f'{name} = {_quoted(value)}' for name, value in op.described.items())}}}"
             for op in made
-            if isinstance(op, (OneHot, Compare))
         ]
     return [f'{{op = "hash", size = {proposal.size}}}']
 
