@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class EngineError(UsageError):
-    """An engine that cannot do the job. The message says why, and gives the right command."""
-
-
 def choose(
     asked: str | None,
     spec: Spec,
@@ -34,10 +30,11 @@ def choose(
     environment: Mapping[str, str] = os.environ,
 ) -> str:
     """Returns the engine for a job that was started with these `arguments`: the `asked` one, or Spark in spark-submit.
-    Otherwise it is local, unless the spec needs Spark. Reports an engine that was not asked for."""
+    Otherwise it is local, unless the spec needs Spark. Reports an engine that was not asked for.
+    Raises a UsageError with the right command if the asked one cannot do the job."""
     submitted = "PYSPARK_GATEWAY_PORT" in environment
     if asked == "local" and submitted:
-        raise EngineError(
+        raise UsageError(
             "--engine local: spark-submit has started Spark already; run: sluice etl "
             f"{shlex.join(arguments)}"
         )
@@ -45,7 +42,7 @@ def choose(
     if asked == "local" and why is not None:
         place = os.path.relpath(Path(__file__).resolve().parent.parent)
         others = re.sub("(^|\0)--engine(=|\0)local", "", "\0".join(arguments)).strip("\0")
-        raise EngineError(
+        raise UsageError(
             f"--engine local: {why}; run: spark-submit --properties-file "
             f"{os.path.join(place, 'spark-defaults.conf')} {os.path.join(place, 'etl/job.py')} "
             f"{shlex.join(others.split(chr(0)))}"

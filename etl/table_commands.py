@@ -71,18 +71,14 @@ class TableChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowRequest(TableChoice):
-    """Shows a table's versions, splits and columns."""
-
-    json: bool = setting(
-        False, "also print the JSON object on a terminal (a pipe or a file always gets it)"
-    )
+    """Shows a table's versions, splits and columns. A pipe or a file gets a JSON object as the last line."""
 
     def answer(self, _say: Say) -> dict[str, Any] | None:
         from sluice.etl.show import describe_table
 
         table = self.open()
         print(describe_table(table))
-        if sys.stdout.isatty() and not self.json:
+        if sys.stdout.isatty():
             return None
         fields = [
             {"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality}

@@ -24,10 +24,6 @@ _DENIED = re.compile(r"ACCESS_DENIED|HTTP status 403|Forbidden", re.IGNORECASE)
 _FOLDER, _FILE = pafs.FileType.Directory, pafs.FileType.File
 
 
-class SameFile(InputError):
-    """A file that is named twice."""
-
-
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """A file of the input, with its file system."""
@@ -49,7 +45,7 @@ class InputFile:
 
 def files_of(paths: Iterable[str]) -> list[InputFile]:
     """Returns the files that these paths name, sorted by name. Names that begin with _ or . are left out, as in Spark.
-    Raises a SameFile if two paths name the same file. Raises a ForeignTableError if a file is in a table's folder."""
+    Raises an InputError if two paths name the same file, and a ForeignTableError if a file is in a table's folder."""
     found: list[InputFile] = []
     for path in paths:
         try:
@@ -76,7 +72,7 @@ def files_of(paths: Iterable[str]) -> list[InputFile]:
             raise InputError(f"{path}: cannot be read ({error})") from None
     found.sort(key=lambda file: file.name)
     if again := next((one.name for one, other in pairwise(found) if one.name == other.name), None):
-        raise SameFile(
+        raise InputError(
             f"{again}: is meant twice, so that each of its rows would be read twice; name it, or a folder "
             "or glob with it, once"
         )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.jobs.engine import clearly as clearly_here
 
 # For each known error, a pattern of Java's message, and what to do.
 _KNOWN = (
@@ -33,20 +34,15 @@ _OURS = re.compile(r"^sluice\.[\w.]+: ")
 
 @contextlib.contextmanager
 def clearly() -> Iterator[None]:
-    """Turns the errors of Spark and of disks into a `JobFailure`."""
+    """Turns the errors of Spark, and of this machine, into a `JobFailure`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
-        yield
+        with clearly_here():
+            yield
     except (PySparkException, Py4JError) as error:
         raise JobFailure(find_cause(str(error))) from error
-    except OSError as error:
-        raise JobFailure(
-            f"{error.filename}: {find_cause(str(error))}"
-            if error.filename
-            else find_cause(str(error))
-        ) from error
 
 
 def find_cause(text: str) -> str:

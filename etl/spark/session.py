@@ -65,11 +65,6 @@ def number_tasks(
     return lambda: sent.value, spark.range(0, len(tasks), 1, max(1, len(tasks)))
 
 
-def frame_bytes(frame: DataFrame) -> int:
-    """Returns Spark's estimate of a frame's size."""
-    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-
-
 def open_session(name: str) -> SparkSession:
     """Opens a session with the options of spark-submit, and our defaults for the others. In local mode it listens on
     127.0.0.1 only, and requires a secret."""

@@ -16,7 +16,7 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.row_groups import RowGroups, check_columns
 from sluice.etl.spark.columns import SPARK_TYPES, quoted
-from sluice.etl.spark.session import frame_bytes, number_tasks
+from sluice.etl.spark.session import number_tasks
 from sluice.etl.spec.input_section import WITH_COLUMNS, Input
 from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.row_rules import Join
@@ -59,7 +59,8 @@ class SideTable:
             else:
                 self._frame = self._read_frame()
                 schemas = {join.path: to_arrow_schema(self._frame.schema)}
-                self.bytes = frame_bytes(self._frame)
+                plan = self._frame._jdf.queryExecution().optimizedPlan()
+                self.bytes = int(str(plan.stats().sizeInBytes()))  # Spark's estimate
         except (InputError, OSError) as error:
             raise SpecError(f"{self._named}: cannot be read ({error})") from None
         for wanted in ({key: self._wanted[key]} for key in self._wanted):

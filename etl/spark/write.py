@@ -26,7 +26,7 @@ from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.jobs.engine import Written
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput, collect_cells
-from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
+from sluice.etl.spark.workers.cells import read_stream, slices, write_cell
 from sluice.etl.spark.workers.last_features import load_features
 from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, selected_rows
 from sluice.etl.table.data_files import folder_of
@@ -139,7 +139,7 @@ def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files
 
 
 def _cell(file: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-    cell = one_value(write_stream([rows], rows.schema, COMPRESSED))
+    cell = write_cell([rows], rows.schema, COMPRESSED)
     return pa.record_batch([pa.array([file], pa.int32()), cell], ["file", "cell"])
 
 

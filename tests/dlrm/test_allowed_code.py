@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys, tmp_path):
     table, trained = hostile / "table", hostile / "run"
     etl_main = __main__.main
-    assert ended(etl_main, "show", table, "--json") == 0
+    assert ended(etl_main, "show", table) == 0
     assert ended(etl_main, "check", table) == 0
     short = ["--batch-size", "64", "--seconds", "0.05"]
     assert ended(ingest_main, "bench", table, *short, "--run", tmp_path / "bench") == 0

@@ -35,16 +35,7 @@ class StandaloneCluster:
 
     def __enter__(self) -> StandaloneCluster:
         try:
-            self._start(
-                "master.Master",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(self._port),
-                "--webui-port",
-                "0",
-                until="ALIVE",
-            )
+            self._start("master.Master", "--port", str(self._port), until="ALIVE")
         except BaseException:
             self.close()
             raise
@@ -55,15 +46,7 @@ class StandaloneCluster:
         folder = self.place / f"worker-{len(self._started)}"
         return self._start(
             "worker.Worker",
-            "--host",
-            "127.0.0.1",
-            "--webui-port",
-            "0",
-            "--cores",
-            str(cores),
-            "--memory",
-            memory,
-            "--work-dir",
+            *f"--cores {cores} --memory {memory} --work-dir".split(),
             str(folder),
             self.url,
             until="Successfully registered",
@@ -89,6 +72,7 @@ class StandaloneCluster:
                     _ENDED,
                     self._home / "bin/spark-class",
                     f"org.apache.spark.deploy.{name}",
+                    *["--host", "127.0.0.1", "--webui-port", "0"],
                     *words,
                 ],
                 env=env,

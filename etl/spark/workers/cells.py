@@ -12,30 +12,25 @@ CELL_BYTES = 4 << 20
 READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-def write_stream(
+def write_cell(
     batches: Sequence[pa.RecordBatch],
     schema: pa.Schema,
     options: pa.ipc.IpcWriteOptions | None = None,
-) -> pa.Buffer:
-    """Returns batches as the content of a cell."""
+) -> pa.Array:
+    """Returns an array of one value, the cell with these batches. Does not copy the cell."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as stream:
         for batch in batches:
             stream.write_batch(batch)
-    return sink.getvalue()
+    cell = sink.getvalue()
+    ends = pa.py_buffer(np.array([0, cell.size], np.int32))
+    return pa.Array.from_buffers(pa.binary(), 1, [None, ends, cell])
 
 
 def read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
     """Yields the batches of a cell."""
     # `as_py` copies the bytes. A cell may begin at any byte of its batch, and numbers must be aligned.
     yield from pa.ipc.open_stream(cell.as_py(), options=READ)
-
-
-def one_value(cell: pa.Buffer) -> pa.Array:
-    """Returns an array with this one value. Does not copy it."""
-    return pa.Array.from_buffers(
-        pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell]
-    )
 
 
 def slices(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

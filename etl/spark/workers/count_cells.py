@@ -13,7 +13,7 @@ from sluice.etl.apply.counts import COUNTS, kept_sums, sum_by_value
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.spark.workers.cells import one_value, read_stream, slices, write_stream
+from sluice.etl.spark.workers.cells import read_stream, slices, write_cell
 
 _ROWS_BEFORE_SUM = 1 << 19
 
@@ -29,7 +29,7 @@ def count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
     # The rows of a part stay in the order of their keys.
     for number, rows in split_by_number(whole, part, parts):
         for few in slices(rows):
-            cell = one_value(write_stream([few], rows.schema, COMPRESSED))
+            cell = write_cell([few], rows.schema, COMPRESSED)
             yield pa.record_batch([pa.array([number], pa.int32()), cell], ["part", "counts"])
 
 
@@ -54,7 +54,7 @@ def sum_cells(least: Mapping[int, int], batches: Batches) -> Batches:
     for key in sorted(tables):
         for rows in kept_sums(key, tables.pop(key), least.get(key, 1)).to_batches():
             for few in slices(rows):
-                cell = one_value(write_stream([few], COUNTS, COMPRESSED))
+                cell = write_cell([few], COUNTS, COMPRESSED)
                 yield pa.record_batch(
                     [pa.array([key], pa.int32()), pa.array([few.num_rows], pa.int64()), cell],
                     ["key", "sums", "counts"],

@@ -44,7 +44,7 @@ from sluice.etl.apply.rejected import (
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
 from sluice.etl.read.input_files import Part, pieces_of_task
-from sluice.etl.spark.workers.cells import READ, one_value, slices, write_stream
+from sluice.etl.spark.workers.cells import READ, slices, write_cell
 from sluice.etl.spark.workers.count_cells import count_cells
 from sluice.etl.spark.workers.row_file import RowFile
 from sluice.etl.spec.row_split import TIES, Keys, ties
@@ -159,7 +159,7 @@ def reject_related(spec: Spec, batches: Batches) -> Batches:
         rows = with_dots(batch)
         rejected = describe(NOWHERE, None, rows, parser.parse(rows).rejected)
         if rejected.num_rows:
-            cell = one_value(write_stream([rejected], REJECTS))
+            cell = write_cell([rejected], REJECTS)
             yield pa.record_batch([cell], ["rejects"])
 
 
@@ -226,7 +226,7 @@ def _parse_rows(parsed_rows: ParsedRows, file: RowFile, task: int) -> Batches:
         parsed, rejects = parser.parse(part, batch)
         rows = parsed_rows.stored(parsed)
         if rejects.num_rows:
-            yield _result(rejects=one_value(write_stream([rejects], REJECTS)))
+            yield _result(rejects=write_cell([rejects], REJECTS))
         file.write(rows)
         if spec.rows.relational:
             counted += counts_of_parsed(spec, parsed)
@@ -240,7 +240,7 @@ def _parse_rows(parsed_rows: ParsedRows, file: RowFile, task: int) -> Batches:
     if to_count:
         counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
     yield from _count_cells(counted, parsed_rows.count_parts)
-    yield _result(rejects=one_value(write_stream(list(parser.lines()), REJECTS)))
+    yield _result(rejects=write_cell(list(parser.lines()), REJECTS))
 
 
 def _count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:

@@ -21,9 +21,9 @@ import tests.etl.test_bad_input as bad_input
 import tests.etl.test_build as build
 import tests.etl.test_log_as_it_comes as log
 from benchmarks.small_table import small_table
-from sluice.common.errors import InputError
+from sluice.common.errors import InputError, UsageError
 from sluice.etl.apply.row_store import RowStore, split_by_number
-from sluice.etl.engines import EngineError, choose
+from sluice.etl.engines import choose
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import run_job
 from sluice.etl.jobs.progress import JobProgress
@@ -297,11 +297,11 @@ def test_what_is_not_asked_for_is_chosen_and_said(repo):
     assert choose("local", plain, words, said.append, {}) == "local"
     assert len(said) == 2
     with pytest.raises(
-        EngineError,
+        UsageError,
         match=r"\[dedup\].*; run: spark-submit .*/job\.py --spec s\.toml --input 'a b'$",
     ):
         choose("local", related, words, said.append, {})
-    with pytest.raises(EngineError, match="run: sluice etl --spec"):
+    with pytest.raises(UsageError, match="run: sluice etl --spec"):
         choose("local", plain, words, said.append, {"PYSPARK_GATEWAY_PORT": "1"})
 
 
