@@ -97,7 +97,6 @@ def compared(args: argparse.Namespace, results: Results, here: Ranks) -> list[di
                 "dense lr": rates[1],
                 "dense parameters": runs[0]["parameters"],
                 "table parameters": runs[0]["table_bytes"] // 4,
-                "flops": runs[0]["flops"],
                 "samples/s": round(statistics.median(run["samples_per_s"] for run in runs)),
                 "core µs a sample": round(
                     statistics.median(run["core_us_per_sample"] for run in runs), 1

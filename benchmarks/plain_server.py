@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
+from sluice.dlrm.serving.scorer import Answer, Scorer
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.telemetry.silence_warnings import quiet
 
@@ -34,7 +34,7 @@ def main(run: str) -> None:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            (answer,) = scorer.answer([PredictRequest(self.headers["content-type"], body)])
+            (answer,) = scorer.answer([body])
             good = isinstance(answer, Answer)
             content = json.dumps(
                 answer.to_dict() if isinstance(answer, Answer) else {"error": str(answer)}

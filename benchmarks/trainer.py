@@ -82,7 +82,6 @@ def learned(
             len(loader.dense_names),
             now.placement,
             here,
-            steps_per_epoch=len(loader),
         )
         began, worked, rows = time.perf_counter(), time.process_time(), 0
         for number, batch in enumerate(loader):
@@ -99,14 +98,13 @@ def learned(
         "samples_per_s": rows / seconds,
         "core_us_per_sample": core_s / rows * 1e6,
         "table_bytes": sum(t.bytes for t in now.layout.tables),
-        "parameters": now.count.parameters,
+        "parameters": now.parameters,
         "weight_bytes": sum(
             shard.tensor.nbytes
             for w in parts.model.state_dict().values()
             if hasattr(w, "local_shards")
             for shard in w.local_shards()
         ),
-        "flops": now.count.flops,
     }
 
 

@@ -1,4 +1,4 @@
-"""Evaluates a run's newest checkpoint over a whole split of a feature table: exact AUC, NE, logloss, calibration.
+"""Evaluates a run's newest checkpoint over a whole split of a feature table: AUC, NE, logloss, calibration.
 
     sluice evaluate --run-dir DIR --data TABLE
     torchrun --nproc-per-node=2 -m sluice.dlrm.evaluate --run-dir DIR --data TABLE
@@ -43,9 +43,6 @@ class EvaluationRequest:
     )
     split: str = setting("test", "split of the table", metavar="NAME")
     batch_size: int = setting(16384, "rows of a global batch", least=1)
-    slices: tuple[str, ...] = setting(
-        (), "figures also for the most frequent ids of these columns", metavar="COLUMN,…"
-    )
     split_moved: str = setting(
         "refuse",
         "what to do if the split holds rows that the run has trained on",
@@ -86,7 +83,6 @@ class EvaluationRequest:
             ranks=int(os.environ.get("WORLD_SIZE", "1")),
             batch_size=self.batch_size,
             sharding="auto",
-            slices=self.slices,
         )
         findings = self._evaluate(config, table, path)
         if findings is None:
@@ -100,10 +96,6 @@ class EvaluationRequest:
             "step": meta.step,
             "version": table.version,
             "checkpoint": str(path),
-            "slices": {
-                name: {i: q.to_dict() for i, q in ids.items()}
-                for name, ids in findings.slices.items()
-            },
         }
 
     def _evaluate(self, config: Config, table: FeatureTable, checkpoint: Path) -> Findings | None:
@@ -129,8 +121,8 @@ class EvaluationRequest:
                 config, planned.layout, len(batches.dense_names), planned.placement, members
             )
             Checkpoint(checkpoint).load(parts, members, optimisers=False)
-            checker = BatchChecker.of(planned.layout, batches, self.split, config.missing)
-            findings = evaluate(parts, batches, checker, members, slices=config.slices)
+            checker = BatchChecker.of(planned.layout, batches, self.split)
+            findings = evaluate(parts, batches, checker, members)
             return findings if members.first else None
 
 

@@ -43,27 +43,35 @@ MODELS = {
 OPTIMISERS = ("adam", "adagrad", "sgd")
 SHARDING_KINDS = ("row", "table", "column")
 """How a table can lie on the ranks: `auto` chooses one of these for each, and one may be asked for all of them."""
-ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank"}
-"""Kinds that only a FILE can ask for, with what each of them does."""
-_KINDS_HELP = ", ".join(
-    [*SHARDING_KINDS, *(f"{kind} ({what})" for kind, what in ASKED_SHARDING_KINDS.items())]
-)
+COPIED = "data"
+"""The kind of a table that has a copy on each rank. Only a FILE can ask for it."""
 SHARDINGS = ("auto", *SHARDING_KINDS)
 MOST_ROWS = 2**32 - 1
 """The rows of the largest table: ids are words of 32 bits in the loader."""
 TABLE_DTYPES = ("fp32", "fp16", "bf16")
 SERVED_DTYPES = ("fp32", "fp16", "int8")
 WIRES = ("fp32", "fp16")
-MISSING = ("refuse", "mask")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
-_REFUSED = ("predicate", "rowgroup_selector", "sample", "transform_spec")
-"""Settings of earlier versions that decided which rows and columns a run had."""
-_REMOVED = (
-    *("auxiliary", "cache", "cache_limit", "live", "mllog", "packed", "packed_folder"),
-    *("rowgroup_cache", *_REFUSED),
+_DROPPED = (
+    "auxiliary",
+    "cache",
+    "cache_limit",
+    "follow_wait",
+    "live",
+    "mllog",
+    "packed",
+    "packed_folder",
+    "profile",
+    "rowgroup_cache",
+    "slices",
 )
-"""Settings that recorded runs of earlier versions have."""
+"""Settings of earlier versions that decided neither the rows nor the model."""
+_REFUSED = {
+    **{"bags": {}, "cross_experts": 1, "missing": "refuse", "table_width": 0},
+    **dict.fromkeys(("predicate", "rowgroup_selector", "sample", "transform_spec"), ""),
+}
+"""Settings of earlier versions that did, with the value that changed nothing."""
 
 
 class ConfigError(UsageError):
@@ -106,13 +114,6 @@ class ModelConfig:
     title = "model"
     kind: str = setting("dlrm", "which tower", flags=("--model",), choices=tuple(MODELS))
     width: int = setting(16, "width of every embedding, and of the dense tower's output", least=1)
-    table_width: int = setting(
-        0,
-        "width of the tables, a part of --width: vectors are held, sent and updated so narrow, and "
-        "repeated to the full width for the tower (default: the full width)",
-        metavar="N",
-        least=0,
-    )
     dense_layers: tuple[int, ...] = setting(
         (128, 64),
         "hidden layers for the dense features in dlrm and dcn; a last one of --width is added",
@@ -131,18 +132,9 @@ class ModelConfig:
         "bits, rounded by chance, so that small ones count",
         choices=TABLE_DTYPES,
     )
-    bags: dict[str, str] = setting(
-        {},
-        "how a bag's ids are weighed: sum, mean, sqrt (by the root of their number) or "
-        "decay:RATE (the last one most) (default: sum)",
-        metavar="COLUMN=KIND,…",
-    )
     cross_layers: int = setting(3, "number of cross layers in dcn", metavar="N", least=1)
     cross_rank: int = setting(
         0, "rank of a cross layer's matrix (default: full)", metavar="N", least=0
-    )
-    cross_experts: int = setting(
-        1, "number of low-rank experts in a cross layer; 1: no gates", metavar="N", least=1
     )
     cin_layers: tuple[int, ...] = setting(
         (16, 16), "maps in each layer of xdeepfm's interactions", metavar="N,N", least=1
@@ -171,25 +163,13 @@ class ModelConfig:
         "precision of the dense layers' products; weights and the loss stay float32",
         choices=("fp32", "bf16"),
     )
-    compress: dict[str, str] = setting(
-        {},
-        "smaller tables: modulo:ROWS, or spread (as large, its use even over its rows)",
-        metavar="COLUMN=KIND,…",
-    )
+    spread: tuple[str, ...] = ()
+    """The columns whose tables are stored in another order, so that all ranks are used (`spread_out`)."""
 
     def __post_init__(self) -> None:
         check(self, ConfigError)
         if (events := self.events) and not self.target:
             object.__setattr__(self, "target", events.columns[0])
-        if self.table_width and (self.width % self.table_width or self.history):
-            raise ConfigError(
-                f"table_width: {self.table_width} cannot be repeated to a width of {self.width}"
-                + (f" in {self.kind}, which reads the tables' own vectors" if self.history else "")
-            )
-        if self.cross_experts > 1 and not self.cross_rank:
-            raise ConfigError(
-                f"cross_experts: {self.cross_experts} experts need a cross_rank above 0"
-            )
 
     @property
     def events(self) -> History | None:
@@ -226,7 +206,7 @@ class OptimConfig:
     lr: float = setting(0.05, "learning rate of the embedding tables", above=0)
     schedule: str = setting(
         "constant",
-        "how that rate changes: constant, or any of warmup=,decay_start=,decay=,power=,floor=,by=step|epoch",
+        "how that rate changes: constant, or any of warmup=,decay_start=,decay=,power=,floor=, in steps",
     )
     dense_optimiser: str = setting("adam", "what updates the dense layers", choices=OPTIMISERS)
     dense_lr: float = setting(
@@ -279,9 +259,6 @@ class DataSettings:
         bare="epochs",
         choices=("", "epochs", "parts"),
     )
-    follow_wait: float = setting(
-        0.0, "with `parts`: how long to wait for another one at the end", metavar="SECONDS", least=0
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,12 +299,6 @@ class LoopSettings:
         "a batch whose loss is no number: stop, or skip it on all ranks before any weight changes, and count it",
         choices=("stop", "skip"),
     )
-    profile: int = setting(
-        0,
-        "write a trace of so many steps (from the tenth) into DIR (default: none)",
-        metavar="STEPS",
-        least=0,
-    )
     metrics_port: str = setting(
         "",
         "serve figures for Prometheus, on this machine alone unless HOST says otherwise; a "
@@ -352,8 +323,8 @@ class RankSettings:
     sharding: str = setting(
         "auto",
         "how tables are spread over ranks; FILE: "
-        f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {_KINDS_HELP}; kernels on "
-        "GPUs: fused, uvm (in the host's memory), uvm_caching",
+        f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {', '.join(SHARDING_KINDS)}, data (a copy on each "
+        "rank); kernels on GPUs: fused, uvm (in the host's memory), uvm_caching",
         metavar="|".join([*SHARDINGS, "FILE"]),
     )
     wire: str = setting(
@@ -374,9 +345,6 @@ class EvaluationSettings:
     )
     stop_auc: float | None = setting(
         None, "end once the validation split reaches it", metavar="AUC"
-    )
-    slices: tuple[str, ...] = setting(
-        (), "AUC also for the most frequent ids of these", metavar="COLUMN,…"
     )
     stuck_after: int = setting(
         500,
@@ -399,11 +367,6 @@ class InputSettings(KnobOptions, TransformOptions):
         "what one rank's loader may use, for instance 2GiB (default: what the machine and its control groups leave)",
         metavar="BYTES",
         parse=parse_bytes,
-    )
-    missing: str = setting(
-        "refuse",
-        "dense features that are no finite numbers: an error, or counted and 0",
-        choices=MISSING,
     )
     reader: str = setting(
         "auto", "who decodes; auto: petastorm where it is installed", choices=(AUTO, *READERS)
@@ -488,17 +451,16 @@ class Config(
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""
-        for name in _REFUSED:
-            if values.get(name):
-                raise ConfigError(
-                    f"the run was trained with --{name.replace('_', '-')} {values[name]}, which left in 0.3: go on "
-                    "with Sluice 0.2, or train anew (docs/from-0.2.md)"
-                )
         try:
+            compress: dict[str, str] = values["model"].get("compress", {})
+            for name, kind in compress.items():
+                if kind not in ("full", "spread"):
+                    raise _refused("compress", f"{name}={kind}")
+            spread = [name for name, kind in compress.items() if kind == "spread"]
             return cls(
                 **{
                     **_without_removed(values),
-                    "model": ModelConfig(**_without_removed(values["model"])),
+                    "model": ModelConfig(**_without_removed({"spread": spread, **values["model"]})),
                     "optim": OptimConfig(**values["optim"]),
                     "conditions": RunOptions(**_without_removed(values["conditions"])),
                 }
@@ -511,28 +473,36 @@ class Config(
 
 def _without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recorded run's settings without those that only earlier versions had. JSON has lists for tuples."""
+    for name, neutral in _REFUSED.items():
+        if settings.get(name) not in (None, neutral):
+            raise _refused(name, settings[name])
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in settings.items()
-        if name not in _REMOVED
+        if name not in (*_DROPPED, *_REFUSED, "compress")
     }
+
+
+def _refused(name: str, value: object) -> ConfigError:
+    return ConfigError(
+        f"the run was trained with --{name.replace('_', '-')} {value}, which left in 0.3: go on with Sluice 0.2, or "
+        "train anew (docs/from-0.2.md)"
+    )
 
 
 def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
-    """Returns the model with `spread` for each large table whose first eighth gets more than a quarter of the lookups.
-    Tables with another setting keep it. The choice is made when a run begins. It stays with the run, because it decides
-    where each row is stored."""
+    """Returns the model that spreads each large table whose first eighth gets more than a quarter of the lookups. The
+    choice is made when a run begins. It stays with the run, because it decides where each row is stored."""
     from sluice.dlrm import lookup_frequencies
 
-    kept = (*model.compress, model.history_column)
-    chosen = {
-        t.name: "spread"
+    spread = tuple(
+        t.name
         for t in tables
         if t.rows >= SPREAD_ROWS
-        and t.name not in kept
+        and t.name != model.history_column
         and lookup_frequencies.share(t.use, t.rows, 0, t.rows // 8) > 0.25
-    }
-    return dataclasses.replace(model, compress={**model.compress, **chosen}) if chosen else model
+    )
+    return dataclasses.replace(model, spread=spread)
 
 
 def profile_of(table: FeatureTable) -> Mapping[str, Mapping[str, Any]]:
@@ -549,9 +519,10 @@ def tables_of(
     used."""
     from sluice.dlrm import lookup_frequencies
 
-    width = model.table_width or model.width
-    if width % 4:
-        raise ConfigError(f"width: {width} is not a multiple of 4, which the fused kernels need")
+    if model.width % 4:
+        raise ConfigError(
+            f"width: {model.width} is not a multiple of 4, which the fused kernels need"
+        )
     found = []
     for f in fields:
         if f.role not in ("sparse", "id_list"):
@@ -566,7 +537,7 @@ def tables_of(
             Table(
                 name=f.name,
                 rows=f.cardinality,
-                width=width,
+                width=model.width,
                 lookups=f.bag[1] if f.bag else 1.0,
                 longest=f.bag[2] if f.bag else 1,
                 use=lookup_frequencies.runs(seen, f.cardinality) if seen else (),
@@ -659,10 +630,6 @@ def resumed(stored: dict[str, Any], given: Given, **known: Any) -> Config:
     before = Config.from_dict(stored)
     # A fault is injected only by a command line that names it.
     given = {"inject": "", **given}
-    # The columns that `spread_out` chose at the start stay spread, unless `compress` now names them.
-    if "compress" in given:
-        chosen = {name: kind for name, kind in before.model.compress.items() if kind == "spread"}
-        given["compress"] = {**chosen, **given["compress"]}
     # A run records an absolute path, because it may be resumed from another folder.
     if "://" not in given.get("data", "://"):
         given["data"] = os.path.abspath(given["data"])

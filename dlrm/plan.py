@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sluice.common.errors import UsageError
@@ -12,13 +13,9 @@ from sluice.common.settings import parse, setting
 from sluice.dlrm.options import (
     SHARDING_KINDS,
     WIRES,
-    ModelConfig,
     Table,
-    profile_of,
-    spread_out,
-    tables_of,
 )
-from sluice.dlrm.sharding.apply import asked, describe
+from sluice.dlrm.sharding.apply import asked, describe, summary
 from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import place
 from sluice.dlrm.sharding.shard_sizes import (
@@ -31,16 +28,11 @@ from sluice.dlrm.sharding.shard_sizes import (
     gb,
     step_traffic,
 )
-from sluice.etl.spec.code_options import CodeOptions
 
 _EXAMPLES = """
 examples:
   sluice plan --rows 1825000000,1825000000 --width 64 --dtype fp16 --machine 8x80GB
   sluice plan --rows 40000000,39060,17295 --lookups 3,2,1 --width 128 --machine 16x40GB
-  sluice plan --data TABLE --machine machine.json --sharding row
-
-A machine's file is a JSON object with ranks and memory_bytes ("80GB"). Other values default to those of an 80 GB A100:
-ranks_per_host, reserve (part of the memory kept for everything that is not a table).
 
 The last line is JSON: fits, weights_bytes, state_bytes, missing_bytes, each_rank, bytes_per_rank, balance, plan. If the
 plan does not fit, the exit code is 2.
@@ -51,10 +43,9 @@ plan does not fit, the exit code is 2.
 class PlanOptions:
     """The tables to place, and the machine."""
 
-    data: str = setting("", "a feature table: its sparse columns are the tables", metavar="TABLE")
-    rows: str = setting("", "rows of each table, instead of --data", metavar="N,…")
+    rows: str = setting(help="rows of each table", metavar="N,…")
     width: str = setting("16", "embedding width of each table, or one for all", metavar="W,…")
-    lookups: str = setting("1", "ids a sample brings to each table, with --rows", metavar="L,…")
+    lookups: str = setting("1", "ids a sample brings to each table", metavar="L,…")
     dtype: str = setting(
         "fp32", "number type of the weights, as sluice train's --table-dtype", choices=tuple(DTYPES)
     )
@@ -63,60 +54,27 @@ class PlanOptions:
         "optimiser whose state is stored with the weights, in float32",
         choices=tuple(STATES),
     )
-    machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")
+    machine: str = setting("8x80GB", "RANKSxMEMORY", metavar="MACHINE")
     sharding: str = setting("auto", "how every table is sharded", choices=("auto", *SHARDING_KINDS))
     batch_size: int = setting(
         65_536, "global batch whose reads and traffic are counted", metavar="B", least=1
     )
-    samples: int = setting(
-        0, "rows of an epoch (default: the table's training rows)", metavar="N", least=0
-    )
+    samples: int = setting(0, "rows of an epoch", metavar="N", least=0)
     streams: int | None = setting(
         None, "streams of the row order, as sluice train's --streams", metavar="S", least=1
     )
     wire: str = setting("fp32", "number type of vectors between ranks", choices=WIRES)
-    code: CodeOptions = field(default_factory=CodeOptions)
-
-    def __post_init__(self) -> None:
-        if bool(self.data) == bool(self.rows):
-            raise UsageError("--data or --rows: give one of them")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanInput:
-    """What a run reads: its tables, and the rows of an epoch."""
-
-    tables: tuple[Table, ...]
-    samples: int = 0
-    sample_bytes: float = 0.0
-    """The bytes of a row in the feature table's files. 0: unknown."""
-
-
-def read_input(args: PlanOptions) -> PlanInput:
-    """Returns the tables to place, and what is known of the rows."""
-    from sluice.etl.table.table import FeatureTable
-
-    if args.data:
-        table = FeatureTable.open(args.data, allow_code=args.code.permission)
-        files = [f for f in table.files if f.split == "train"]
-        rows_stored = sum(f.rows for f in files)
-        model = ModelConfig(width=_numbers("--width", args.width, 1)[0])
-        found = tables_of(table.fields, model, profile_of(table))
-        # Training spreads them, so all rows are used evenly.
-        spread = spread_out(model, found).compress
-        return PlanInput(
-            tables=tuple(replace(t, use=()) if t.name in spread else t for t in found),
-            samples=args.samples or rows_stored,
-            sample_bytes=sum(f.bytes for f in files) / rows_stored if rows_stored else 0.0,
-        )
+def read_tables(args: PlanOptions) -> tuple[Table, ...]:
+    """Returns the tables to place."""
     rows = _numbers("--rows", args.rows, None)
     widths = _numbers("--width", args.width, len(rows))
     lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
-    found = tuple(
+    return tuple(
         Table(name=f"t{i}", rows=r, width=w, lookups=n)
         for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True))
     )
-    return PlanInput(tables=found, samples=args.samples)
 
 
 def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> list[Any]:
@@ -139,8 +97,7 @@ def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> 
 
 def main(argv: list[str]) -> dict[str, Any]:
     args = parse(PlanOptions, argv, "sluice plan", description=__doc__, epilog=_EXAMPLES)
-    given, machine = read_input(args), read(args.machine)
-    found = given.tables
+    found, machine = read_tables(args), read(args.machine)
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
     weights = sum(storage.weights(t.rows, t.width) for t in found)
     state = sum(storage.state(t.rows, t.width) for t in found)
@@ -149,7 +106,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         f"{gb(state)} of {args.optimiser} state"
     )
     say(
-        f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {gb(machine.memory_bytes)} each, "
+        f"{machine.ranks} ranks of {gb(machine.memory_bytes)} each, "
         f"{gb(machine.usable_bytes)} of it for tables"
     )
     placed: dict[str, ModelPlacement | PlacementError] = {}
@@ -188,10 +145,12 @@ def main(argv: list[str]) -> dict[str, Any]:
             print(json.dumps(result), flush=True)  # The error follows, but the figures are useful.
         raise chosen
     say(describe(chosen, found, machine))
-    return {**result, **_describe_chosen(args, given, chosen)}
+    return {**result, **_describe_chosen(args, found, chosen)}
 
 
-def _describe_chosen(args: PlanOptions, given: PlanInput, placed: ModelPlacement) -> dict[str, Any]:
+def _describe_chosen(
+    args: PlanOptions, tables: Sequence[Table], placed: ModelPlacement
+) -> dict[str, Any]:
     """Returns where the tables lie. Says and returns what the busiest rank holds, and what it reads and sends in a
     step."""
     from sluice.ingest.row_order import default_streams
@@ -199,40 +158,26 @@ def _describe_chosen(args: PlanOptions, given: PlanInput, placed: ModelPlacement
     batch = args.batch_size
     streams = args.streams or default_streams(batch)
     rows = batch // min(placed.ranks, streams)
-    sent = step_traffic(placed, given.tables, batch=batch, wire=args.wire).total
+    sent = step_traffic(placed, tables, batch=batch, wire=args.wire).total
     holds, vector_bytes = placed.most_bytes, round(placed.most_reads * batch)
-    row_bytes = round(rows * given.sample_bytes)
-    steps = -(-given.samples // batch)
-    stored = f" ({gb(row_bytes)} of files)" if row_bytes else ""
+    steps = -(-args.samples // batch)
     say(
-        f"each rank, at most: holds {gb(holds)}; reads {rows:,} rows{stored} and {gb(vector_bytes)} of vectors a step; "
+        f"each rank, at most: holds {gb(holds)}; reads {rows:,} rows and {gb(vector_bytes)} of vectors a step; "
         f"sends {gb(sent)} a step, without the dense layers' gradients"
     )
-    if given.samples:
-        say(f"an epoch of {given.samples:,} rows: {steps:,} steps")
+    if args.samples:
+        say(f"an epoch of {args.samples:,} rows: {steps:,} steps")
     each_rank = {
         "holds_bytes": holds,
-        "reads_a_step": {"vector_bytes": vector_bytes, "rows": rows, "row_bytes": row_bytes},
+        "reads_a_step": {"vector_bytes": vector_bytes, "rows": rows},
         "sends_a_step": sent,
         "steps": steps,
     }
-    plan = [
-        {
-            "table": p.name,
-            "rows": t.rows,
-            "width": t.width,
-            "bytes": p.bytes,
-            "kind": p.kind,
-            "ranks": list(p.ranks),
-            "why": p.why,
-        }
-        for p, t in zip(placed.places, given.tables, strict=True)
-    ]
     return {
         "each_rank": each_rank,
         "bytes_per_rank": [placed.bytes_on(r) for r in range(placed.ranks)],
         "balance": _balance(placed),
-        "plan": plan,
+        "plan": summary(placed, tables),
     }
 
 

@@ -146,14 +146,12 @@ def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
     if torch.cuda.is_available():
         return machines.TrainingMachine(
             ranks=ranks,
-            ranks_per_host=local_ranks,
             memory_bytes=torch.cuda.get_device_properties(0).total_memory,
             host_memory_bytes=Machine().memory_limit() // 2 // local_ranks,
         )
     # Half is kept for the loader's buffers and the dense layers, which share the memory here.
     return machines.TrainingMachine(
         ranks=ranks,
-        ranks_per_host=local_ranks,
         reserve=0.5,
         device="cpu",
         memory_bytes=Machine().memory_limit() // local_ranks,

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sluice.dlrm.model.item_history import with_item_table
-from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import TableLayout
-from sluice.dlrm.model.towers import TowerCost, cost_of
+from sluice.dlrm.model.towers import parameters_of
 from sluice.dlrm.optim.schedule import RateSchedule
 from sluice.dlrm.options import Config, ConfigError, profile_of, tables_of
 from sluice.dlrm.sharding.apply import describe, placed, summary
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement, StepTraffic, step_traffic
+from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement, step_traffic
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.knobs import format_bytes, nearest
+from sluice.ingest.knobs import format_bytes
 from sluice.ingest.row_order import rank_rows
-
-if TYPE_CHECKING:
-    from sluice.dlrm.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +24,8 @@ class RunPlan:
 
     layout: TableLayout
     placement: ModelPlacement
-    count: TowerCost
-    """Parameters and operations of the dense layers."""
+    parameters: int
+    """The number of parameters of the dense layers."""
     state_bytes: int
     """The bytes of the tables' optimiser's state, on all ranks together."""
     gradient_bytes: int
@@ -45,8 +41,7 @@ class RunPlan:
         return {
             "plan": summary(self.placement, self.layout.tables),
             "balance": list(self.placement.balance),
-            "parameters": self.count.parameters,
-            "flops_per_sample": self.count.flops,
+            "parameters": self.parameters,
             "state_bytes": self.state_bytes,
             "gradient_bytes": self.gradient_bytes,
             "bytes_per_step": self.bytes_per_step,
@@ -61,35 +56,27 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
             "table optimiser: 'adam' has no kernel for a CPU; use rowwise_adagrad, adagrad or sgd here"
         )
     dense = tuple(f.name for f in table.fields if f.role == "dense")
-    single = [f.name for f in table.fields if f.role == "sparse"]
-    for name in config.slices:
-        if name not in single:
-            raise ConfigError(
-                f"slices: no sparse column {name!r} with one id a row{nearest(name, single)}"
-            )
     for text in (config.optim.schedule, config.optim.dense_schedule):
         RateSchedule.read(text)
-    layout = TableLayout(
-        with_item_table(config.model, table),
-        columns,
-        MissingNumbers(dense) if config.missing == "mask" else None,
-    )
+    layout = TableLayout(with_item_table(config.model, table), columns)
     placement = placed(config, layout.tables, machine)
-    whole = cost_of(
-        config.model,
-        dense=len(dense),
-        columns=len(layout.compressor.columns),
-        history=layout.history.longest if layout.history else 0,
-    )
+    parameters = parameters_of(config.model, dense=len(dense), columns=len(layout.own))
     a_row, an_element = STATES[config.optim.table_optimiser]
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
-    sent = traffic_of(placement, layout, whole.parameters, config)
+    sent = step_traffic(
+        placement,
+        layout.tables,
+        batch=config.batch_size,
+        wire=config.wire,
+        dense_parameters=parameters,
+        vectors={name: len(keys) for name, keys in layout.keys.items()},
+    )
     vectors = sum(t.width * len(layout.keys[t.name]) for t in layout.tables)
     copied = sum(
         t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data"
     )
     gradients = (
-        4 * (whole.parameters + 3 * rank_rows(config.batch_size, machine.ranks) * vectors) + copied
+        4 * (parameters + 3 * rank_rows(config.batch_size, machine.ranks) * vectors) + copied
     )
     held, read = placement.balance
     text = "\n".join(
@@ -101,8 +88,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
                 f"{format_bytes(sent.total)} a step, {format_bytes(round(sent.all_reduce))} of it to average gradients"
             ),
             (
-                f"{config.model.kind}: {whole.parameters:,} parameters in dense layers, {whole.flops:,} "
-                f"operations a sample; "
+                f"{config.model.kind}: {parameters:,} parameters in dense layers; "
                 f"{sum(t.rows * t.width for t in layout.tables):,} in tables, {format_bytes(state)} of "
                 f"{config.optim.table_optimiser} state"
             ),
@@ -112,27 +98,4 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
             ),
         ]
     )
-    return RunPlan(layout, placement, whole, state, gradients, sent.total, text)
-
-
-def traffic_of(
-    placement: ModelPlacement, layout: TableLayout, parameters: int, config: Config
-) -> StepTraffic:
-    """Returns the bytes that the busiest rank sends for a batch."""
-    return step_traffic(
-        placement,
-        layout.tables,
-        batch=config.batch_size,
-        wire=config.wire,
-        dense_parameters=parameters,
-        vectors={name: len(keys) for name, keys in layout.keys.items()},
-    )
-
-
-def masked(layout: TableLayout, ranks: Ranks) -> dict[str, int]:
-    """Column → number of dense values that were not finite, over all ranks."""
-    found: dict[str, int] = {}
-    for counts in ranks.gather_objects(layout.missing.counts if layout.missing is not None else {}):
-        for name, n in counts.items():
-            found[name] = found.get(name, 0) + n
-    return found
+    return RunPlan(layout, placement, parameters, state, gradients, sent.total, text)

@@ -5,10 +5,10 @@ that the model was trained with.
     curl -s http://127.0.0.1:8000/predict -H 'content-type: application/json' \\
         -d '{"rows": [{"I1": 3, "C1": "68fd1e64"}]}'
 
-POST /predict takes {"rows": [{feature: value, …}, …]}, or an Arrow IPC stream (content-type
-application/vnd.apache.arrow.stream). A feature that is not named is missing, as an empty cell is in training: the
-spec's default stands there, and it is counted. An empty text is a text, as "" is in CSV; only where training read TSV,
-which writes both alike, it is missing. JSON is UTF-8, each key of an object comes once, and no body is compressed.
+POST /predict takes {"rows": [{feature: value, …}, …]}. A feature that is not named is missing, as an empty cell is in
+training: the spec's default stands there, and it is counted. An empty text is a text, as "" is in CSV; only where
+training read TSV, which writes both alike, it is missing. JSON is UTF-8, each key of an object comes once, and no body
+is compressed.
 GET /model says which features there are, /health whether the server is well, /metrics is for Prometheus. A newer
 checkpoint takes over as soon as it is whole. At SIGTERM, the server answers the requests that have come, and ends.
 

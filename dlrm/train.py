@@ -1,4 +1,4 @@
-"""Trains a DLRM on a feature table, its embedding tables spread over all ranks, its input tuned while it runs.
+"""Trains a recommender on a feature table. All ranks share its embedding tables, and its input is tuned meanwhile.
 
     sluice train --data TABLE --run-dir DIR                    one process
     torchrun --nproc-per-node=2 -m sluice.dlrm.train --data TABLE --run-dir DIR     two ranks here
@@ -6,9 +6,9 @@
     sluice train --run-dir DIR --resume                        go on, on any number of ranks
     torchrun … -m sluice.dlrm.train --data TABLE --run-dir DIR --resume    begin, or go on
 
-The last line of standard output is one JSON object: what came of it, or under "error" why nothing did (torchrun itself
-ends with 1 whatever its ranks do). Everything else goes to standard error. SIGTERM saves a checkpoint, and all ranks
-end with 143. Ctrl-C saves nothing. After both, --resume continues from the last complete checkpoint.
+The last line of standard output is one JSON object: the result, or "error" with the reason. Everything else goes to
+standard error. SIGTERM saves a checkpoint, and all ranks end with 143 (torchrun itself ends with 1). Ctrl-C saves
+nothing. After both, --resume continues from the last complete checkpoint.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def planned_save(plan: RunPlan, local_ranks: int) -> SaveMemory:
     # Adam keeps two numbers for each parameter of the dense layers.
     return SaveMemory(
         ranks=local_ranks,
-        state_bytes=max(hosts) + 3 * 4 * plan.count.parameters,
+        state_bytes=max(hosts) + 3 * 4 * plan.parameters,
         free_bytes=Machine().memory_free(),
     )
 

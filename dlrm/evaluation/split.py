@@ -1,10 +1,10 @@
-"""Evaluates a model over a whole split: its quality, also by slices, and evidence that may explain a poor result."""
+"""Evaluates a model over a whole split: its quality, and evidence that may explain a poor result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from sluice.ingest.batch import Batch
 from sluice.ingest.gpu import staging_for
 from sluice.ingest.loader import BatchLoader
 
-SLICES = 8
-"""Number of ids of a sliced column that are evaluated by themselves."""
 EXACT_ROWS = 20_000_000
 """The most rows of a split that are kept and sorted. The logits of larger splits are counted in bins."""
 
@@ -30,8 +28,6 @@ class Findings:
     """The results on one split, the same on every rank."""
 
     quality: Quality
-    slices: Mapping[str, Mapping[int, Quality]]
-    """Column → id → quality on the rows with this id, for the column's most frequent ids in falling order."""
     positives: int
     spread: float
     """Standard deviation of the logits."""
@@ -61,7 +57,6 @@ def evaluate(
     checker: BatchChecker,
     world: Ranks,
     *,
-    slices: Sequence[str] = (),
     exact_rows: int = EXACT_ROWS,
     singles: SingleColumns | None = None,
     through: Callable[[Any], Iterable[Batch]] = iter,
@@ -69,8 +64,8 @@ def evaluate(
     """Evaluates all batches of `through(feed)` on all ranks. Rows of weight 0 are ignored. `through` may end the
     evaluation early. `singles` receives each batch."""
     names = list(feed.sparse_names)
-    sliced = [names.index(name) for name in slices]
-    counter: _Exact | _Rough | None = None
+    kept: list[Array] = []
+    binned: Binned | None = None
     ranges = _Ranges(len(feed.dense_names), len(names))
     staging = staging_for(world.device)
     for batch in through(feed):
@@ -85,27 +80,28 @@ def evaluate(
             column_ids[real] if len(column_ids) == len(real) else column_ids
             for column_ids in torch.split(batch.values, counts)
         ]
-        # Copies: the loader may reuse a batch's memory. float64 holds any id.
-        columns = logits[real], batch.label[real], batch.weight[real], *(ids[i] for i in sliced)
-        rows = torch.stack([column.double() for column in columns])
-        if counter is None:  # All ranks choose at the same batch, as they exchange data for it.
-            few = len(feed) * len(batch.label) * world.ranks <= exact_rows
-            counter = _Exact() if few else _Rough(rows.numpy(), world)
+        # Copies: the loader may reuse a batch's memory.
+        rows = torch.stack([logits[real], batch.label[real], batch.weight[real]]).double()
+        if len(feed) * len(batch.label) * world.ranks <= exact_rows:
+            kept.append(rows.numpy())
+        else:
+            binned = binned or Binned()
+            binned.add(*rows.numpy())
         if real.any():
-            counter.add(rows.numpy())
-            ranges.add(rows[0], batch.dense[real], ids)
-    if counter is None:
-        raise ValueError("an evaluation over no rows")
-    counted = counter.result(world)
+            ranges.add(rows[0], rows[1], batch.dense[real], ids)
+    if binned is None:
+        own = np.concatenate(kept, axis=1) if kept else np.zeros((3, 0))
+        measured = quality(*np.concatenate(world.gather_objects(own), axis=1))
+    else:
+        measured = Binned(np.sum(world.gather_objects(binned.numbers), axis=0)).quality
     ranges.merge(world)
     largest_dense = None
     if len(ranges.largest):
         top = int(ranges.largest.argmax())
         largest_dense = feed.dense_names[top], float(ranges.largest[top])
     return Findings(
-        quality=counted.quality,
-        slices=dict(zip(slices, counted.slices, strict=True)),
-        positives=counted.positives,
+        quality=measured,
+        positives=ranges.positives,
         spread=ranges.spread,
         largest_dense=largest_dense,
         columns=len(names),
@@ -118,24 +114,27 @@ def evaluate(
 
 
 class _Ranges:
-    """The ranges of a split's inputs, and the sums over its logits."""
+    """The ranges of a split's inputs, and the sums over its logits and labels."""
 
     def __init__(self, dense: int, sparse: int) -> None:
         self.largest = torch.zeros(dense)
         self.low = torch.full((sparse,), MAX_ID)
         self.high = torch.full((sparse,), -1)
-        self.logits = torch.zeros(3, dtype=torch.float64)
-        """Count, sum, and sum of squares."""
+        self.sums = torch.zeros(4, dtype=torch.float64)
+        """The number of rows, and the sums of their labels, of their logits, and of the squares of these."""
+
+    @property
+    def positives(self) -> int:
+        return int(self.sums[1])
 
     @property
     def spread(self) -> float:
-        count, total, squares = self.logits.tolist()
-        return float(max(0.0, squares / count - (total / count) ** 2) ** 0.5)
+        rows, _, total, squares = self.sums.tolist()
+        return float(max(0.0, squares / rows - (total / rows) ** 2) ** 0.5)
 
-    def add(self, logits: Any, dense: Any, ids: Sequence[Any]) -> None:
-        self.logits += torch.tensor(
-            [len(logits), logits.sum(), (logits**2).sum()], dtype=torch.float64
-        )
+    def add(self, logits: Any, labels: Any, dense: Any, ids: Sequence[Any]) -> None:
+        sums = [len(logits), labels.sum(), logits.sum(), (logits**2).sum()]
+        self.sums += torch.tensor(sums, dtype=torch.float64)
         self.largest = torch.maximum(self.largest, dense.nan_to_num(0, 0, 0).abs().amax(0))
         for i, column_ids in enumerate(ids):
             if len(column_ids):
@@ -144,72 +143,10 @@ class _Ranges:
 
     def merge(self, world: Ranks) -> None:
         """Combines the ranges of all ranks."""
-        ranks = world.gather_objects((self.largest, self.low, self.high, self.logits))
+        ranks = world.gather_objects((self.largest, self.low, self.high, self.sums))
         stacked = [torch.stack(parts) for parts in zip(*ranks, strict=True)]
         self.largest, self.low = stacked[0].amax(0), stacked[1].amin(0)
-        self.high, self.logits = stacked[2].amax(0), stacked[3].sum(0)
-
-
-class _Counted(NamedTuple):
-    quality: Quality
-    slices: list[dict[int, Quality]]
-    positives: int
-
-
-class _Exact:
-    """Keeps all rows: logit, label, weight, and the ids of each sliced column."""
-
-    def __init__(self) -> None:
-        self._rows: list[Any] = []
-
-    def add(self, rows: Any) -> None:
-        self._rows.append(rows)
-
-    def result(self, world: Ranks) -> _Counted:
-        own_rows = np.concatenate(self._rows, axis=1) if self._rows else None
-        table = np.concatenate([r for r in world.gather_objects(own_rows) if r is not None], axis=1)
-        parts = [{i: quality(*table[:3, ids == i]) for i in _frequent(ids)} for ids in table[3:]]
-        return _Counted(quality(*table[:3]), parts, int(table[1].sum()))
-
-
-class _Rough:
-    """Counts in bins. Its slices are the most frequent ids of the first batch, because no rows are kept."""
-
-    def __init__(self, first: Any, world: Ranks) -> None:
-        table = np.concatenate(world.gather_objects(first), axis=1)
-        self._whole, self._positives = Binned(), 0
-        self._parts = [{i: Binned() for i in _frequent(ids)} for ids in table[3:]]
-
-    def add(self, rows: Any) -> None:
-        self._whole.add(*rows[:3])
-        self._positives += int(rows[1].sum())
-        for parts, ids in zip(self._parts, rows[3:], strict=True):
-            for number, part in parts.items():
-                part.add(*rows[:3, ids == number])
-
-    def result(self, world: Ranks) -> _Counted:
-        # All ranks slice by the same ids in the same order.
-        own_counts = [
-            self._whole.numbers,
-            *(part.numbers for parts in self._parts for part in parts.values()),
-        ]
-        ranks = world.gather_objects((own_counts, self._positives))
-        qualities = [
-            Binned(np.sum(arrays, axis=0)).quality
-            for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)
-        ]
-        slice_qualities = iter(qualities[1:])
-        return _Counted(
-            qualities[0],
-            [{i: next(slice_qualities) for i in parts} for parts in self._parts],
-            sum(positives for _, positives in ranks),
-        )
-
-
-def _frequent(ids: Any) -> list[int]:
-    """Returns the most frequent ids in falling order."""
-    unique_ids, counts = np.unique(ids, return_counts=True)
-    return [int(i) for i in unique_ids[np.argsort(-counts, kind="stable")][:SLICES]]
+        self.high, self.sums = stacked[2].amax(0), stacked[3].sum(0)
 
 
 _SINGLE_ROWS = 50_000  # of a split are looked at, over all ranks

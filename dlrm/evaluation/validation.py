@@ -67,23 +67,24 @@ class Validator:
             findings = evaluate(
                 self.parts,
                 batches,
-                BatchChecker.of(self.parts.layout, batches, split, config.missing),
+                BatchChecker.of(self.parts.layout, batches, split),
                 world,
-                slices=config.slices,
                 singles=singles if is_first else None,
                 through=self.synced_batches.all_of,
             )
         seconds = time.monotonic() - began
         if findings.undefined is not None:
             self.journal.warn(meta.step, f"step {meta.step}, split {split!r}: {findings.undefined}")
-        place = {"step": meta.step, "split": split}
-        line = {"kind": "eval", "epoch": meta.epoch, "seconds": round(seconds, 3), **place}
-        self.journal.metric({**line, **findings.quality.to_dict()})
-        for column, ids in findings.slices.items():
-            for number, part in ids.items():
-                self.journal.metric(
-                    {"kind": "slice", **place, "column": column, "id": number, **part.to_dict()}
-                )
+        self.journal.metric(
+            {
+                "kind": "eval",
+                "epoch": meta.epoch,
+                "seconds": round(seconds, 3),
+                "step": meta.step,
+                "split": split,
+                **findings.quality.to_dict(),
+            }
+        )
         self.journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
         if is_first:
             self._singles = singles.result()

@@ -21,9 +21,9 @@ from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.interactions import Labels, NamedLabels, Names
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.ranker import TableLayout
-from sluice.dlrm.model.table_compression import Compression, rows_of, table_name
+from sluice.dlrm.model.spread_rows import spread_rows, table_name
 from sluice.dlrm.model.towers import tower_of
-from sluice.dlrm.options import Config, ModelConfig, Table
+from sluice.dlrm.options import Config, ModelConfig
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -57,7 +57,7 @@ def transplant(
         if name != history
     ]
     old = labels_of(config, before.dense, old_columns)
-    new = labels_of(config, after.dense, [column.name for column in layout.compressor.columns])
+    new = labels_of(config, after.dense, [column.name for column in layout.kept])
     labels = {name: (old[name], new[name]) for name in new}
     boxes: list[TensorPart] = []
     for key, value, _ in leaves(state):
@@ -69,7 +69,7 @@ def transplant(
             continue
         name = rest.partition(".weight")[0]
         column = columns[name]
-        if column in changes.grown and config.compress.get(column) == "spread":
+        if column in changes.grown and column in config.spread:
             _fill_spread_table(stored.tensors([key])[key], value, *changes.grown[column])
         elif changes.keeps(column):
             boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
@@ -80,10 +80,9 @@ def transplant(
 
 
 def columns_of_tables(layout: TableLayout) -> dict[str, str]:
-    """Returns for each ordinary table the column that it serves."""
+    """Returns for each table the column that it serves."""
     columns = {
-        table.name: column.name
-        for column, table in zip(layout.compressor.columns, layout.compressor.tables, strict=True)
+        table.name: column.name for column, table in zip(layout.kept, layout.own, strict=True)
     }
     columns |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
     return columns | (
@@ -113,13 +112,9 @@ def _rows(
 
 
 def _fill_spread_table(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
-    """Fills a table with `spread` compression, in which an id's row depends on the number of rows. Each row moves to
-    its id's new row."""
+    """Fills a spread table, in which an id's row depends on the number of rows. Each row moves to its id's new row."""
     ids = torch.arange(rows)
-    compression = Compression(kind="spread")
-    old_rows, new_rows_of_ids = (
-        rows_of(ids, Table(name="", rows=count, width=4), compression) for count in (rows, new_rows)
-    )
+    old_rows, new_rows_of_ids = (spread_rows(ids, count) for count in (rows, new_rows))
     if old.dim() == 1:
         old = mean_row_states(old, rows)
     for first, part in local_parts(value):

@@ -96,52 +96,6 @@ class LowRankCross(nn.Module):
         return found
 
 
-class MixtureCross(nn.Module):
-    """DCN-v2 with a mixture of low-rank experts: x ← Σᵢ gᵢ(x) · x₀ ⊙ (Uᵢ relu(Cᵢ relu(Vᵢ x)) + b) + x.
-
-    All layers share the gates, which are a softmax over a linear map of x."""
-
-    def __init__(self, width: int, layers: int, rank: int, experts: int) -> None:
-        super().__init__()
-
-        def kernels(*shape: int) -> nn.ParameterList:
-            made = nn.ParameterList(
-                nn.Parameter(torch.empty(experts, *shape)) for _ in range(layers)
-            )
-            for kernel in made:
-                for expert in kernel:
-                    nn.init.xavier_normal_(expert)
-            return made
-
-        self.down = kernels(rank, width)
-        self.core = kernels(rank, rank)
-        self.up = kernels(width, rank)
-        self.bias = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(layers))
-        self.gate = nn.Linear(width, experts, bias=False)
-
-    def forward(self, start: Tensor) -> Tensor:
-        x = start
-        for down, core, up, bias in zip(self.down, self.core, self.up, self.bias, strict=True):
-            gates = self.gate(x).softmax(1)
-            inner = torch.einsum("krd,bd->bkr", down, x).relu()
-            inner = torch.einsum("ksr,bkr->bks", core, inner).relu()
-            # The gates weight the small inner vectors. Their sum is 1, so the bias needs no weight.
-            x = start * (torch.einsum("kds,bks->bd", up, inner * gates.unsqueeze(2)) + bias) + x
-        return x
-
-    @staticmethod
-    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, Labels]:
-        """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
-        found: dict[str, Labels] = {"gate.weight": (None, wide)}
-        for n in range(layers):
-            found |= {
-                f"down.{n}": (None, None, wide),
-                f"up.{n}": (None, wide, None),
-                f"bias.{n}": (wide,),
-            }
-        return found
-
-
 def _init_layer(layer: nn.Module) -> None:
     assert isinstance(layer, nn.Linear)
     nn.init.xavier_normal_(layer.weight)

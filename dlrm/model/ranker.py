@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +15,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.types import DataType
 
-from sluice.dlrm.model.bag_weights import BagWeighting
 from sluice.dlrm.model.item_history import items_by_position
 from sluice.dlrm.model.local_parts import local_parts
-from sluice.dlrm.model.missing import MissingNumbers
-from sluice.dlrm.model.table_compression import (
-    Compression,
-    Compressor,
-    rows_of,
-    table_name,
-)
+from sluice.dlrm.model.spread_rows import spread_rows, table_name, table_of
 from sluice.dlrm.model.towers import WIDE, build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig, Table
 from sluice.ingest.batch import Batch
@@ -34,14 +27,10 @@ _BLOCK_ROWS = 65_536  # so many rows of a table get their first weights from one
 
 
 class TableLayout:
-    """Decides which ordinary tables a model has for its columns, and turns a batch's ids into their rows."""
+    """Decides which tables a model has for its columns, and turns a batch's ids into their rows."""
 
-    def __init__(
-        self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None
-    ) -> None:
-        """`missing` masks dense features that are not finite numbers."""
+    def __init__(self, config: ModelConfig, columns: Sequence[Table]) -> None:
         self.columns = tuple(columns)
-        self.missing = missing
         if dotted := next((t.name for t in columns if "." in t.name), None):
             raise ConfigError(
                 f"column {dotted!r}: a model's table has no dot in its name; in the spec write name = "
@@ -60,47 +49,45 @@ class TableLayout:
         self.history = (
             _find_column(config.history_column, "history", columns) if config.history else None
         )
-        kept = [t for t in columns if t is not self.history]
+        self.kept = tuple(t for t in columns if t is not self.history)
+        """All columns but the history."""
         self.target = (
-            kept.index(_find_column(config.target, "target", kept)) if config.target else None
+            self.kept.index(_find_column(config.target, "target", self.kept))
+            if config.target
+            else None
         )
-        self.compressor = Compressor(
-            kept, {name: Compression.read(text) for name, text in config.compress.items()}
+        self._is_spread = [t.name in config.spread for t in self.kept]
+        self.own = tuple(
+            table_of(t, spread=spread) for t, spread in zip(self.kept, self._is_spread, strict=True)
         )
+        """The table of each kept column."""
         self.wide = (
             tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns)
             if "wide" in inputs
             else ()
         )
         past = (replace(self.history, name=table_name(self.history.name)),) if self.history else ()
-        tables = [*self.compressor.tables, *self.wide, *past]
+        tables = [*self.own, *self.wide, *past]
+        if len({t.name for t in tables}) < len(tables):
+            raise ConfigError(
+                "two tables have one name: rename the columns that have an @ in theirs"
+            )
         self.keys = {t.name: [t.name] for t in tables}
         """The features that are looked up in each table. Each position of a history is a feature."""
         self.names = [t.name for t in tables]
         """All features, in the order in which `features` gives them."""
         self.past: list[str] = []
-        self._items = self.compressor.columns[0], Compression()
+        self._spread_items = False
+        """Whether the items of the history are looked up in a spread table."""
         if self.history is not None:
             tables = self._with_history(config, tables)
         self.tables = tuple(tables)
-        self._is_uncompressed = all(how.kind == "full" for how in self.compressor.choices)
-        for name in config.bags:
-            _find_column(name, "bags", kept)
-        self.weighting = (
-            tuple(BagWeighting.read(config.bags.get(t.name, "sum")) for t in kept)
-            if config.bags
-            else ()
-        )
-        """How the ids of each column except the history are weighted. Empty: they are summed without weights."""
 
     def features(self, batch: Batch) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-        """Makes the model's inputs from a batch. It copies nothing if no column is compressed or wide."""
+        """Makes the model's inputs from a batch. It copies nothing if no column is spread or wide."""
         values = batch.values
         lengths = batch.lengths
-        dense = batch.dense
-        if self.missing is not None:
-            dense = self.missing.mask(dense)
-        past: list[torch.Tensor] = []
+        past: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self.history is not None:
             # The other columns' ids and lengths remain. The history's ids and lengths are by position: all first items,
             # then all second items, and so on.
@@ -110,50 +97,53 @@ class TableLayout:
             items, exists = items_by_position(
                 bags.pop(number), counts[number], self.history.longest
             )
-            past = [rows_of(items[exists], *self._items), exists.flatten().to(lengths.dtype)]
+            past_rows = items[exists]
+            if self._spread_items:
+                past_rows = spread_rows(past_rows, self.history.rows)
+            past = [(past_rows, exists.flatten().to(lengths.dtype))]
             values = torch.cat(bags)
             lengths = torch.cat([counts[:number], counts[number + 1 :]]).flatten()
-        weights = None
-        if self.weighting:
-            columns = lengths.view(len(self.weighting), -1)
-            weights = torch.cat(
-                [how.weights(n) for how, n in zip(self.weighting, columns, strict=True)]
-            )
-        own = values, lengths, weights
-        rows = values if self._is_uncompressed else self.compressor.rows(values, lengths)
-        found = [(rows, lengths, weights)]
+        parts = [(self._rows(values, lengths), lengths)]
         if self.wide:
-            found.append(own)
-        if past:
-            found.append((past[0], past[1], torch.ones(len(past[0])) if self.weighting else None))
-        if len(found) > 1:
-            v, n, w = zip(*found, strict=True)
-            found = [(torch.cat(v), torch.cat(n), torch.cat(w) if self.weighting else None)]
-        values, lengths, weights = found[0]
-        return dense, KeyedJaggedTensor(
-            keys=self.names, values=values, lengths=lengths, weights=weights
+            parts.append((values, lengths))
+        parts += past
+        values, lengths = (
+            torch.cat(tensors) if len(parts) > 1 else tensors[0]
+            for tensors in zip(*parts, strict=True)
+        )
+        return batch.dense, KeyedJaggedTensor(keys=self.names, values=values, lengths=lengths)
+
+    def _rows(self, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Returns the rows in which the ids of the kept columns are stored."""
+        if not any(self._is_spread):
+            return values
+        counts = lengths.view(len(self.kept), -1).sum(1, dtype=torch.int64).tolist()
+        bags = torch.split(values, counts)
+        return torch.cat(
+            [
+                spread_rows(ids, t.rows) if spread else ids
+                for ids, t, spread in zip(bags, self.kept, self._is_spread, strict=True)
+            ]
         )
 
     def _with_history(self, config: ModelConfig, tables: list[Table]) -> list[Table]:
         """Returns the tables with that of the history, which is the last of them, or with the target's table for
         both."""
         history = tables[-1]
-        target = self.compressor.columns[self.target or 0]
+        target = self.kept[self.target or 0]
         self.past = [f"{history.name}@{n}" for n in range(history.longest)]
         self.names[-1:] = self.past
         if config.history_table != "target":
             self.keys[history.name] = self.past
-            self._items = history, Compression()
             return tables
-        how = self.compressor.choices[self.target or 0]
-        self._items = target, how
+        self._spread_items = self._is_spread[self.target or 0]
         if history.rows != target.rows:
             raise ConfigError(
                 f"history table: {history.name!r} ({history.rows} ids) cannot be looked up in the table of "
                 f"{target.name!r} ({target.rows} ids): it needs a table with as many ids; write --history-table own"
             )
         del self.keys[history.name]
-        shared = self.compressor.tables[self.target or 0].name
+        shared = self.own[self.target or 0].name
         self.keys[shared] += self.past
         return [
             replace(t, lookups=t.lookups + history.lookups, longest=t.longest + history.longest)
@@ -184,7 +174,6 @@ class Ranker(nn.Module):
         kind = DataType[config.table_dtype.upper()]
         self.tables = EmbeddingBagCollection(
             device=torch.device("meta"),
-            is_weighted=bool(layout.weighting),
             tables=[
                 EmbeddingBagConfig(
                     name=t.name,
@@ -196,14 +185,13 @@ class Ranker(nn.Module):
                 for t in layout.tables
             ],
         )
-        self._own = [t.name for t in layout.compressor.tables]
-        self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
+        self._own = [t.name for t in layout.own]
+        self.tower = build(config, dense=dense, columns=len(layout.own))
         self._wide = [t.name for t in layout.wide]
         self._past = layout.past
         self._target = layout.target
         self._bf16 = config.precision == "bf16"
         self._decay = decay
-        self._repeats = config.width // (config.table_width or config.width)
 
     def forward(
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
@@ -218,14 +206,14 @@ class Ranker(nn.Module):
         vectors = torch.stack([pooled[name] for name in self._own], 1)
         if self._decay:
             vectors = decayed(vectors, self._decay / (rows or len(dense)))
-        inputs = [dense, vectors.repeat(1, 1, self._repeats) if self._repeats > 1 else vectors]
+        inputs = [dense, vectors]
         if self._wide:
             inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
         with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._bf16):
             if self._past:
                 lengths = sparse.lengths().view(-1, len(dense))[-len(self._past) :].sum(0)
                 history = torch.stack([pooled[name] for name in self._past], 1)
-                inputs += [history, lengths, inputs[1][:, self._target]]
+                inputs += [history, lengths, vectors[:, self._target]]
             logits: torch.Tensor = self.tower(*inputs)
         return logits.float()  # bfloat16 until here
 
@@ -265,15 +253,14 @@ def loss_of(
 
 
 @torch.no_grad()
-def first_weights(model: nn.Module, seed: int, starts: Mapping[str, float]) -> None:
+def first_weights(model: nn.Module, seed: int) -> None:
     """Fills the sharded tables. Row i of a table gets the same values on any number of ranks and under any sharding.
-
-    `starts` has a table's largest value where that is not 1 / √rows."""
+    No value is larger than 1 / √rows."""
     for name, weight in model.state_dict().items():
         if ".embedding_bags." not in name:
             continue
         rows, width = weight.size()
-        bound = starts.get(name.removesuffix(".weight").rpartition(".")[2], 1 / math.sqrt(rows))
+        bound = 1 / math.sqrt(rows)
         for (top, left), part in local_parts(weight):
             height, breadth = part.shape
             for block in range(top // _BLOCK_ROWS, -(-(top + height) // _BLOCK_ROWS)):

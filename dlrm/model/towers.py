@@ -19,7 +19,6 @@ All return logits [B].
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
 from math import comb
@@ -27,14 +26,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from sluice.dlrm.model.interactions import (
     CrossLayers,
     Dots,
     InterestEvolution,
     LowRankCross,
-    MixtureCross,
     NamedLabels,
     Names,
     mlp,
@@ -71,32 +68,10 @@ def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
     return tower_of(config.kind)(config, dense, columns)
 
 
-@dataclass(frozen=True, slots=True)
-class TowerCost:
-    """The parameters of a tower, and the operations of its forward pass for one sample."""
-
-    parameters: int
-    flops: int
-    """The multiplications and additions of matrix products, as torch counts them: two for each weight that a sample
-    uses. Biases, activations, and sums over single elements do not count. The backward pass takes about twice as
-    many."""
-
-
-def cost_of(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> TowerCost:
-    """Counts a tower's cost on tensors without memory. `history` is the number of items of a history."""
-    width = config.width
-    shapes = {
-        "dense": (1, dense),
-        "pooled": (1, columns, width),
-        "wide": (1, columns, WIDE),
-        "history": (1, history, width),
-        "lengths": (1,),
-        "target": (1, width),
-    }
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        tower = build(config, dense=dense, columns=columns)
-        tower(*(torch.zeros(shapes[name]) for name in tower.inputs))
-    return TowerCost(sum(p.numel() for p in tower.parameters()), counter.get_total_flops())
+def parameters_of(config: ModelConfig, *, dense: int, columns: int) -> int:
+    """Counts the parameters of a tower, on tensors without memory."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(config, dense=dense, columns=columns).parameters())
 
 
 def vector_labels(config: ModelConfig, *names: str) -> list[Hashable]:
@@ -159,12 +134,9 @@ class Dcn(Tower):
     @staticmethod
     def _cross(config: ModelConfig) -> tuple[Any, tuple[int, ...]]:
         """Returns the class of the cross layers, and their sizes."""
-        layers, rank, experts = config.cross_layers, config.cross_rank, config.cross_experts
-        if not rank:
-            return CrossLayers, (layers,)
-        if experts == 1:
-            return LowRankCross, (layers, rank)
-        return MixtureCross, (layers, rank, experts)
+        if config.cross_rank:
+            return LowRankCross, (config.cross_layers, config.cross_rank)
+        return CrossLayers, (config.cross_layers,)
 
 
 class Dnn(Tower):

@@ -5,7 +5,7 @@ The rate depends only on the step, so a resumed run has the right rate."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.number_checks import is_number
@@ -15,14 +15,12 @@ from sluice.ingest.knobs import nearest
 if TYPE_CHECKING:
     from sluice.dlrm.optim.torch_tables import TorchTables
 
-UNITS = ("step", "epoch")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSchedule:
     """Linear warm-up to the base rate, then a constant rate, then a polynomial decay down to a floor.
 
-    All lengths are in the unit `by`. Without lengths, the rate is constant."""
+    All lengths are in steps. Without lengths, the rate is constant."""
 
     warmup: float = 0.0
     """The length of the warm-up. The first step has 1/length of the rate, not 0."""
@@ -34,13 +32,9 @@ class RateSchedule:
     """The power of the decay. 1 is linear. 2 falls fast at first."""
     floor: float = 0.0
     """The share of the base rate after the decay."""
-    by: str = "step"
 
     def __post_init__(self) -> None:
-        if self.by not in UNITS:
-            raise ConfigError(f"schedule: by {self.by!r} is none of {', '.join(UNITS)}")
-        for name in ("warmup", "decay_start", "decay", "power", "floor"):
-            value = getattr(self, name)
+        for name, value in asdict(self).items():
             if not is_number(value):
                 raise ConfigError(f"schedule: {name} is {value!r}, not a number of 0 or more")
         if self.floor > 1:
@@ -58,37 +52,24 @@ class RateSchedule:
 
     @classmethod
     def read(cls, text: str) -> RateSchedule:
-        """Reads `constant`, or `warmup=1000,decay_start=5000,decay=20000,power=2,floor=0.01,by=epoch`. Each part is
-        optional."""
+        """Reads `constant`, or `warmup=1000,decay_start=5000,decay=20000,power=2,floor=0.01`. Each part is optional."""
         known = [f.name for f in fields(cls)]
-        values: dict[str, Any] = {}
+        values: dict[str, float] = {}
         for part in [] if text == "constant" else text.split(","):
             name, equals, value = part.strip().partition("=")
             if name not in known or not equals:
                 raise ConfigError(
-                    f"schedule {text!r}: {part.strip()!r}: write NAME=NUMBER, or constant{nearest(name, known)}"
+                    f"schedule {text!r}: {part.strip()!r}: write NAME=NUMBER, in steps"
+                    f"{nearest(name, known)}"
                 )
             try:
-                values[name] = value if name == "by" else float(value)
+                values[name] = float(value)
             except ValueError:
                 raise ConfigError(f"schedule {text!r}: {name} is {value!r}, not a number") from None
         return cls(**values)
 
-    def in_steps(self, steps_per_epoch: int) -> RateSchedule:
-        """Returns the same schedule with its lengths in steps."""
-        if self.by == "step":
-            return self
-        return replace(
-            self,
-            by="step",
-            warmup=self.warmup * steps_per_epoch,
-            decay=self.decay * steps_per_epoch,
-            decay_start=self.decay_start * steps_per_epoch,
-        )
-
     def factor(self, step: int) -> float:
-        """Returns the factor of the base rate at step number `step`. The run's first step is 0, and lengths are in
-        steps."""
+        """Returns the factor of the base rate at step number `step`. The run's first step is 0."""
         if step < self.warmup:
             return min(1.0, (step + 1) / self.warmup)
         if not self.decay or step < self.decay_start:

@@ -86,27 +86,17 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
             )
         self.step = 0
 
-    def forward(
-        self,
-        indices: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None = None,
-        *_: Any,
-        **__: Any,
-    ) -> Tensor:
+    def forward(self, indices: Tensor, offsets: Tensor, *_: Any, **__: Any) -> Tensor:
         found: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
-            self.placeholder_autograd_tensor, self, indices.long(), offsets, per_sample_weights
+            self.placeholder_autograd_tensor, self, indices.long(), offsets
         )
         return found
 
     def lookups(
-        self,
-        indices: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-    ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
-        """Yields for each table its number, the ids of all its features' bags, the bag of each id (None: each bag has
-        one id), and the weight of each id."""
+        self, indices: Tensor, offsets: Tensor
+    ) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yields for each table its number, the ids of all its features' bags, and the bag of each id (None: each bag
+        has one id)."""
         batch = (len(offsets) - 1) // len(self.feature_table_map)
         lengths = offsets.diff().view(-1, batch)
         ends = offsets[::batch].tolist()
@@ -118,12 +108,7 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
                 if bool((lengths_here == 1).all())
                 else torch.repeat_interleave(torch.arange(len(lengths_here)), lengths_here)
             )
-            yield (
-                number,
-                torch.cat([indices[one] for one in at]),
-                bags,
-                None if weights is None else torch.cat([weights[one] for one in at]),
-            )
+            yield number, torch.cat([indices[place] for place in at]), bags
 
     @torch.no_grad()
     def update(self, number: int, ids: Tensor, gradients: Tensor) -> None:
@@ -160,22 +145,15 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        _: Tensor,
-        tables: TorchTables,
-        indices: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
+        ctx: Any, _: Tensor, tables: TorchTables, indices: Tensor, offsets: Tensor
     ) -> Tensor:
         ctx.tables = tables
-        ctx.save_for_backward(indices, offsets, weights)
+        ctx.save_for_backward(indices, offsets)
         batch = (len(offsets) - 1) // len(tables.feature_table_map)
         found: dict[int, Tensor] = {}
-        for number, ids, bags, per_id in tables.lookups(indices, offsets, weights):
+        for number, ids, bags in tables.lookups(indices, offsets):
             rows, features = tables._parts[number][0], tables._parts[number][2]
             vectors = rows[ids].float()
-            if per_id is not None:
-                vectors *= per_id.unsqueeze(1)
             sums = (
                 vectors
                 if bags is None
@@ -188,15 +166,14 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
-        indices, offsets, weights = ctx.saved_tensors
+        indices, offsets = ctx.saved_tensors
         tables: TorchTables = ctx.tables
         widths = [tables._parts[table][0].shape[1] for table in tables.feature_table_map]
         columns = torch.split(gradient, widths, 1)
-        for number, ids, bags, weight in tables.lookups(indices, offsets, weights):
+        for number, ids, bags in tables.lookups(indices, offsets):
             of_ids = torch.cat([columns[feature] for feature in tables._parts[number][2]])
-            of_ids = of_ids if bags is None else of_ids[bags]
-            tables.update(number, ids, of_ids if weight is None else of_ids * weight.unsqueeze(1))
-        return (None,) * 5
+            tables.update(number, ids, of_ids if bags is None else of_ids[bags])
+        return (None,) * 4
 
 
 def needs_torch(tables: SplitTableBatchedEmbeddingBagsCodegen) -> bool:

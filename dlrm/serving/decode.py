@@ -1,4 +1,4 @@
-"""Decodes requests for predictions: `Decoder` turns JSON or Arrow into rows of raw features, or refuses the request.
+"""Decodes requests for predictions: `Decoder` turns JSON into rows of raw features, or refuses the request.
 
 Values are accepted, converted and rejected by the rules of the ETL job. So a row has the same features here as in
 training.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,18 +24,13 @@ from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.parse import LONG_TEXT
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.spec.input_section import NUMBERS
-from sluice.etl.spec.input_values import ARROW_TYPES, converted
+from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.spec import Spec
 
-JSON = "application/json"
-ARROW = "application/vnd.apache.arrow.stream"
 TOGETHER_BYTES = 2**15
 """From this size on, one call of Arrow's reader takes less time than Python's."""
 _ODD = re.compile(rb"\\\\u[dD][89a-fA-F]|-0(?![.eE])(?<![eE]-0)")
 """Halves of surrogate pairs, of which some versions of Arrow read any, and -0, of which Arrow keeps the sign."""
-# The numbers of fields in Arrow's messages.
-_HEADER = 2
-_COMPRESSION = 3
 
 
 class Refusal(Exception):
@@ -80,40 +74,32 @@ class Decoder:
         # In TSV an empty text and a missing one look the same. The other formats distinguish them.
         self._empty_is_none = spec.input.format == "tsv"
 
-    def read_all(
-        self, requests: Sequence[tuple[str, bytes]]
-    ) -> tuple[list[int | Refusal], pa.StructArray]:
-        """Reads requests, each given by its content type and body. Returns the number of rows of each, or why it is
-        refused, and the rows of all that are not refused."""
+    def read_all(self, bodies: Sequence[bytes]) -> tuple[list[int | Refusal], pa.StructArray]:
+        """Reads the bodies of requests. Returns the number of rows of each, or why it is refused, and the rows of all
+        that are not refused."""
         try:
-            return self.read(requests)
+            return self.read(bodies)
         except Refusal as refusal:
-            if len(requests) == 1:
+            if len(bodies) == 1:
                 return [refusal], pa.array([], self._row)
-            half = len(requests) // 2
-            counts, rows = zip(*map(self.read_all, (requests[:half], requests[half:])), strict=True)
+            half = len(bodies) // 2
+            counts, rows = zip(*map(self.read_all, (bodies[:half], bodies[half:])), strict=True)
             return [*counts[0], *counts[1]], pa.concat_arrays(rows)
 
-    def read(self, requests: Sequence[tuple[str, bytes]]) -> tuple[list[Any], pa.StructArray]:
+    def read(self, bodies: Sequence[bytes]) -> tuple[list[Any], pa.StructArray]:
         """Does the same. Raises Refusal if one of the requests cannot be answered."""
-        sizes = [len(body) for _, body in requests]
+        sizes = list(map(len, bodies))
         longest = max(sizes)
         if (
             sum(sizes) >= TOGETHER_BYTES
             and longest <= MOST_TEXT_BYTES
-            and all(itertools.starmap(_is_usual, requests))
+            and all(map(_is_usual, bodies))
         ):
             with suppress(pa.ArrowException, ValueError):
-                return self._read_by_arrow([body for _, body in requests])
-        parsed = [self._parse(*request) for request in requests]
-        parts: list[pa.StructArray] = []
-        for is_json, group in itertools.groupby(parsed, lambda rows: isinstance(rows, list)):
-            if is_json:
-                objects = list(itertools.chain.from_iterable(group))
-                parts.append(self._to_rows(self._column(name, objects) for name in self.kinds))
-            else:
-                parts.extend(group)
-        rows = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+                return self._read_by_arrow(bodies)
+        parsed = list(map(self._json, bodies))
+        objects = list(itertools.chain.from_iterable(parsed))
+        rows = self._to_rows(self._column(name, objects) for name in self.kinds)
         if longest > MOST_TEXT_BYTES:
             for name, values in columns_of(rows).items():
                 for row in rows_of_long_texts(values):
@@ -150,18 +136,6 @@ class Decoder:
             rows = self._to_rows(map(self._without_empty, rows.flatten()))
         return counts.to_pylist(), rows
 
-    def _parse(self, content_type: str, body: bytes) -> pa.StructArray | list[dict[str, Any]]:
-        kind = content_type.partition(";")[0].strip().lower()
-        if kind == ARROW:
-            return self._arrow(body)
-        if kind != JSON:
-            raise Refusal(
-                415,
-                f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}; say which of them the "
-                f"rows are, as curl does with -H 'content-type: {JSON}'",
-            )
-        return self._json(body)
-
     def _json(self, body: bytes) -> list[dict[str, Any]]:
         try:
             text = body.decode("utf-8-sig")
@@ -174,15 +148,29 @@ class Decoder:
             raise Refusal(
                 400, f'the body has {min(unknown)[:60]!r} beside "rows" and "fingerprint"'
             )
-        if document.get("fingerprint") is not None:
-            self._check_fingerprint(document["fingerprint"])
+        fingerprint = document.get("fingerprint")
+        if fingerprint not in (None, self._fingerprint):
+            raise Refusal(
+                409,
+                f"the request is for features {str(fingerprint)[:40]!r}, the model's are "
+                f"{self._fingerprint!r}; /model says what it takes",
+            )
         rows: list[dict[str, Any]] = document["rows"]
-        self._check_row_count(len(rows))
+        if len(rows) > self._row_limit:
+            raise Refusal(
+                413,
+                f"{len(rows)} rows are more than the {self._row_limit} that one request may have",
+            )
         for number, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise Refusal(400, f"rows[{number}] is not an object of features")
             if not row.keys() <= self._known.keys():
-                self._check_known(row, f"rows[{number}]: ")
+                name = next(name for name in row if name not in self._known)
+                raise Refusal(
+                    422,
+                    f"rows[{number}]: feature {name[:60]!r} is none of the model's"
+                    f"{nearest(name[:60], self._known)}; /model says what it takes",
+                )
         # A colon follows each key. If there are more colons than keys, texts have colons, or a key is a duplicate.
         # Readers differ in which value of a duplicate key they take.
         if text.count(":") != len(document) + sum(map(len, rows)):
@@ -232,91 +220,14 @@ class Decoder:
             )
         return values
 
-    def _arrow(self, body: bytes) -> pa.StructArray:
-        try:
-            for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
-                # A stream may grow when it is read, by compression or by dictionaries.
-                if message.type not in ("schema", "record batch"):
-                    raise Refusal(415, "Arrow columns must not be dictionary-encoded")
-                if message.type == "record batch" and _is_compressed(message):
-                    raise Refusal(415, "Arrow batches must not be compressed")
-            with pa.ipc.open_stream(body) as stream:
-                batches = list(stream)
-                self._check_row_count(sum(batch.num_rows for batch in batches))
-                for batch in batches:
-                    batch.validate(full=True)  # the stream may be invalid
-                table = pa.Table.from_batches(batches, stream.schema)
-            names = table.schema.names  # this fails if a name is not valid text
-        except (
-            pa.ArrowException,
-            OSError,
-            ValueError,
-            IndexError,
-            struct.error,
-            MemoryError,
-        ) as error:
-            raise Refusal(
-                400, f"the body is not an Arrow IPC stream: {_first_line(error)}"
-            ) from None
-        fingerprint = (table.schema.metadata or {}).get(b"fingerprint", self._fingerprint.encode())
-        self._check_fingerprint(fingerprint.decode(errors="replace"))
-        self._check_known(names)
-        if len(set(names)) < len(names):
-            raise Refusal(422, "two columns have one name")
-        columns = [
-            self._convert(name, table[name].combine_chunks())
-            if name in names
-            else pa.nulls(len(table), ARROW_TYPES[kind])
-            for name, kind in self.kinds.items()
-        ]
-        return self._to_rows(columns)
-
     def _to_rows(self, columns: Iterable[pa.Array]) -> pa.StructArray:
         return pa.StructArray.from_arrays(list(columns), fields=list(self._row))
-
-    def _convert(self, name: str, values: pa.Array) -> pa.Array:
-        """Converts a column as the ETL job converts those of Parquet files."""
-        kind, given = self.kinds[name], values.type
-        if name in self._may_be_texts and pa.types.is_string(given):
-            return self._read_texts(name, values)
-        try:
-            if pa.types.is_list(given) and pa.types.is_null(given.value_type):
-                values = values.cast(ARROW_TYPES[kind])
-            values, wrong = converted(values, kind)
-        except pa.ArrowException:
-            raise Refusal(422, f"feature {name!r} is {given}, where the spec has {kind}") from None
-        if wrong is not None and wrong.any():
-            raise Refusal(422, f"rows[{wrong.argmax()}]: feature {name!r}: {WRONG[kind]}")
-        return self._without_empty(values)
 
     def _without_empty(self, values: pa.Array) -> pa.Array:
         """Returns texts with null for an empty one, if the input's format has no empty texts."""
         if self._empty_is_none and pa.types.is_string(values.type):
             return pc.if_else(pc.equal(values, ""), None, values)
         return values
-
-    def _check_row_count(self, rows: int) -> None:
-        if rows > self._row_limit:
-            raise Refusal(
-                413, f"{rows} rows are more than the {self._row_limit} that one request may have"
-            )
-
-    def _check_fingerprint(self, fingerprint: object) -> None:
-        if fingerprint != self._fingerprint:
-            raise Refusal(
-                409,
-                f"the request is for features {str(fingerprint)[:40]!r}, the model's are "
-                f"{self._fingerprint!r}; /model says what it takes",
-            )
-
-    def _check_known(self, names: Iterable[str], where: str = "") -> None:
-        for name in names:
-            if name not in self._known:
-                raise Refusal(
-                    422,
-                    f"{where}feature {name[:60]!r} is none of the model's{nearest(name[:60], self._known)}; "
-                    "/model says what it takes",
-                )
 
 
 def columns_of(rows: pa.StructArray) -> dict[str, pa.Array]:
@@ -337,11 +248,10 @@ def _reject_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
-def _is_usual(content_type: str, body: bytes) -> bool:
-    """Whether Arrow reads a body of JSON as Python does, if both can read it."""
+def _is_usual(body: bytes) -> bool:
+    """Whether Arrow reads a body as Python does, if both can read it."""
     return (
-        content_type == JSON
-        and body[:1] == b"{"
+        body[:1] == b"{"
         and body[-1:] == b"}"
         and not ((b"\\u" in body or b"-0" in body) and _ODD.search(body))
     )
@@ -357,20 +267,3 @@ def _is_finite(values: pa.Array) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-def _is_compressed(message: pa.Message) -> bool:
-    """Whether a record batch's flatbuffer has the field that Arrow's Python reader does not show."""
-    data, place = message.metadata.to_pybytes(), 0
-    for field in (_HEADER, _COMPRESSION):
-        (offset,) = struct.unpack_from("<I", data, place)
-        table = place + offset
-        vtable = table - struct.unpack_from("<i", data, table)[0]
-        slot = 4 + 2 * field
-        if slot >= struct.unpack_from("<H", data, vtable)[0]:
-            return False
-        (offset,) = struct.unpack_from("<H", data, vtable + slot)
-        if not offset:
-            return False
-        place = table + offset
-    return True

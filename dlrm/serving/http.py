@@ -24,13 +24,14 @@ from prometheus_client import (
 from sluice.common.suggest import nearest
 from sluice.dlrm.serving.batcher import Batcher
 from sluice.dlrm.serving.decode import Refusal
-from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
+from sluice.dlrm.serving.scorer import Answer, Scorer, work_of
 from sluice.dlrm.serving.server import ServerLimits
 
 if TYPE_CHECKING:
     from sluice.dlrm.serving.reload import Reload
 
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_JSON = "application/json"
 _CLOSE = {"connection": "close"}
 """The rest of the request is not read."""
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -66,7 +67,7 @@ class HttpApp:
         self._wall_clock = wall_clock
         self.batcher = Batcher(
             self._answer_batch,
-            size=lambda request: request.size,
+            size=work_of,
             waiting_limit=limits.max_waiting,
             on_batch=self.served.batches.observe,
         )
@@ -81,7 +82,7 @@ class HttpApp:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answers one request."""
         begun_at = time.monotonic()
-        path, status, headers = scope["path"], 200, {"content-type": "application/json"}
+        path, status, headers = scope["path"], 200, {"content-type": _JSON}
         failure: Exception | None = None
         try:
             body = await self._body_of_answer(path, scope, receive)
@@ -122,7 +123,7 @@ class HttpApp:
             else:
                 content |= {"ok": True, "since": iso_time(self._serving_since)}
                 content |= {"reload": self._reload.about()} if self._reload else {}
-        return _JSON.encode(content).encode()
+        return _ENCODER.encode(content).encode()
 
     async def _predict(self, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
         timeout, largest = self.limits.timeout, self.limits.max_body
@@ -148,11 +149,15 @@ class HttpApp:
                 415,
                 f"Content-Encoding {encoding[:60]!r}: a body must come as it is, without compression",
             )
+        if content_type.partition(";")[0].strip() != _JSON:
+            raise Refusal(
+                415,
+                f"Content-Type {content_type[:60]!r} is not {_JSON}; say that the rows are JSON, as curl does with "
+                f"-H 'content-type: {_JSON}'",
+            )
         try:
             async with asyncio.timeout(timeout):
-                answer: Answer | Refusal = await self.batcher.ask(
-                    PredictRequest(content_type, bytes(body))
-                )
+                answer: Answer | Refusal = await self.batcher.ask(bytes(body))
         except TimeoutError:
             raise Refusal(
                 503, f"no answer within {timeout:g} s: the server is busy", {"retry-after": "1"}
@@ -162,9 +167,9 @@ class HttpApp:
         self.served.rows.inc(len(answer.probabilities))
         return answer.to_dict()
 
-    def _answer_batch(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
+    def _answer_batch(self, bodies: Sequence[bytes]) -> list[Answer | Refusal]:
         scorer = self.scorer  # `take` may replace it meanwhile
-        answers = scorer.answer(requests)
+        answers = scorer.answer(bodies)
         self.served.missing(scorer.missing)
         return answers
 

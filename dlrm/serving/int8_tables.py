@@ -87,9 +87,7 @@ class NarrowTables(nn.Module):
     def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
         lengths = sparse.lengths().view(len(self._features), -1)
         counts = lengths.sum(1, dtype=torch.int64)
-        given = sparse.weights_or_none()
         ids = torch.split(sparse.values(), counts.tolist())
-        weights = None if given is None else torch.split(given, counts.tolist())
         pooled: dict[str, Tensor] = {}
         for width, numbers in self._numbers.items():
             bags = lengths[numbers]
@@ -100,8 +98,6 @@ class NarrowTables(nn.Module):
             rows = self._weights[width].index_select(0, row_numbers).float()
             if self.kind == "int8":
                 rows *= self._scales[width].index_select(0, row_numbers).float()
-            if weights is not None:
-                rows *= torch.cat([weights[n] for n in numbers]).unsqueeze(1)
             if not (len(rows) == bags.numel() and bool((bags == 1).all())):
                 rows = torch.segment_reduce(rows, "sum", lengths=bags.flatten().long(), initial=0)
             sums = rows.view(*bags.shape, -1)

@@ -7,27 +7,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, columns_of
+from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
 from sluice.dlrm.serving.served_model import BadValue, Servable
 
 _PASS_ROWS = 8192  # the most rows of one pass through the model, which bounds its memory
 _ROW_BYTES = 512
 
 
-class PredictRequest(NamedTuple):
-    """A request for predictions, as it came."""
-
-    content_type: str
-    body: bytes
-
-    @property
-    def size(self) -> int:
-        """An estimate of the work: the bytes, and a share for each row of JSON, because a short row takes its time."""
-        return len(self.body) + _ROW_BYTES * self.body.count(b"{")
+def work_of(body: bytes) -> int:
+    """Estimates the work of a request: its bytes, and a share for each row, because a short row takes its time."""
+    return len(body) + _ROW_BYTES * body.count(b"{")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +47,11 @@ class Scorer:
     def warm_up(self) -> None:
         """Answers rows without features. This builds everything that is built at first use."""
         for rows in (1, 1024):
-            self.answer([PredictRequest(JSON, b'{"rows":[%s]}' % b",".join([b"{}"] * rows))])
+            self.answer([b'{"rows":[%s]}' % b",".join([b"{}"] * rows)])
 
-    def answer(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
+    def answer(self, bodies: Sequence[bytes]) -> list[Answer | Refusal]:
         """Returns one answer for each request. A bad request does not affect the others."""
-        counts, rows = self.decoder.read_all(requests)
+        counts, rows = self.decoder.read_all(bodies)
         answers: list[Any] = list(counts)
         waiting = [n for n, count in enumerate(counts) if not isinstance(count, Refusal)]
         meta = self.servable.meta

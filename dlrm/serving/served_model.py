@@ -20,7 +20,6 @@ from sluice.dlrm.checkpoint.meta import (
     find_checkpoint,
     read,
 )
-from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.options import Config, tables_of
 from sluice.dlrm.serving.int8_tables import NarrowTables
@@ -99,9 +98,7 @@ class Servable:
             )
         spec = table.spec()
         state = table.state() or FittedState()
-        dense = tuple(f.name for f in table.fields if f.role == "dense")
-        missing = MissingNumbers(dense) if config.missing == "mask" else None
-        layout = TableLayout(config.model, tables_of(table.fields, config.model), missing)
+        layout = TableLayout(config.model, tables_of(table.fields, config.model))
         check(path)
         model, tables = ranker(config, layout, len(meta.dense), Checkpoint(path), kind)
         if read(path) != meta:
@@ -175,7 +172,7 @@ class Servable:
         dense = np.empty((len(self.meta.dense), rows), np.float32)
         for number, name in enumerate(self.meta.dense):
             dense[number] = arrays[name]
-        if self.layout.missing is None and not np.isfinite(dense).all():
+        if not np.isfinite(dense).all():
             wrong = ~np.isfinite(dense)
             row = int(wrong.any(0).argmax())
             name = self.meta.dense[int(wrong[:, row].argmax())]

@@ -11,7 +11,6 @@ from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.evaluation.diagnosis import FEW_STEPS
 from sluice.dlrm.options import Config, ConfigError
 from sluice.dlrm.session.run import TrainingRun
-from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.spec.table_section import empty_splits
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
@@ -38,7 +37,6 @@ def check(
             f"--ranks-per-host {local_ranks} does not divide {config.ranks} ranks: each host has as many"
         )
     planned = run_plan.plan_run(config, table, machine(config.ranks, local_ranks))
-    check_files(table)
     conditions = loaders.conditions(config, run.folder, 0)
     with loaders.training(
         config, table, rank=0, local_ranks=local_ranks, conditions=conditions

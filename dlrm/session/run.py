@@ -77,7 +77,6 @@ class TrainingRun:
             config,
             version=version,
             model=_model(config.model, changes),
-            slices=tuple(name for name in config.slices if name not in changes.dropped),
         )
         return replace(
             self,
@@ -98,11 +97,7 @@ def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
                 f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
                 "train another model on it, or go on without --follow"
             )
-    compress, bags = (
-        {column: kind for column, kind in kinds.items() if column not in gone}
-        for kinds in (model.compress, model.bags)
-    )
-    return replace(model, compress=compress, bags=bags)
+    return replace(model, spread=tuple(name for name in model.spread if name not in gone))
 
 
 def open_run(given: Given, version: int | None = None) -> TrainingRun:

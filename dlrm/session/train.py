@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import platform
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -176,27 +175,22 @@ class TrainingSession:
             self.signals.stop.set()
 
     def follow(self, meta: CheckpointMeta) -> bool:
-        """Moves the run, whose progress is `meta`, to the next version if there is one. With --follow-wait, it waits
-        for one. All ranks get the same answer."""
+        """Moves the run, whose progress is `meta`, to the next version if there is one. All ranks get the same
+        answer."""
         config, ranks = self.run.config, self.ranks
-        deadline = time.monotonic() + (config.follow_wait if config.follow == "parts" else 0)
-        while True:
-            with ExitStack() as moving:
-                version = None
-                # The first rank keeps both versions from being vacuumed until all ranks have moved.
-                while self._pins and (version := versions.next_version(config, meta)) is not None:
-                    try:
-                        moving.enter_context(self._pins.moving(config.data, version))
-                        break
-                    except LostVersion:
-                        if config.follow != "epochs":
-                            raise
-                over = time.monotonic() >= deadline or self.signals.stop.is_set()
-                version, over = ranks.gather_objects((version, over))[0]
-                if version is not None:
-                    self.run = self.run.at_newest().on_version(version)
-                    ranks.barrier()  # Until here, some rank reads files of the version before.
-                    return True
-            if over:
+        with ExitStack() as moving:
+            version = None
+            # The first rank keeps both versions from being vacuumed until all ranks have moved.
+            while self._pins and (version := versions.next_version(config, meta)) is not None:
+                try:
+                    moving.enter_context(self._pins.moving(config.data, version))
+                    break
+                except LostVersion:
+                    if config.follow != "epochs":
+                        raise
+            version = ranks.gather_objects(version)[0]
+            if version is None:
                 return False
-            self.signals.stop.wait(1.0)
+            self.run = self.run.at_newest().on_version(version)
+            ranks.barrier()  # Until here, some rank reads files of the version before.
+            return True

@@ -122,8 +122,6 @@ class Trainer:
     tuning: Callable[[], dict[str, Any]] = dict
     """Returns the agent's fields of a checkpoint's meta."""
     memory_used: Callable[[], int] = field(default_factory=lambda: Machine().memory_used)
-    tick: Callable[[], None] = lambda: None
-    """Called after each step."""
     hosts: Sequence[str] = ()
     """The name of each rank's host."""
     ahead: bool | None = None
@@ -168,7 +166,6 @@ class Trainer:
             self._count(step, self.clock() - started_at, self.own_clock() - own_at)
             meta = outcome.meta
             self.guard.watch(meta.step, step.batch, step.loss)
-            self.tick()
             if meta.step % config.log_every == 0:
                 self._report()
             evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
@@ -233,8 +230,7 @@ class Trainer:
 
     def _update(self) -> None:
         if self.config.optim.clip:
-            parameters = self.parts.dense_parameters.items()
-            self.guard.lengths = clip(parameters, self.config.optim.clip)
+            clip(self.parts.dense_parameters.values(), self.config.optim.clip)
         self.parts.update()
 
     def _count(self, step: TrainingStep, step_s: float, own_s: float) -> None:

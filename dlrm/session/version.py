@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sluice.agent.controller import Controller
@@ -28,7 +26,7 @@ from sluice.dlrm.session.run import TrainingRun
 from sluice.dlrm.session.train import TrainingSession
 from sluice.dlrm.session.trainer import Trainer, TrainingOutcome
 from sluice.dlrm.training import assemble, loaders
-from sluice.dlrm.training.input_checks import BatchChecker, check_files
+from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -41,7 +39,6 @@ def train_version(session: TrainingSession) -> dict[str, Any] | None:
     started_at, run, ranks = time.perf_counter(), session.run, session.ranks
     config = replace(run.config, epochs=versions.epochs_of(run.config, run.meta))
     plan = run_plan.plan_run(config, run.table, machine(ranks.ranks, ranks.local_ranks))
-    check_files(run.table, ranks.rank, ranks.ranks)
     conditions = loaders.conditions(config, run.folder, ranks.rank)
     with ExitStack() as stack:
         loader = stack.enter_context(
@@ -82,7 +79,6 @@ def train_version(session: TrainingSession) -> dict[str, Any] | None:
             "opening": controller.opening if controller else None,
             "version": run.table.version,
             "bytes_per_step": plan.bytes_per_step,
-            "masked": run_plan.masked(plan.layout, ranks),
             "input": conditions.outcome(loader),
         }
         if ranks.first:
@@ -96,14 +92,7 @@ def _make_trainer(
 ) -> Trainer:
     """Makes the model with its first weights, the parts that a step calls, and the trainer that calls them."""
     run, ranks, journal = session.run, session.ranks, session.journal()
-    parts = assemble.parts_of(
-        config,
-        plan.layout,
-        len(loader.dense_names),
-        plan.placement,
-        ranks,
-        steps_per_epoch=len(loader),
-    )
+    parts = assemble.parts_of(config, plan.layout, len(loader.dense_names), plan.placement, ranks)
     checkpoints = Checkpoints(run.checkpoints, parts, ranks, keep=config.keep, record=journal.event)
     batches = SyncedBatches(ranks, session.signals.stop.is_set, activity=session.activity)
     session.signals.end_wait = batches.end_wait
@@ -122,7 +111,7 @@ def _make_trainer(
         config=config,
         world=ranks,
         parts=parts,
-        checker=BatchChecker.of(plan.layout, loader, "train", config.missing),
+        checker=BatchChecker.of(plan.layout, loader, "train"),
         feed=loader,
         synced_batches=batches,
         checkpoints=checkpoints,
@@ -198,18 +187,15 @@ def _train_and_tune(
 ) -> tuple[TrainingOutcome, Controller | None]:
     """Trains with the agent until the last epoch or an early end. Returns the outcome and the agent."""
     run, ranks, loader = session.run, session.ranks, trainer.feed
-    with (
-        assemble.tuned(
-            trainer.config,
-            loader,
-            ranks.apart(f"version {run.table.version}"),
-            knob_memory,
-            trainer.journal,
-            say=session.say,
-            agent=run.meta.agent,
-        ) as controller,
-        traced(trainer.config.profile if ranks.first else 0, run.folder) as trainer.tick,
-    ):
+    with assemble.tuned(
+        trainer.config,
+        loader,
+        ranks.apart(f"version {run.table.version}"),
+        knob_memory,
+        trainer.journal,
+        say=session.say,
+        agent=run.meta.agent,
+    ) as controller:
         trainer.tuning = lambda: {
             "knobs": loader.knobs.to_dict(),
             "agent": assemble.agent_of(controller, knob_memory),
@@ -266,22 +252,3 @@ def _evaluate_at_end(
         "split": split,
         "rows_set_aside": sum(rows_set_aside),
     }
-
-
-_FIRST_TRACED = 10  # earlier steps belong to the start
-
-
-@contextmanager
-def traced(steps: int, folder: Path) -> Iterator[Callable[[], None]]:
-    """Gives a function to be called after each step. The trace of `steps` steps becomes trace.json, for chrome://tracing
-    or Perfetto. The wait for the loader is `## next_batch ##` there. 0: no trace."""
-    if not steps:
-        yield lambda: None
-        return
-    from torch.profiler import profile, schedule
-
-    with profile(
-        schedule=schedule(wait=_FIRST_TRACED - 1, warmup=1, active=steps, repeat=1),
-        on_trace_ready=lambda p: p.export_chrome_trace(str(folder / "trace.json")),
-    ) as profiler:
-        yield profiler.step

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.dlrm.options import (
-    ASKED_SHARDING_KINDS,
+    COPIED,
     SHARDING_KINDS,
     SHARDINGS,
     Config,
@@ -60,7 +60,7 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
             raise ConfigError(f"sharding file {how}: no table {name!r}{nearest(name, names)}")
         bare, colon, kernel = str(kind).partition(":")
         for what, word, known in (
-            ("kind", bare, (*SHARDING_KINDS, *ASKED_SHARDING_KINDS)),
+            ("kind", bare, (*SHARDING_KINDS, COPIED)),
             ("kernel", kernel if colon else "fused", tuple(shard_sizes.NAMES)),
         ):
             if word not in known:
@@ -157,7 +157,7 @@ def _sharder(codecs: Any = None, optimiser: Mapping[str, Any] | None = None) -> 
         model)."""
 
         def sharding_types(self, compute_device_type: str) -> list[str]:
-            return ["table_wise", "row_wise", "column_wise", "table_row_wise", "data_parallel"]
+            return ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
     return Sharder(fused_params=optimiser, qcomm_codecs_registry=codecs)
 
@@ -171,15 +171,12 @@ def torchrecs_plan(
         construct_module_sharding_plan,
         data_parallel,
         row_wise,
-        table_row_wise,
         table_wise,
     )
 
     def generator(p: TablePlacement) -> Any:
-        if p.kind == "data":
+        if p.kind == COPIED:
             return data_parallel()
-        if p.kind == "table_row":
-            return table_row_wise(host_index=p.ranks[0] // world.local_ranks)
         kernel = shard_sizes.NAMES[p.kernel]
         if p.kind == "table":
             return table_wise(rank=p.ranks[0], compute_kernel=kernel)
@@ -189,7 +186,7 @@ def torchrecs_plan(
             else column_wise(ranks=list(p.ranks), compute_kernel=kernel)
         )
 
-    plan = construct_module_sharding_plan(
+    return construct_module_sharding_plan(
         tables,
         {p.name: generator(p) for p in placement.places},
         sharder=sharder or _sharder(),
@@ -197,7 +194,3 @@ def torchrecs_plan(
         world_size=world.ranks,
         device_type=world.device.type,
     )
-    for p in placement.places:
-        if p.kind == "table_row":  # TorchRec's generator of this kind takes no kernel
-            plan[p.name].compute_kernel = "fused"
-    return plan

@@ -3,9 +3,8 @@
 A table is placed whole (`table`), cut by rows over all ranks (`row`), or cut by columns over some (`column`). Each rank
 has two loads: the bytes that it holds, and the bytes that it reads for one sample. Tables that cannot be whole are cut
 first. The others follow, the heaviest first, each on the rank where it adds least to the largest load. While the ranks
-are out of balance, the next heaviest table is cut too. Two more kinds must be asked for: by rows over one host's ranks
-(`table_row`), and a copy on each rank (`data`). If the accelerators' memory is too small, the largest tables move to
-the hosts' memory.
+are out of balance, the next heaviest table is cut too. A copy on each rank (`data`) must be asked for. If the
+accelerators' memory is too small, the largest tables move to the hosts' memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from sluice.dlrm.lookup_frequencies import share
-from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS, Table
+from sluice.dlrm.options import COPIED, Table
 from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.shard_sizes import (
@@ -95,16 +94,12 @@ def _find_problem(
     t: Table, kind: str, kernel: str, machine: TrainingMachine, storage: Storage
 ) -> str | None:
     """Returns why a table cannot be placed in this way, or None."""
-    ranks, kinds = machine.ranks, (*SHARDING_KINDS, *ASKED_SHARDING_KINDS)
-    if kind not in kinds:
-        return f"kind {kind!r} is none of {', '.join(kinds)}"
-    if kernel and kernel not in shard_sizes.DEVICE_PART:
-        return f"kernel {kernel!r} is none of {', '.join(shard_sizes.DEVICE_PART)}"
-    if kernel and kind in ASKED_SHARDING_KINDS:
+    ranks = machine.ranks
+    if kernel and kind == COPIED:
         return f"{kind} has no choice of kernels; leave out {kernel!r}"
     if machine.device == "cpu" and (kernel or "fused") not in shard_sizes.ANYWHERE:
         return f"kernel {kernel!r} is for GPUs: a CPU has no other memory"
-    if kind == "data" and (storage.dtype != "fp32" or storage.optimiser == "adam"):
+    if kind == COPIED and (storage.dtype != "fp32" or storage.optimiser == "adam"):
         return (
             "copies on all ranks are trained in fp32 by rowwise_adagrad, adagrad or sgd alone, not in "
             f"{storage.dtype} by {storage.optimiser}; use table"
@@ -114,9 +109,6 @@ def _find_problem(
             f"{t.rows} rows × {t.width} cannot be cut by {kind} over {ranks} ranks; use "
             f"{' or '.join(['table', *cuts(t, ranks)])}"
         )
-    each = machine.ranks_per_host
-    if kind == "table_row" and (ranks % each or t.rows < each):
-        return f"{t.rows} rows cannot be cut over the {each} ranks of a host, of {ranks} in all"
     return None
 
 
@@ -227,7 +219,7 @@ class _Loads:
             for t in self._tables
         }
         # The ranks of the other tables depend on the loads of these.
-        on_all_ranks = [t for t in self._tables if kinds[t.name][0] in ("row", "data")]
+        on_all_ranks = [t for t in self._tables if kinds[t.name][0] in ("row", COPIED)]
         by_share = sorted(self._tables, key=lambda t: (-self.share(t), t.name))
         ranks = self._machine.ranks
         held, read = [0.0] * ranks, [0.0] * ranks
@@ -256,14 +248,16 @@ class _Loads:
         """Returns a table's parts. `held` and `read` are the ranks' loads so far."""
         ranks = len(held)
         if kind == "row":
-            return self._cut_rows(t, range(ranks))
-        if kind == "data":
+            # As TorchRec cuts: into equal blocks, the last one shorter.
+            block = -(-t.rows // ranks)
+            ends = [min(t.rows, n * block) for n in range(ranks + 1)]
+            return [
+                self.part(t, r, high - low, t.width, t.lookups * share(t.use, t.rows, low, high))
+                for r, (low, high) in enumerate(pairwise(ends))
+            ]
+        if kind == COPIED:
             copy = self.part(t, 0, t.rows, t.width, t.lookups / ranks)
             return [replace(copy, rank=r) for r in range(ranks)]
-        if kind == "table_row":
-            each = self._machine.ranks_per_host
-            first = min(range(0, ranks, each), key=lambda h: sum(held[h : h + each]))
-            return self._cut_rows(t, range(first, first + each))
         pieces = _pieces(t, ranks) if kind == "column" else 1
         piece = self.part(t, 0, t.rows, t.width // pieces, t.lookups)
 
@@ -274,15 +268,6 @@ class _Loads:
 
         least_loaded = sorted(range(ranks), key=load_with_piece)[:pieces]
         return [replace(piece, rank=r) for r in sorted(least_loaded)]
-
-    def _cut_rows(self, t: Table, ranks: range) -> list[TableShard]:
-        """Cuts as TorchRec does: into equal blocks, the last one shorter."""
-        block = -(-t.rows // len(ranks))
-        ends = [min(t.rows, n * block) for n in range(len(ranks) + 1)]
-        return [
-            self.part(t, r, high - low, t.width, t.lookups * share(t.use, t.rows, low, high))
-            for r, (low, high) in zip(ranks, pairwise(ends), strict=True)
-        ]
 
 
 def _pieces(t: Table, ranks: int) -> int:

@@ -47,12 +47,6 @@ class Storage:
     dtype: str = "fp32"
     optimiser: str = "rowwise_adagrad"
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise PlacementError(f"dtype: {self.dtype!r} is none of {', '.join(DTYPES)}")
-        if self.optimiser not in STATES:
-            raise PlacementError(f"optimiser: {self.optimiser!r} is none of {', '.join(STATES)}")
-
     def weights(self, rows: int, width: int) -> int:
         return rows * width * DTYPES[self.dtype]
 

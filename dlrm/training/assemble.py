@@ -65,8 +65,6 @@ def parts_of(
     dense_columns: int,
     placement: ModelPlacement,
     world: Ranks,
-    *,
-    steps_per_epoch: int = 1,
 ) -> TrainingParts:
     """Makes the model with its first weights, sharded over the ranks, and its optimisers."""
     torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
@@ -74,12 +72,11 @@ def parts_of(
     model = shard(
         plain, placement, world, optimiser=fused_optimiser(config.optim), wire=config.wire
     )
-    first_weights(model, config.seed, layout.compressor.starts)
+    first_weights(model, config.seed)
     in_torch = replace_tables(model, config.seed)
     copied, dense = copied_tables(model, config.optim), dense_optimiser(model, config.optim)
     rates, dense_rates = (
-        RateSchedule.read(text).in_steps(steps_per_epoch)
-        for text in (config.optim.schedule, config.optim.dense_schedule)
+        RateSchedule.read(text) for text in (config.optim.schedule, config.optim.dense_schedule)
     )
     return TrainingParts(
         layout,

@@ -1,11 +1,11 @@
-"""Checks that the loss of every step is finite, and the length of its gradients: `FiniteGuard`. It explains a number
-that is not finite by the largest inputs and the learning rates."""
+"""Checks that the loss of every step is finite: `FiniteGuard`. It explains one that is not by the largest inputs and
+the learning rates."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _MOST_COLUMNS = 3
 
 
 class NotANumber(UsageError):
-    """A loss or a gradient is not finite. The message says why, as far as it is known."""
+    """A loss is not finite. The message says why, as far as it is known."""
 
 
 class FiniteGuard:
@@ -39,42 +39,27 @@ class FiniteGuard:
         self._checker = checker
         self._warn = warn
         self.skips = config.on_nonfinite == "skip"
-        self.lengths: Mapping[str, Tensor] = {}
-        """The lengths of the gradients of the step that is being made, as `clip` returns them."""
-        self._watched: deque[
-            tuple[int, tuple[int, int], Sequence[str | None], Tensor, Callable[[], bool]]
-        ] = deque()
-        """Step, batch, the layers of its gradients ("": all, None: the loss), the numbers, and whether they have
-        arrived."""
+        self._watched: deque[tuple[int, tuple[int, int], Tensor, Callable[[], bool]]] = deque()
+        """Step, batch, the loss, and whether it has arrived."""
         self._failed: tuple[int, tuple[int, int], str] | None = None
         self._skips_in_a_row = 0
 
     def watch(self, step: int, batch: Batch, loss: Tensor | None) -> None:
-        """Takes the loss of a finished step. Numbers on a GPU are copied in the background, so no step waits."""
-        loss = torch.zeros(()) if loss is None else loss
-        numbers = torch.stack([*self.lengths.values(), loss])
-        names = [*self.lengths, None]
-        self.lengths = {}
-        self._watched.append((step, (batch.epoch, batch.step), names, *fetch(numbers)))
+        """Takes the loss of a finished step. A loss on a GPU is copied in the background, so no step waits."""
+        if loss is not None:
+            self._watched.append((step, (batch.epoch, batch.step), *fetch(loss)))
 
     def has_failed(self) -> bool:
-        """Whether a number that has arrived on this rank is not finite."""
-        while self._failed is None and self._watched and self._watched[0][4]():
-            step, batch, names, numbers, _ = self._watched.popleft()
-            for name, number in zip(names, numbers.tolist(), strict=True):
-                if self._failed is None and not math.isfinite(number):
-                    length = (
-                        f"the length of the gradient of {name!r}"
-                        if name
-                        else "the gradients' length"
-                    )
-                    what = "the loss" if name is None else length
-                    self._failed = step, batch, f"{what} is {number} at step {step}"
+        """Whether a loss that has arrived on this rank is not finite."""
+        while self._failed is None and self._watched and self._watched[0][3]():
+            step, batch, loss, _ = self._watched.popleft()
+            if not math.isfinite(loss.item()):
+                self._failed = step, batch, f"the loss is {loss.item()} at step {step}"
         return self._failed is not None
 
     def end(self) -> None:
-        """Raises NotANumber for the first number of any rank that is not finite."""
-        self.has_failed()  # checks the numbers that have arrived since the last call
+        """Raises NotANumber for the first loss of any rank that is not finite."""
+        self.has_failed()  # checks the losses that have arrived since the last call
         _, batch, what = min(
             tuple(one) for one in self._world.gather_objects(self._failed) if one is not None
         )

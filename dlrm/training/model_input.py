@@ -44,22 +44,13 @@ class ModelInput(Pipelineable):  # type: ignore[misc]
             return self
         # The lengths per key are computed here. Otherwise the host would wait for the device to compute them.
         sparse = self.sparse.sync()
-        weights = sparse.weights_or_none()
-        dense, label, weight, values, lengths, *sent_weights = self.staging.send(
-            [
-                self.dense,
-                self.label,
-                self.weight,
-                sparse.values(),
-                sparse.lengths(),
-                *([] if weights is None else [weights]),
-            ]
+        dense, label, weight, values, lengths = self.staging.send(
+            [self.dense, self.label, self.weight, sparse.values(), sparse.lengths()]
         )
         moved = KeyedJaggedTensor(
             keys=sparse.keys(),
             values=values,
             lengths=lengths,
-            weights=sent_weights[0] if sent_weights else None,
             stride=sparse.stride(),
             length_per_key=sparse.length_per_key(),
             offset_per_key=sparse.offset_per_key(),

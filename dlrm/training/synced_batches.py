@@ -11,7 +11,6 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.profiler import record_function
 
 from sluice.dlrm.liveness import Activity
 from sluice.dlrm.ranks import Ranks
@@ -116,8 +115,7 @@ class SyncedBatches:
         with self._lock:
             self._waiting_on = feed
         try:
-            with record_function("## next_batch ##"):
-                return next(batches, None)  # only this call is timed as the loader's
+            return next(batches, None)  # only this call is timed as the loader's
         except LoaderError:
             if not self._asked_to_stop():
                 raise

@@ -59,17 +59,16 @@ SCHEDULE = "warmup=2,decay_start=2,decay=12"
 MIXED = OptimConfig(
     dense_optimiser="adam", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1
 )
-SMALLER = {"big": "modulo:67", "mid": "modulo:20", "small": "spread"}
 SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
 WITH_BAGS = {
-    "bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
+    "bags": ModelConfig(**SMALL),
     "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL),
     "dien, one table": ModelConfig(
         kind="dien",
         history="small",
         target="tiny",
         history_table="target",
-        compress={"tiny": "spread"},
+        spread=("tiny",),
         **SMALL,
     ),
 }
@@ -573,11 +572,6 @@ def on_rank(folder: Path, environment: dict[str, object]) -> None:
                 for name, model in WITH_BAGS.items()
                 for how in (("auto", "row") if model.history_table == "target" else KINDS)
             }
-            hosts = folder / f"hosts-{here.ranks}-{here.rank}.json"
-            hosts.write_text(json.dumps({"big": "table_row", "small": "table_row"}))
-            found["unsharded"]["bags table_row"] = against_the_unsharded(
-                here, str(hosts), WITH_BAGS["bags"]
-            )
             found["padded"] = [
                 of_a_padded_batch(here, folder / f"padded-{here.ranks}-{i}", model, ahead=i > 0)
                 for i, model in enumerate((MODEL, WITH_BAGS["bags"], WITH_BAGS["dien"]))
@@ -659,7 +653,7 @@ def judged(parts: TrainingParts, split: FakeSplit, here: Ranks) -> dict[str, flo
 def resumed(here: Ranks, folder: Path) -> dict:
     """Runs broken off and taken up again, on the same ranks and, from two ranks' checkpoint, on another number."""
     found: dict = {}
-    wide = {"width": 16, "dense_layers": (8,), "over_layers": (8,), "compress": SMALLER}
+    wide = {"width": 16, "dense_layers": (8,), "over_layers": (8,), "spread": ("big", "small")}
     runs = {
         "adagrad": {},
         "deepfm": {"optim": MIXED, "model": ModelConfig(kind="deepfm", **wide)},
@@ -688,9 +682,8 @@ def resumed(here: Ranks, folder: Path) -> dict:
                 here, "auto", base / "d", stop_at=4, resume=theirs, **settings
             )
     fake = FakeSplit([batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)])
-    findings = evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here, slices=["tiny"])
+    findings = evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here)
     found["quality"] = findings.quality.to_dict()
-    found["slices"] = {i: q.rows for i, q in findings.slices["tiny"].items()}
     losses = []
     with torch.no_grad():
         for b in fake.batches:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -37,12 +35,6 @@ def test_a_schedule_rises_stays_falls_and_stays():
     )
 
 
-def test_epochs_are_steps_by_another_name():
-    by_epoch = RateSchedule.read("warmup=0.5, decay_start=1,decay=2,by=epoch").in_steps(100)
-    by_step = RateSchedule(warmup=50, decay_start=100, decay=200)
-    assert by_epoch == by_step
-
-
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
@@ -53,7 +45,7 @@ def test_epochs_are_steps_by_another_name():
         ("decay_start=5", ["length", 0]),
         ("floor=2", ["base rate"]),
         ("warmup=-1", ["warmup", -1]),
-        ("by=day", ["'day'"]),
+        ("warmup=1,by=epoch", ["'by=epoch'", "in steps"]),
     ],
 )
 def test_a_wrong_schedule_says_what_is_wrong(text, facts):
@@ -89,20 +81,11 @@ def test_clipping_gives_the_bits_of_a_division_on_the_host(seed):
     scale = 10.0 ** (seed * 2 - 30) if seed else 0.0
     sizes = [(16,), (16, 13), (1,), ()]
     gradients = [scale * torch.randn(size, generator=draw) for size in sizes]
-    named = [(str(i), nn.Parameter(torch.zeros_like(g))) for i, g in enumerate(gradients)]
-    for (_, parameter), g in zip(named, gradients, strict=True):
+    parameters = [nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    for parameter, g in zip(parameters, gradients, strict=True):
         parameter.grad = g.clone()
     length = float(nn.utils.get_total_norm(gradients))
-    assert clip(named, 0.3)[""].item() == length
-    for (_, parameter), g in zip(named, gradients, strict=True):
+    clip(parameters, 0.3)
+    for parameter, g in zip(parameters, gradients, strict=True):
         expected = g.mul(0.3 / length) if length > 0.3 else g
         assert torch.equal(parameter.grad, expected)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_the_length_of_a_gradient_that_is_no_number_is_none(bad):
-    named = [(name, nn.Parameter(torch.zeros(2))) for name in ("layer0", "layer1", "frozen")]
-    for (_, parameter), gradient in zip(named[:2], ([1.0, 0.0], [0.0, bad]), strict=True):
-        parameter.grad = torch.tensor(gradient)
-    lengths = clip(named, 1.0)
-    assert [name for name, value in lengths.items() if not value.isfinite()] == ["layer1", ""]

@@ -143,7 +143,6 @@ def test_without_a_spec_tables_are_compared_by_size(tmp_path):
         {},
         {"kind": "dcn", "cross_layers": 2},
         {"kind": "dcn", "cross_layers": 2, "cross_rank": 4},
-        {"kind": "dcn", "cross_layers": 2, "cross_rank": 4, "cross_experts": 2},
         *({"kind": kind} for kind in ("wide_deep", "deepfm", "xdeepfm", "pnn", "dnn")),
     ],
 )
@@ -180,8 +179,7 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
 )  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 @pytest.mark.parametrize(("optimiser", "dtype"), [("rowwise_adagrad", "fp32"), ("adagrad", "fp16")])
 def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser, dtype):
-    """Each kind of table: grown, compressed and grown, spread and grown, new, gone; and both optimisers' states."""
-    compress = {"C1": "spread", "C5": "modulo:8"}
+    """Each kind of table: grown, spread and grown, new, gone; and both optimisers' states."""
     first, second = versions["first"], versions["other columns"]
     with world() as here:
 
@@ -194,7 +192,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
                     width=8,
                     dense_layers=(8,),
                     over_layers=(8,),
-                    compress=compress,
+                    spread=("C1",),
                     table_dtype=dtype,
                 ),
                 optim=OptimConfig(table_optimiser=optimiser, lr=0.1),
@@ -248,7 +246,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
                 if hasattr(v, "local_shards")
             }
 
-        for name in ("C14", "tags", "C9"):
+        for name in ("C5", "C14", "tags", "C9"):
             old = rows(parts, name)
             assert torch.equal(rows(after, name)[: len(old)], old)
             assert torch.equal(rows(after, name)[len(old) :], fresh[name][len(old) :])
@@ -266,7 +264,6 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
             for number in (0, 3, grown[0] - 1):
                 at = [build_stride(number, n) for n in grown]
                 assert torch.equal(now[at[1]], was[at[0]])
-        assert torch.equal(rows(after, "C5"), rows(parts, "C5"))
         assert torch.equal(rows(after, "C17"), fresh["C17"])
         weight = {
             n: p for n, p in after.model.named_parameters() if n.endswith("tower.dense.0.weight")
@@ -300,13 +297,9 @@ def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
 
 def build_stride(number: int, rows: int) -> int:
     """Where a spread table has an id's row."""
-    from sluice.dlrm.model.table_compression import Compression, Table, rows_of
+    from sluice.dlrm.model.spread_rows import spread_rows
 
-    return int(
-        rows_of(
-            torch.tensor([number]), Table(name="", rows=rows, width=4), Compression(kind="spread")
-        )
-    )
+    return int(spread_rows(torch.tensor([number]), rows))
 
 
 # ---- whole runs
@@ -514,7 +507,4 @@ def test_a_tower_that_reads_a_dropped_column_is_refused():
     changes = TableDiff(before=1, after=2, dropped=("item",))
     with raises(ConfigError, "version 2", "'item'", "dien"):
         run._model(ModelConfig(kind="dien", history="past", target="item"), changes)
-    model = run._model(
-        ModelConfig(compress={"item": "modulo:9", "b": "modulo:9"}, bags={"item": "mean"}), changes
-    )
-    assert (model.compress, model.bags) == ({"b": "modulo:9"}, {})
+    assert run._model(ModelConfig(spread=("item", "b")), changes).spread == ("b",)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sluice.dlrm.model.table_compression import Compression, compressed, rows_of
+from sluice.dlrm.model.spread_rows import spread_rows, table_of
 from sluice.dlrm.options import ModelConfig, Table, spread_out, tables_of
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import TARGET, place
@@ -35,12 +35,11 @@ def found() -> tuple[Table, torch.Tensor]:
 def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(found):
     table, ids = found
     model = spread_out(ModelConfig(), [table])
-    assert model.compress == {"C": "spread"}
-    how = Compression.read("spread")
-    spread = compressed(table, how)
+    assert model.spread == ("C",)
+    spread = table_of(table, spread=True)
     machine = TrainingMachine(ranks=RANKS, memory_bytes=10**10)
     block = -(-ROWS // RANKS)
-    for t, rows in ((table, ids), (spread, rows_of(ids, table, how))):
+    for t, rows in ((table, ids), (spread, spread_rows(ids, ROWS))):
         placement = place([t], machine, asked={"C": "row"})
         real = torch.bincount(rows // block, minlength=RANKS) / len(ids)
         told = [placement.reads_on(r) / (16 * 4) for r in range(RANKS)]
@@ -52,11 +51,9 @@ def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(fou
     assert TARGET < 1.5
 
 
-def test_what_was_chosen_or_is_small_or_even_is_left_alone(found):
-    table, _ = found
-    assert spread_out(ModelConfig(compress={"C": "full"}), [table]).compress == {"C": "full"}
+def test_what_is_small_or_even_is_left_alone():
     small = Table(name="C", rows=9000, width=16, use=((0, 18, 1.0),))
     even = Table(name="C", rows=ROWS, width=16, use=((0, ROWS, 1.0),))
     unknown = Table(name="C", rows=ROWS, width=16)
     for t in (small, even, unknown):
-        assert spread_out(ModelConfig(), [t]).compress == {}
+        assert spread_out(ModelConfig(), [t]).spread == ()

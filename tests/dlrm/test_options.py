@@ -24,16 +24,13 @@ def test_every_option_arrives():
     words = (
         "--data t --epochs 3 --batch-size 64 --seed 5 --lr 0.1 --dense-lr 0.2 --dense-optimiser adam --width 32 "
         "--dense-layers 8,4 --over-layers 9 --sharding row --save-every 7 --log-every 2 "
-        "--tuning fixed --knobs decode=2 --memory-limit 1GiB --reader arrow --table-decay 0.03 --dense-decay 0.1 "
-        "--bags H=mean,G=decay:0.5"
+        "--tuning fixed --knobs decode=2 --memory-limit 1GiB --reader arrow --table-decay 0.03 --dense-decay 0.1"
     )
     config = make(Config, said(*words.split()), version=0)
     optim = OptimConfig(
         lr=0.1, dense_lr=0.2, dense_optimiser="adam", table_decay=0.03, dense_decay=0.1
     )
-    model = ModelConfig(
-        width=32, dense_layers=(8, 4), over_layers=(9,), bags={"H": "mean", "G": "decay:0.5"}
-    )
+    model = ModelConfig(width=32, dense_layers=(8, 4), over_layers=(9,))
     named = {"epochs": 3, "batch_size": 64, "seed": 5, "sharding": "row", "knobs": "decode=2"}
     named |= {"save_every": 7, "log_every": 2, "tuning": "fixed", "reader": "arrow"}
     assert config == replace(
@@ -44,8 +41,34 @@ def test_every_option_arrives():
         **named,
     )
     assert Config.from_dict(config.to_dict()) == config
-    of_0_2_0 = {**config.to_dict(), "live": None, "mllog": True}
-    assert Config.from_dict(of_0_2_0) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "neutral"),
+    [
+        ("missing", "mask", "refuse"),
+        ("model.bags", {"H": "mean"}, {}),
+        ("model.compress", {"C1": "modulo:9"}, {"C1": "spread", "C2": "full"}),
+        ("model.cross_experts", 4, 1),
+        ("model.table_width", 8, 0),
+        ("sample", "drawn", ""),
+    ],
+)
+def test_a_run_of_0_2_is_read_or_refused_by_the_name_of_what_it_was_made_with(
+    setting, value, neutral
+):
+    def stored(value: object) -> dict:
+        config = Config(data="t", version=0).to_dict()
+        del config["model"]["spread"]
+        place = config["model"] if "." in setting else config
+        place[setting.removeprefix("model.")] = value
+        return {**config, "live": None, "mllog": True, "slices": ["C1"], "follow_wait": 3.0}
+
+    spread = ("C1",) if setting == "model.compress" else ()
+    expected = replace(Config(data="t", version=0), model=ModelConfig(spread=spread))
+    assert Config.from_dict(stored(neutral)) == expected
+    with raises(ConfigError, setting.removeprefix("model.").replace("_", "-"), "Sluice 0.2"):
+        Config.from_dict(stored(value))
 
 
 def test_a_resumed_run_keeps_the_settings_that_are_not_given():
@@ -64,11 +87,8 @@ def test_a_resumed_run_keeps_the_settings_that_are_not_given():
 
 
 def test_the_same_words_on_a_resumed_run_keep_what_was_chosen_for_the_other_tables():
-    words = ["--data", "/t", "--compress", "C1=modulo:9"]
-    begun = make(Config, said(*words), version=0)
-    begun = replace(
-        begun, model=replace(begun.model, compress={**begun.model.compress, "C2": "spread"})
-    )
+    words = ["--data", "/t"]
+    begun = replace(make(Config, said(*words), version=0), model=ModelConfig(spread=("C2",)))
     assert options.resumed(begun.to_dict(), said(*words)) == begun
 
 

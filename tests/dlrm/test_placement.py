@@ -112,8 +112,6 @@ def test_what_cannot_be_cut_so_is_refused_with_what_can():
     assert cuts(T("t", 3, 4), 4) == []
     with raises(PlacementError, "3 rows × 16", "by row over 4 ranks", "table or column"):
         place([T("t", 3, 16)], TrainingMachine(ranks=4, memory_bytes=ROOMY), asked={"t": "row"})
-    with raises(PlacementError, "'rows'"):
-        place([T("t", 3, 16)], TrainingMachine(ranks=4, memory_bytes=ROOMY), asked={"t": "rows"})
 
 
 def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must():
@@ -146,15 +144,13 @@ def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must
     [
         ("row:uvm", "cpu", ["'uvm'", "GPUs"]),
         ("data:uvm", "cuda", ["no choice of kernels"]),
-        ("row:fast", "cuda", ["kernel 'fast'"]),
-        ("table_row", "cuda", ["4 ranks of a host", 6]),
     ],
 )
 def test_a_choice_without_a_kernel_is_refused(kind, device, facts):
     with raises(PlacementError, *facts):
         place(
             made([100]),
-            TrainingMachine(ranks=6, ranks_per_host=4, memory_bytes=ROOMY, device=device),
+            TrainingMachine(ranks=6, memory_bytes=ROOMY, device=device),
             asked={"t0": kind},
         )
 

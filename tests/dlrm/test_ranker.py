@@ -12,7 +12,7 @@ from torch import nn
 from sluice.dlrm.follow.transplant import columns_of_tables
 from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.model.ranker import Ranker, TableLayout
-from sluice.dlrm.model.table_compression import Compression, rows_of
+from sluice.dlrm.model.spread_rows import spread_rows
 from sluice.dlrm.options import ConfigError, ModelConfig, Table
 from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import FakeBatch
@@ -78,17 +78,15 @@ def test_a_history_shares_the_targets_table():
         history="h",
         target="b",
         history_table="target",
-        compress={"b": "spread"},
+        spread=("b",),
     )
     layout = TableLayout(config, ITEMS)
     assert [(t.name, t.lookups, t.longest) for t in layout.tables] == [("a", 1, 1), ("b", 3, 5)]
     past = [f"h@{n}" for n in range(4)]
     assert layout.keys == {"a": ["a"], "b": ["b", *past]}
     _, sparse = layout.features(batch())
-    row = {
-        i: int(rows_of(torch.tensor(i), ITEMS[2], Compression(kind="spread"))) for i in range(60)
-    }
-    assert len(set(row.values())) == 60
+    row = spread_rows(torch.arange(60), 60).tolist()
+    assert sorted(row) == [*range(60)]
     assert sparse["b"].values().tolist() == [row[1], row[2], row[3]]
     assert [sparse[key].values().tolist() for key in past] == [
         [row[21], row[24]],
@@ -124,9 +122,9 @@ def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(
             with_item_table(replace(model, history_table="target"), table)
 
 
-def test_a_wide_part_takes_uncompressed_ids():
-    found = looked_up(ModelConfig(kind="deepfm", width=8, compress={"a": "modulo:10"}))
-    assert found["a"][0] == [1, 2, 3]
+def test_a_wide_part_takes_the_ids_themselves():
+    found = looked_up(ModelConfig(kind="deepfm", width=8, spread=("a",)))
+    assert found["a"][0] == spread_rows(torch.tensor([11, 12, 13]), 50).tolist()
     assert found["a@wide"] == ([11, 12, 13], [1, 1, 1])
     assert found["h@wide"] == found["h"] == ([21, 22, 23, 24], [0, 3, 1])
 
@@ -139,12 +137,6 @@ def test_a_wide_part_takes_uncompressed_ids():
         ({"history": "h", "target": "b", "history_table": "target"}, ["'h'", "60", "'b'", "9 ids"]),
         ({}, ["--model dien", "--history COLUMN", "--target COLUMN"]),
         ({"kind": "dcn", "history": "h"}, ["--history", "--target", "--model dien", "dcn"]),
-        ({"kind": "dcn", "bags": {"x": "mean"}}, ["bags", "column 'x'"]),
-        ({"kind": "dcn", "bags": {"h": "means"}}, ["bags", "'means'", "'mean'"]),
-        ({"kind": "dcn", "bags": {"h": "mean:2"}}, ["bags", "write sum"]),
-        ({"kind": "dcn", "bags": {"h": "decay:2"}}, ["bags", "2.0", "above 0"]),
-        ({"table_width": 3}, ["3", "width of 8"]),
-        ({"table_width": 4, "history": "h", "target": "b"}, ["dien"]),
     ],
 )
 def test_a_model_that_cannot_be_made_for_these_columns_is_refused(settings, facts):
@@ -158,44 +150,20 @@ def test_a_column_with_a_dot_in_its_name_gets_a_name_without():
         TableLayout(ModelConfig(width=8), columns)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("sum", [1, 1, 1, 1]),
-        ("mean", [1 / 3, 1 / 3, 1 / 3, 1]),
-        ("sqrt", [3**-0.5, 3**-0.5, 3**-0.5, 1]),
-        ("decay:0.5", [0.25, 0.5, 1, 1]),
-    ],
-)
-def test_a_bags_ids_are_weighed_as_asked_and_all_others_count_whole(text, expected):
-    layout = TableLayout(
-        ModelConfig(width=8, bags={"h": text}, compress={"a": "modulo:10"}), COLUMNS
-    )
-    _, sparse = layout.features(batch())
-    assert sparse["h"].weights().tolist() == pytest.approx(expected)
-    assert sparse["a"].weights().tolist() == [1, 1, 1]
-
-
-def test_narrow_vectors_repeated_are_a_wide_tables_and_are_pulled_towards_0_once():
-    """The same dense layers, over narrow tables and over wide ones that hold each vector twice."""
+def test_looked_up_vectors_are_pulled_towards_0_once():
     torch.manual_seed(1)
-    narrow = {t.name: torch.randn(3, 4, requires_grad=True) for t in COLUMNS}
+    vectors = {t.name: torch.randn(3, 8, requires_grad=True) for t in COLUMNS}
+    config = ModelConfig(width=8, dense_layers=(8,), over_layers=(8,))
     dense, found = torch.randn(3, 2), []
-    for table_width in (4, 0):
-        config = ModelConfig(width=8, table_width=table_width, dense_layers=(8,), over_layers=(8,))
-        columns = [replace(t, width=table_width or 8) for t in COLUMNS]
-        model = Ranker(
-            config, TableLayout(config, columns), dense=2, decay=0.5 if table_width else 0.0
-        )
-        if found:
-            model.tower.load_state_dict(found[0][0].tower.state_dict())
-        looked_up = {n: v if table_width else torch.cat([v, v], 1) for n, v in narrow.items()}
-        model.tables = Looked(looked_up)
+    for decay in (0.5, 0.0):
+        torch.manual_seed(2)
+        model = Ranker(config, TableLayout(config, COLUMNS), dense=2, decay=decay)
+        model.tables = Looked(vectors)
         logits = model(dense, None)
-        found.append((model, logits, torch.autograd.grad(logits.sum(), list(narrow.values()))))
-    torch.testing.assert_close(found[0][1], found[1][1])
-    for pulled, plain, vectors in zip(found[0][2], found[1][2], narrow.values(), strict=True):
-        torch.testing.assert_close(pulled - plain, 0.5 / 3 * vectors)
+        found.append((logits, torch.autograd.grad(logits.sum(), list(vectors.values()))))
+    assert torch.equal(found[0][0], found[1][0])
+    for pulled, plain, looked in zip(found[0][1], found[1][1], vectors.values(), strict=True):
+        torch.testing.assert_close(pulled - plain, 0.5 / 3 * looked)
 
 
 class Looked(torch.nn.Module):

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-from sluice.dlrm.model.table_compression import ConfigError
-from sluice.dlrm.options import Config, Table
+from sluice.dlrm.options import Config, ConfigError, Table
 from sluice.dlrm.sharding.apply import asked, describe, placed, torchrecs_plan
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import place
@@ -62,7 +61,6 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
     """On a described machine of two hosts: no GPU is needed to plan for one."""
     names = {
         "copied": "data",
-        "host": "table_row",
         "spilled": "row:uvm",
         "cached": "table:uvm_caching",
         "columns": "column",
@@ -71,9 +69,7 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(names))
     tables = [Table(name=n, rows=1000, width=16) for n in names]
-    described = TrainingMachine(
-        ranks=4, ranks_per_host=2, memory_bytes=10**9, host_memory_bytes=10**9
-    )
+    described = TrainingMachine(ranks=4, memory_bytes=10**9, host_memory_bytes=10**9)
     placement = place(tables, described, asked=asked(str(file), tables, 4))
     collection = EmbeddingBagCollection(
         device=torch.device("meta"),
@@ -89,7 +85,6 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
     found = {n: (plan[n].sharding_type, plan[n].compute_kernel) for n in names}
     assert found == {
         "copied": ("data_parallel", "dense"),
-        "host": ("table_row_wise", "fused"),
         "spilled": ("row_wise", "fused_uvm"),
         "cached": ("table_wise", "fused_uvm_caching"),
         "columns": ("column_wise", "fused"),

@@ -1,4 +1,4 @@
-"""A model at chance is noticed and explained; one that learns is left alone. Missing dense values."""
+"""A model at chance is noticed and explained; one that learns is left alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from sluice.dlrm.evaluation.diagnosis import bad_predictions, falling, stuck
 from sluice.dlrm.evaluation.metrics import Quality
 from sluice.dlrm.evaluation.split import Findings
-from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import first_bias
 from tests.raises import assert_names
 
@@ -20,7 +19,7 @@ def found(*, rows=100_000, auc=0.5003, ne=None, calibration=None, **change) -> F
     """Of a model at chance."""
     quality = Quality(auc=auc, ne=ne, logloss=None, calibration=calibration, rows=rows)
     others = {"positives": 25_000, "spread": 1.0, "largest_dense": None, "columns": 6}
-    return Findings(quality=quality, slices={}, **{"constant": (), **others, **change})
+    return Findings(quality=quality, **{"constant": (), **others, **change})
 
 
 def said(*, step=1000, after=0, lr=0.05, **change) -> str | None:
@@ -109,18 +108,6 @@ def test_no_advice_on_epochs_when_no_row_was_trained_twice():
 )
 def test_a_third_of_an_epoch_below_the_best_by_more_than_noise_is_a_fall(aucs, noise, falls):
     assert bool(falling(aucs, 15, noise)) == falls
-
-
-def test_missing_values_are_masked_and_counted_by_column():
-    missing = MissingNumbers(["I1", "I2", "I3"])
-    whole = torch.ones(2, 3)
-    assert missing.mask(whole) is whole
-    holes = torch.tensor([[1.0, math.nan, 2.0], [math.inf, math.nan, 3.0]])
-    assert missing.mask(holes).tolist() == [[1, 0, 2], [0, 0, 3]]
-    assert missing.counts == {"I1": 1, "I2": 2}
-    huge = torch.full((2, 3), 3e38)  # finite, though their sum is not
-    assert torch.equal(missing.mask(huge), huge)
-    assert missing.counts == {"I1": 1, "I2": 2}
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])

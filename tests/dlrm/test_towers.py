@@ -77,7 +77,7 @@ def twin_cross(w, x0, config):
     for layer in range(config.cross_layers):
         if not config.cross_rank:
             x = x0 * (w[f"cross.layers.{layer}.weight"] @ x + w[f"cross.layers.{layer}.bias"]) + x
-        elif config.cross_experts == 1:
+        else:
             x = (
                 x0
                 * (
@@ -86,17 +86,6 @@ def twin_cross(w, x0, config):
                 )
                 + x
             )
-        else:
-            gates = np.exp(w["cross.gate.weight"] @ x)
-            gates = gates / gates.sum()
-            new = x
-            for e in range(config.cross_experts):
-                inner = np.maximum(w[f"cross.down.{layer}"][e] @ x, 0)
-                inner = np.maximum(w[f"cross.core.{layer}"][e] @ inner, 0)
-                new = new + gates[e] * x0 * (
-                    w[f"cross.up.{layer}"][e] @ inner + w[f"cross.bias.{layer}"]
-                )
-            x = new
     return x
 
 
@@ -214,7 +203,6 @@ def twin(config, module, data):
 
 CONFIGS = [dict(kind=k) for k in MODELS] + [
     dict(kind="dcn", cross_rank=3, cross_layers=2),
-    dict(kind="dcn", cross_rank=3, cross_experts=4, cross_layers=2),
     dict(kind="xdeepfm", cin_layers=(3, 2, 4)),
     dict(kind="autoint", attention_layers=3, attention_heads=3),
 ]
@@ -264,7 +252,6 @@ def test_histories_that_are_all_empty_train(steps):
         ({"kind": "dlmr"}, ["'dlmr'", "dlrm", "dcn"]),
         ({"width": 0}, ["width", 0, "whole number"]),
         ({"over_layers": (8, 0)}, ["--over-layers", 0, "whole number"]),
-        ({"kind": "dcn", "cross_experts": 2}, ["2 experts", "cross_rank"]),
     ],
 )
 def test_a_wrong_model_is_named(settings, facts):

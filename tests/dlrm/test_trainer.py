@@ -266,13 +266,13 @@ def test_batches_that_are_left_out_are_counted_until_there_are_too_many_in_a_row
         run(20, loss=float("nan"), on_nonfinite="skip")
 
 
-def test_the_first_number_that_is_none_is_named():
+def test_the_first_loss_that_is_no_number_is_named():
     guard = FiniteGuard(
         Config(data="fake", version=0), Alone(Clock()), BatchChecker(SIZES, DENSE, "fake"), print
     )
-    guard.lengths = {"": torch.tensor(math.nan)}
-    guard.watch(3, SimpleNamespace(epoch=0, step=3), torch.tensor(math.inf))
-    with raises(NotANumber, "the gradients' length is nan at step 3"):
+    for step, loss in ((3, math.inf), (4, math.nan)):
+        guard.watch(step, SimpleNamespace(epoch=0, step=step), torch.tensor(loss))
+    with raises(NotANumber, "the loss is inf at step 3"):
         guard.end()
 
 

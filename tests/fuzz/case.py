@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import json
 import math
 import random
@@ -198,59 +197,27 @@ class Case:
 
     # ---- as a request
 
-    def request(self, numbers: Sequence[int], draw: random.Random) -> tuple[str, bytes]:
-        """The content type and the body of a request for these rows."""
-        values = {
-            name: [self.rows[name][n] for n in numbers] for name in self.inputs if name != LABEL
-        }
-        flat = [
-            one
-            for column in values.values()
-            for value in column
+    def fits_json(self, row: int) -> bool:
+        """Whether JSON can hold the numbers of a row. It has no NaN and no infinity."""
+        values = (self.rows[name][row] for name in self.inputs if name != LABEL)
+        return all(
+            not isinstance(one, float) or math.isfinite(one)
+            for value in values
             for one in (value if isinstance(value, list) else [value])
-        ]
-        arrow = any(isinstance(one, float) and not math.isfinite(one) for one in flat)
-        misfits = any(isinstance(one, Misfit) for one in flat)
-        if misfits or not (arrow or draw.random() < 0.5):
-            if misfits and arrow:  # JSON has only finite numbers
-                values = {
-                    name: [one if isinstance(one, Misfit) else None for one in column]
-                    for name, column in values.items()
-                }
-            rows = [
-                ", ".join(
-                    f'"{name}": {self._literal(name, numbers[place], column[place], draw)}'
-                    for name, column in values.items()
-                    if column[place] is not None or draw.random() < 0.5
-                )
-                for place in range(len(numbers))
-            ]
-            return (
-                "application/json",
-                f'{{"rows": [{", ".join(f"{{{row}}}" for row in rows)}]}}'.encode(),
-            )
-        table = pa.table(
-            {
-                name: pa.array(
-                    [_in_arrow(value, self.inputs[name]) for value in column],
-                    ARROW_TYPES[self.inputs[name]],
-                )
-                for name, column in values.items()
-            }
         )
-        sink = io.BytesIO()
-        with pa.ipc.new_stream(sink, table.schema) as stream:
-            stream.write_table(table)
-        return "application/vnd.apache.arrow.stream", sink.getvalue()
 
-
-def _in_arrow(value: Any, kind: str) -> Any:
-    """A value as an Arrow column has it: floats, and the digits of whole numbers among texts."""
-    if isinstance(value, list):
-        return [_in_arrow(one, kind.removesuffix("s")) for one in value]
-    if not isinstance(value, int) or kind == "int":
-        return value
-    return float(value) if kind == "float" else str(value)
+    def request(self, numbers: Sequence[int], draw: random.Random) -> bytes:
+        """The body of a request for these rows."""
+        rows = [
+            ", ".join(
+                f'"{name}": {self._literal(name, number, value, draw)}'
+                for name in self.inputs
+                if name != LABEL
+                and ((value := self.rows[name][number]) is not None or draw.random() < 0.5)
+            )
+            for number in numbers
+        ]
+        return f'{{"rows": [{", ".join(f"{{{row}}}" for row in rows)}]}}'.encode()
 
 
 def _fits_32_bits(values: Sequence[int | None]) -> bool:

@@ -326,7 +326,7 @@ def of_server(
 ) -> list[str]:
     """What the server makes otherwise. A row of the training split knows its own label's fold, and its own moment, in
     the ETL alone, so such columns are compared in the rows of the other splits."""
-    keys = list(want[KEY])
+    keys = [key for key in want[KEY] if case.fits_json(key - 1)]
     if not keys:
         return []
     spec = parsed(case, case.entries)
@@ -378,8 +378,9 @@ def not_refused(case: Case, whole: Made, table: FeatureTable, kept: list[int]) -
             f"rows {sorted(held)} are in the table, and one of their values fits no column"
         )
     beyond = sorted(set(stored(whole.table)[KEY]) - set(kept))
-    for key in [*misfits[:_MOST_REFUSED], *beyond[:_MOST_REFUSED]]:
-        found += _answered(case, server, key)
+    for keys in (misfits, beyond):
+        for key in [key for key in keys if case.fits_json(key - 1)][:_MOST_REFUSED]:
+            found += _answered(case, server, key)
     return found
 
 

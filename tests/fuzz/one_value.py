@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, columns_of
+from sluice.dlrm.serving.decode import Decoder, columns_of
 from sluice.etl.apply.cells import TextCells
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
@@ -90,9 +90,10 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     ]
     text = _spec(folder, kind)
     spec = Spec.own(text)
-    for way, array in _requests(spec, asked):
-        if _bits(array) != _bits(asked):
-            found.append(f"a request in {way} has {array}, not {asked}")
+    body = json.dumps({"rows": [{"k": value} for value in rows]}).encode()
+    array = columns_of(Decoder(spec, "", most_rows=100).read([body])[1])["k"]
+    if _bits(array) != _bits(asked):
+        found.append(f"a request has {array}, not {asked}")
     if seed % SPARK_EVERY == 0:
         found += _job(folder, text, stored, side, asked)
     return found
@@ -111,19 +112,6 @@ def _spec(folder: Path, kind: str) -> str:
         column("k", "sparse", 'categorify, joint = "k"'),
         column("past", "id_list", 'categorify, joint = "k"'),
     )
-
-
-def _requests(spec: Spec, asked: pa.Array) -> list[tuple[str, pa.Array]]:
-    decoder = Decoder(spec, "", most_rows=100)
-    body = json.dumps({"rows": [{"k": value} for value in asked.to_pylist()]}).encode()
-    sink = pa.BufferOutputStream()
-    table = pa.table({"k": asked})
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return [
-        (form, columns_of(decoder.read([(form, content)])[1])["k"])
-        for form, content in ((JSON, body), (ARROW, sink.getvalue().to_pybytes()))
-    ]
 
 
 def _bits(values: pa.Array) -> list[str]:

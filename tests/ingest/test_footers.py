@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import History, Loader
-from sluice.dlrm.training.input_checks import BadData, check_footers
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
@@ -223,5 +222,3 @@ def test_a_footer_that_contradicts_itself_is_refused_wherever_statistics_are_rea
     history = History(by="s", time="label", columns=["s"], last=2)
     with raises(HistoryError, "damaged.parquet", message, "damaged"):
         Loader(str(contradicting.parent), history=history, **how)
-    with raises(BadData, "damaged.parquet", message, "make it again"):
-        check_footers([str(contradicting)], {"s": 30}, "label")

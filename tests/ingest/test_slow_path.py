@@ -10,7 +10,6 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.stores import Place, plain_path
-from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
@@ -69,7 +68,6 @@ def test_a_feature_table_gives_the_same_rows_through_a_slow_store(table):
     assert slow.uri == f"latency://1ms{table.uri}"
     assert slow.version == table.version
     assert slow.files_of("train")[0].path == f"latency://1ms{table.files_of('train')[0].path}"
-    check_files(slow)
     order, store = taken(slow)
     assert order == taken(table)[0]
     assert store["reads"] > 0

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sluice.dlrm.serving import decode
-from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, columns_of
+from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
 from sluice.etl.spec.spec import Spec
 
 SPEC = Spec.parse("""
@@ -86,7 +86,7 @@ BODIES = [
 
 def outcomes(bodies):
     """What the client of each request gets: the refusal, or its rows."""
-    counts, rows = Decoder(SPEC, "f", most_rows=10).read_all([(JSON, body) for body in bodies])
+    counts, rows = Decoder(SPEC, "f", most_rows=10).read_all(bodies)
     left = iter(rows.to_pylist())
     return [
         (one.status, str(one))
@@ -112,6 +112,6 @@ def test_an_empty_text_is_a_missing_one_where_the_input_has_no_other(monkeypatch
     body = b'{"rows": [{"word": ""}, {"word": "a"}, {}]}'
     for together_bytes in (0, 10**9):
         monkeypatch.setattr(decode, "TOGETHER_BYTES", together_bytes)
-        _, rows = Decoder(spec, "f", most_rows=10).read([(JSON, body), (JSON, body)])
+        _, rows = Decoder(spec, "f", most_rows=10).read([body, body])
         words = columns_of(rows)["word"].to_pylist()
         assert words == 2 * [None if format == "tsv" else "", "a", None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal, columns_of
+from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
 from sluice.dlrm.serving.served_model import BadValue, Servable, online_of
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
@@ -89,19 +88,13 @@ def test_a_text_is_the_same_feature_to_a_job_and_to_a_server(form, tmp_path):
     spec = Spec.parse(text)
     decoder, features = Decoder(spec, "", most_rows=99), Features(spec, FittedState())
     rows = [{"row": n, "word": word, "size": None} for n, word in enumerate(WORDS)]
-    sink = io.BytesIO()
-    kinds = pa.schema([("row", pa.int64()), ("word", pa.string()), ("size", pa.float64())])
-    columns = pa.Table.from_pylist(rows, kinds)
-    with pa.ipc.new_stream(sink, columns.schema) as stream:
-        stream.write_table(columns)
-    lacking = [*rows, {"row": LACKING}]
-    for kind, body in ((JSON, json.dumps({"rows": lacking}).encode()), (ARROW, sink.getvalue())):
-        served = as_read(features.inputs(columns_of(decoder.read([(kind, body)])[1])))
-        for number, row in enumerate(served["row"]):
-            for name in ("word", "hashed", "joined", "size"):
-                assert served[name][number] == job[int(row)][name], (kind, name, number)
-            ids = b"".join(id_.to_bytes(4, "little") for id_ in served["parts"][number])
-            assert ids == job[int(row)]["parts"], (kind, number)
+    body = json.dumps({"rows": [*rows, {"row": LACKING}]}).encode()
+    served = as_read(features.inputs(columns_of(decoder.read([body])[1])))
+    for number, row in enumerate(served["row"]):
+        for name in ("word", "hashed", "joined", "size"):
+            assert served[name][number] == job[int(row)][name], (name, number)
+        ids = b"".join(id_.to_bytes(4, "little") for id_ in served["parts"][number])
+        assert ids == job[int(row)]["parts"], number
 
 
 NUMBERS = """
@@ -198,9 +191,9 @@ def test_a_whole_number_where_json_has_floats_or_texts_is_the_same_to_a_job_and_
         body = json.dumps({"rows": [row]}).encode()
         if row["row"] not in job:
             with raises(Refusal, "64 bits"):
-                decoder.read([(JSON, body)])
+                decoder.read([body])
             continue
-        served = as_read(features.inputs(columns_of(decoder.read([(JSON, body)])[1])))
+        served = as_read(features.inputs(columns_of(decoder.read([body])[1])))
         stored = job[row["row"]]
         assert [np.float32(served[name][0]) for name in ("size", "sizes")] == [
             stored["size"],
@@ -234,14 +227,12 @@ def test_a_number_that_a_job_rejects_is_422_for_a_server_and_others_are_the_same
         rows=Serving.open(table),
         online=online_of(table, None),
         transforms=ColumnTransforms((), ()),
-        layout=SimpleNamespace(missing=None, columns=[SimpleNamespace(name="id", rows=12)]),
+        layout=SimpleNamespace(columns=[SimpleNamespace(name="id", rows=12)]),
     )
     decoder = Decoder(spec, "", most_rows=99)
 
     def batch(some):
-        return servable.batch(
-            columns_of(decoder.read([(JSON, json.dumps({"rows": some}).encode())])[1])
-        )
+        return servable.batch(columns_of(decoder.read([json.dumps({"rows": some}).encode()])[1]))
 
     for row in rows:
         if row["row"] in kept:

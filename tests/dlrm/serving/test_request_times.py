@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
 import pytest
 
-from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal, columns_of
+from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
 from sluice.etl.spec.spec import Spec
 from tests.raises import raises
 
@@ -37,30 +36,20 @@ ROWS = [
 READ = {"at": [10.0, 86_400.0, 7.5, None], "day": [86_400, 5, None, None]}
 
 
-def decoded(*bodies: tuple[str, bytes]) -> dict[str, list]:
+def decoded(*bodies: bytes) -> dict[str, list]:
     decoder = Decoder(Spec.own(SPEC), "", most_rows=9)
     return {
         name: values.to_pylist() for name, values in columns_of(decoder.read(bodies)[1]).items()
     }
 
 
-def body_of(*rows: dict) -> tuple[str, bytes]:
-    return JSON, json.dumps({"rows": rows}).encode()
+def body_of(*rows: dict) -> bytes:
+    return json.dumps({"rows": rows}).encode()
 
 
 def test_times_are_read_as_the_job_reads_them():
     assert decoded(body_of(*ROWS)) == READ
     assert decoded(*map(body_of, ROWS)) == READ, "requests that are answered together"
-
-
-def test_columns_of_times_may_be_texts():
-    for at in (["1970-01-01 00:00:10", None], pa.array([10**10, None], pa.timestamp("ns"))):
-        table = pa.table({"at": at, "day": pa.array([1, 2], pa.date32())})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as stream:
-            stream.write_table(table)
-        body = ARROW, sink.getvalue().to_pybytes()
-        assert decoded(body) == {"at": [10.0, None], "day": [86_400, 172_800]}
 
 
 @pytest.mark.parametrize(

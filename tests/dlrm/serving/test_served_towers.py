@@ -22,7 +22,7 @@ HOW = [
     ITEMS,
     {**ITEMS, "history_table": "target"},
     {"table_dtype": "fp16"},
-    {"table_dtype": "bf16", "compress": {"big": "modulo:70"}},
+    {"table_dtype": "bf16", "spread": ("big",)},
 ]
 
 
