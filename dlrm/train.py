@@ -1,10 +1,10 @@
 """Trains a recommender on a feature table. All ranks share its embedding tables, and its input is tuned meanwhile.
 
-    sluice train --data TABLE --run-dir DIR                    one process
-    torchrun --nproc-per-node=2 -m sluice.dlrm.train --data TABLE --run-dir DIR     two ranks here
-    sluice train --data TABLE --run-dir DIR --ranks 2 --check  check settings and input
-    sluice train --run-dir DIR --resume                        go on, on any number of ranks
-    torchrun … -m sluice.dlrm.train --data TABLE --run-dir DIR --resume    begin, or go on
+    sluice train --data TABLE --run-dir DIR
+    torchrun --nproc-per-node=2 -m sluice.dlrm.train --data TABLE --run-dir DIR --resume
+
+The first command trains in one process, the second on two ranks. --resume begins a run or goes on with it, on any
+number of ranks. --check checks settings and input, and trains nothing.
 
 The last line of standard output is one JSON object: the result, or "error" with the reason. Everything else goes to
 standard error. SIGTERM saves a checkpoint, and all ranks end with 143 (torchrun itself ends with 1). Ctrl-C saves
