@@ -22,11 +22,11 @@ from sluice.ingest.plain.column_kind import (
     Spread,
     is_amount,
     is_named_id,
+    label_leaks,
     likely_values,
     spread_of,
     words_of,
 )
-from sluice.ingest.plain.label_leaks import label_leaks
 from sluice.ingest.plain.probe import ColumnFacts, is_list
 from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
 

@@ -1,4 +1,5 @@
-"""Turns a caller's roles for the columns of plain Parquet, given by names and patterns, into recipes: `recipes_of`."""
+"""Turns a caller's roles for the columns of plain Parquet, given by names and patterns, into recipes: `recipes_of`. A
+spec's columns become recipes by `recipes_of_spec`, which rejects what only a job can do."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sluice.common.errors import OperatorError, UsageError
 from sluice.common.number_checks import is_whole
-from sluice.etl.ops import Operator
+from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
+from sluice.etl.ops.user_function import Python
+from sluice.etl.spec.spec import Spec
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.plain.hashed_ids import MOST_IDS, can_hash
 from sluice.ingest.plain.recipe import Recipe
@@ -21,6 +25,7 @@ Roles = Mapping[str, str | Sequence[str]]
 ["C*", "user%1000000"]}`. The number after a percent sign is the number of ids to hash to. A label may be a comparison:
 `stars >= 4`, `event == buy`."""
 _SIZED = re.compile(r"(.+)%(\d[\d_]*)")
+_JOB = "make a table of it by `sluice etl --spec`, and load that"
 _COMPARED = re.compile(rf"(.+?)\s*({'|'.join(COMPARISONS)})\s*(\S.*)")
 
 
@@ -172,3 +177,68 @@ def _names(
     if not names:
         raise ParquetError(f"{where}: there is no column {pattern!r}{nearest(pattern, types)}")
     return names
+
+
+def recipes_of_spec(
+    spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str], form: str = "parquet"
+) -> tuple[Recipe, ...]:
+    """Returns the recipes of the model's columns, in the spec's order. `types` has the types of the files' columns.
+    Files may lack optional columns. `form` is the format of the source."""
+    _refuse_rules_of_jobs(spec, form)
+    for name in spec.input.columns:
+        if name not in types and name not in spec.input.optional:
+            where = (
+                f"{lacking[name]}: no column {name!r}, which other files have"
+                if name in lacking
+                else f"the files have no column {name!r}, which its input.columns name{nearest(name, types)}"
+            )
+            raise ColumnError(
+                f"{spec.name}: {where}; if it may be missing, add it to input.optional as well"
+            )
+    found = []
+    for column in spec.columns:
+        if column.role not in ROLES:
+            continue
+        for op in column.ops:
+            if isinstance(op, Fitted):
+                raise ColumnError(
+                    f"{spec.name}: column {column.name!r}: {op.name} learns from the data, which a "
+                    f"loader of plain files does not; use hash, modulus or bucketize, or {_JOB}"
+                )
+            if isinstance(op, Python):
+                raise ColumnError(
+                    f"{spec.name}: column {column.name!r}: python is for jobs; name {op.function!r} as "
+                    "the function of a [[transform]]"
+                )
+        found.append(
+            Recipe(
+                name=column.name,
+                role=column.role,
+                sources=column.sources,
+                operators=column.ops,
+                kinds=tuple(spec.input.columns[name] for name in column.sources),
+            )
+        )
+    return tuple(found)
+
+
+def _refuse_rules_of_jobs(spec: Spec, form: str) -> None:
+    source, rows = spec.input, spec.rows
+    rules = {
+        "[dedup]": rows.dedup,
+        "[[join]]": rows.joins,
+        "[[history]] or [[lag]]": rows.histories,
+        "[[filter]]": rows.filters,
+        "[sample]": rows.sample,
+        "[negatives]": rows.negatives,
+    }
+    if source.format not in ("parquet", form):
+        why = f"input.format is {source.format!r}, and this loader reads {form}"
+    elif source.times or source.place:
+        what = "a format of input.columns" if source.times else "input.place"
+        why = f"{what} is for jobs"
+    elif rule := next(filter(rules.get, rules), None):
+        why = f"{rule} changes which rows there are, which only a job can do"
+    else:
+        return
+    raise ColumnError(f"{spec.name}: {why}; {_JOB}")

@@ -18,6 +18,7 @@ from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.knobs import nearest
 from sluice.ingest.plain.footer_chunks import check_file
 from sluice.ingest.plain.recipe import typed
 from sluice.ingest.plain.roles import ParquetError
@@ -137,3 +138,19 @@ def _bounds(file: TableParquet, number: int, name: str) -> pa.Table | None:
     if known is None or not (known.has_min_max and known.has_null_count) or known.null_count:
         return None
     return pa.table({name: pa.array([known.min, known.max], kind)})
+
+
+def selection_of(spec: Spec, split: str) -> RowSelection | None:
+    """Returns the selection of a split's rows. None if all rows are in one split."""
+    table = spec.table
+    if split not in table.split:
+        raise ColumnError(f"{spec.name}: table.split has no {split!r}{nearest(split, table.split)}")
+    if len(table.split) == 1 and not table.split_column:
+        return None
+    if splits_by_key(spec) and not (table.split_by or table.key):
+        raise ColumnError(
+            f"{spec.name}: a row's split hashes all its columns, which a loader would have to read "
+            "twice; name the columns that decide as table.key or table.split_by, or a time as "
+            "table.split_time, or write split = {train = 1}"
+        )
+    return RowSelection(spec, split)

@@ -43,7 +43,6 @@ from sluice.ingest.plain.file_types import (
     difference,
     refuse_mixed,
 )
-from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.made_columns import MadeColumns
@@ -57,9 +56,10 @@ from sluice.ingest.plain.roles import (
     label_of,
     only_label,
     recipes_of,
+    recipes_of_spec,
     roles_of,
 )
-from sluice.ingest.plain.row_selection import RowSelection
+from sluice.ingest.plain.row_selection import RowSelection, selection_of
 from sluice.ingest.read.footers import Footer, footers_of
 from sluice.ingest.read.petastorm.options import edited_by, transformed, unischema_of
 from sluice.ingest.stages.transform import Transform, given_by, reads_of
