@@ -31,9 +31,9 @@ def runs(column: Mapping[str, Any], rows: int) -> Runs:
 
 
 def top(column: Mapping[str, Any], rows: int) -> tuple[tuple[int, float], ...]:
-    """Returns the most frequent ids and their shares."""
+    """Returns the most frequent ids and their shares. Only tables of release 0.2.0 have counted them."""
     total = max(1, int(column["rows"]))
-    return tuple((int(i), n / total) for i, n in column["top"].items() if int(i) < rows)
+    return tuple((int(i), n / total) for i, n in column.get("top", {}).items() if int(i) < rows)
 
 
 def spread_runs(frequent: Sequence[tuple[int, float]], rows: int, stride: int) -> Runs:
