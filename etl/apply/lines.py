@@ -129,7 +129,7 @@ class Delimited:
         """A line may end before the input's optional columns. These are then null."""
         self._schema, self._decimal = source.schema, source.decimal
         self._least = len(self._schema) - len(source.optional)
-        self._quoted = source.format == "csv"
+        self._quoted, self._multiline = source.format == "csv", source.multiline
         self._delimiter = source.delimiter.encode()
         self._options: dict[str, Any] = {
             "delimiter": source.delimiter,
@@ -146,6 +146,11 @@ class Delimited:
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be cut alone."""
         found = find_irregular(lines)
+        if self._multiline:
+            inner = pc.less(
+                pc.find_substring(lines, b"\n"), pc.subtract(pc.binary_length(lines), 1)
+            )
+            found |= np.asarray(inner)
         if self._quoted and pc.any(quotes := pc.match_substring(lines, '"')).as_py():
             odd = pc.and_not(quotes, pc.match_substring_regex(lines, self._closed))
             found |= np.asarray(odd)

@@ -105,11 +105,6 @@ class Job:
         """Refuses options that do not fit each other or the spec."""
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
-        if self.spec.input.multiline:
-            raise InputError(
-                f"{self.spec.name}: input.multiline: records over several lines are not read any more; write them as "
-                "Parquet, for instance with DuckDB: COPY (FROM 'logs.csv') TO 'logs.parquet'"
-            )
         rows = self.spec.rows
         for name in [rows.dedup and rows.dedup.order, *(each.order for each in rows.histories)]:
             if name and self.spec.kinds.get(name) == "text":

@@ -52,6 +52,7 @@ class InputFiles:
         else:
             self._located = dict.fromkeys(files_of(paths), OWN)
         self.files = list(self._located)
+        self._records = source.delimiter if source.multiline else ""
 
     @cached_property
     def bytes(self) -> int:
@@ -63,14 +64,14 @@ class InputFiles:
         return (
             iter(self.row_groups)
             if self._source.has_columns
-            else pieces_of(self.files, PIECE_BYTES)
+            else pieces_of(self.files, PIECE_BYTES, self._records)
         )
 
     def tasks(self, task_bytes: int) -> Sequence[tuple[Part, ...]]:
         """Returns all of the input in order, in parts of about `task_bytes`."""
         if self._source.has_columns:
             return self.tasks_of_groups(task_bytes)
-        return split_into_tasks(self.files, task_bytes)
+        return split_into_tasks(self.files, task_bytes, self._records)
 
     def tasks_of_groups(self, task_bytes: int) -> list[tuple[RowGroups, ...]]:
         return pack(((group, group.size + OPEN_BYTES) for group in self.row_groups), task_bytes)

@@ -1,13 +1,15 @@
 """`Piece`: about 16 MiB of lines of a text file, for a thread.
 
 A line belongs to the piece in which it begins. A plain file is cut by byte ranges, which the threads read. A compressed
-file is decompressed from its beginning by the thread that hands out the pieces. `split_into_tasks` gives each task of a
-cluster some ranges.
+file, and one whose records may take several lines, is read from its beginning by the thread that hands out the pieces.
+`split_into_tasks` gives each task of a cluster some ranges.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.ops.hashing import MOST_TEXT_BYTES
 from sluice.etl.read.input_paths import InputFile
 
 T = TypeVar("T")
@@ -71,6 +74,8 @@ class Piece:
     start: int = 0
     content: bytes | None = None
     """The lines, if they were read already."""
+    ends: npt.NDArray[np.intp] | None = None
+    """The positions after each record, if records may take several lines."""
 
     @property
     def part(self) -> tuple[str, int]:
@@ -85,16 +90,16 @@ class Piece:
             else contextlib.nullcontext(bytearray()) as buffer
         ):
             content = memoryview(self._read(buffer) if self.content is None else self.content)
-            content = (
-                content[len(_MARK) :]
-                if not self.number and content[: len(_MARK)] == _MARK
-                else content
-            )
+            ends = self.ends
+            if not self.number and content[: len(_MARK)] == _MARK:
+                content = content[len(_MARK) :]
+                ends = None if ends is None else ends - len(_MARK)
             if len(content):
                 # The Arrow array uses these bytes. They are copied only if the last line has no end.
                 if content[-1] != ord("\n"):
                     content = memoryview(bytes(content) + b"\n")
-                ends = _line_ends(np.frombuffer(content, np.uint8))
+                if ends is None:
+                    ends = _line_ends(np.frombuffer(content, np.uint8))
                 offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
                 lines = pa.Array.from_buffers(
                     pa.binary(), len(ends), [None, offsets, pa.py_buffer(content)]
@@ -123,25 +128,27 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Some bytes of a file: whole pieces, or a compressed file."""
+    """Some bytes of a file: whole pieces, or all of a file that is read from its beginning."""
 
     file: InputFile
     start: int
     size: int
     piece_bytes: int
+    delimiter: str = ""
+    """Of records that may take several lines. Empty: a record is a line."""
 
     def pieces(self, buffers: PieceBuffers) -> Iterator[Piece]:
-        if is_compressed(self.file):
-            yield from _decompress(self.file, self.piece_bytes, buffers)
+        if self.delimiter or is_compressed(self.file):
+            yield from _read_in_order(self, buffers)
             return
         for start in range(self.start, self.start + self.size, self.piece_bytes):
             size = min(self.piece_bytes, self.file.size - start)
             yield Piece(self.file, start // self.piece_bytes, size, buffers, start)
 
 
-def pieces_of(files: Iterable[InputFile], piece_bytes: int) -> Iterator[Piece]:
+def pieces_of(files: Iterable[InputFile], piece_bytes: int, delimiter: str = "") -> Iterator[Piece]:
     """Yields the pieces of all files."""
-    return pieces_of_ranges(FileRange(file, 0, file.size, piece_bytes) for file in files)
+    return pieces_of_ranges(FileRange(file, 0, file.size, piece_bytes, delimiter) for file in files)
 
 
 def pieces_of_ranges(ranges: Iterable[FileRange]) -> Iterator[Piece]:
@@ -152,17 +159,21 @@ def pieces_of_ranges(ranges: Iterable[FileRange]) -> Iterator[Piece]:
         yield from part.pieces(buffers)
 
 
-def split_into_tasks(files: Sequence[InputFile], task_bytes: int) -> list[tuple[FileRange, ...]]:
-    """Returns the ranges of each task, in the order of the input. A task has about `task_bytes`, or one compressed
-    file. Each file counts `OPEN_BYTES` more."""
+def split_into_tasks(
+    files: Sequence[InputFile], task_bytes: int, delimiter: str = ""
+) -> list[tuple[FileRange, ...]]:
+    """Returns the ranges of each task, in the order of the input. A task has about `task_bytes`, or one file that is
+    read from its beginning. Each file counts `OPEN_BYTES` more."""
     pieces = -(-task_bytes // PIECE_BYTES)
     piece_bytes = -(-task_bytes // pieces)
     ranges = []
     for file in files:
-        step = max(1, file.size) if is_compressed(file) else pieces * piece_bytes
+        whole = delimiter or is_compressed(file)
+        step = max(1, file.size) if whole else pieces * piece_bytes
         for start in range(0, file.size, step):
             size = min(step, file.size - start)
-            ranges.append((FileRange(file, start, size, piece_bytes), size + OPEN_BYTES))
+            part = FileRange(file, start, size, piece_bytes, delimiter)
+            ranges.append((part, size + OPEN_BYTES))
     return pack(ranges, task_bytes)
 
 
@@ -213,23 +224,53 @@ def _to_line_end(stream: Any) -> bytes:
     return collected[: collected.find(b"\n") + 1] or collected
 
 
-def _decompress(file: InputFile, piece_bytes: int, buffers: PieceBuffers) -> Iterator[Piece]:
+def _read_in_order(part: FileRange, buffers: PieceBuffers) -> Iterator[Piece]:
+    """Yields the pieces of a whole file."""
+    file = part.file
     with file.open() as stream:
         collected = bytearray()
         number = 0
         before = 0
-        for chunk in _chunks(file, stream):
+        for chunk in itertools.chain(_chunks(file, stream), (b"",)):
             collected += chunk
-            cut = collected.rfind(b"\n") + 1 if len(collected) >= piece_bytes else 0
+            if chunk and len(collected) < part.piece_bytes:
+                continue
+            ends = None
+            if part.delimiter:
+                if not chunk and collected and not collected.endswith(b"\n"):
+                    collected += b"\n"
+                ends = _record_ends(bytes(collected), part.delimiter, last=not chunk)
+                cut = int(ends[-1]) if len(ends) else 0
+            else:
+                cut = collected.rfind(b"\n") + 1 if chunk else len(collected)
             if cut:
-                yield Piece(
-                    file, number, stream.tell() - before, buffers, content=bytes(collected[:cut])
-                )
+                place = stream.tell() if chunk else file.size
+                content = bytes(collected[:cut])
+                yield Piece(file, number, place - before, buffers, content=content, ends=ends)
                 collected = collected[cut:]
                 number += 1
-                before = stream.tell()
-        if collected:
-            yield Piece(file, number, file.size - before, buffers, content=bytes(collected))
+                before = place
+
+
+def _record_ends(content: bytes, delimiter: str, *, last: bool) -> npt.NDArray[np.intp]:
+    """Returns the positions after each record that ends in the content. Line ends between quotes do not end a record.
+
+    A quote that does not end within `MOST_TEXT_BYTES`, or in the `last` content, is left to its line."""
+    end = rf"\x{ord(delimiter):02x}"
+    field = rf'(?:"(?:[^"]|"")*+"[^{end}\n]*+|[^"{end}\n][^{end}\n]*+|)'
+    record = re.compile(rf"{field}(?:{end}{field})*+\n".encode())
+    ends = list[int]()
+    place = 0
+    while place < len(content):
+        match = record.match(content, place)
+        if match is None or match.end() - place > MOST_TEXT_BYTES:
+            if match is None and not last and len(content) - place <= MOST_TEXT_BYTES:
+                break
+            place = content.find(b"\n", place) + 1 or len(content)
+        else:
+            place = match.end()
+        ends.append(place)
+    return np.array(ends, np.intp)
 
 
 def _chunks(file: InputFile, stream: Any) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
-from tests.etl.tables import column, write_rows, write_spec
+from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark
@@ -95,11 +95,18 @@ def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
     assert [row["item"] for row in rows_of(FeatureTable.open(tmp_path / "t"))] == ["b"]
 
 
-def test_records_over_several_lines_are_refused_with_what_to_do(tmp_path):
+def test_a_quoted_field_may_contain_line_ends_and_an_open_quote_costs_its_own_line(spark, tmp_path):
     text = write_spec(INPUTS, REST, form="csv", head="multiline = true\n")
-    assert Spec.parse(text).input.multiline  # a table of 0.2.0 may have such a spec
-    with raises(InputError, "input.multiline", "Parquet", "DuckDB"):
-        Job(spec=Spec.parse(text), inputs=("x",), store=TableStore(tmp_path / "t"))
+    (tmp_path / "in.csv").write_bytes(
+        b'1,"a\nb",1\n0,"c\r\n""d""\n",2\n1,f,x\n1,"g\n\n",5\r\n1,"open,3\n0,e,4'
+    )
+    run(spark, tmp_path / "t", tmp_path / "in.csv", text=text, max_rejects=1.0)
+    assert prices(tmp_path / "t") == [("a\nb", 1), ('c\r\n"d"\n', 2), ("e", 4), ("g\n\n", 5)]
+    rejected = rejects_of(FeatureTable.open(tmp_path / "t"))
+    assert {each["line"]: each["reason"] for each in rejected} == {
+        3: "price: not a number of 64 bits",
+        5: "a quote that does not end",
+    }
 
 
 @contextmanager

@@ -175,6 +175,24 @@ def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, monkeypatch, en
             assert found == [line + b"\n" for line in lines], (size, name)
 
 
+def test_every_record_is_whole_however_its_file_is_cut(tmp_path):
+    draw = random.Random(4)
+    fields = (b'"a\n\r\n"', b'"""\n"', b'b"', b"", b'"c"d', b"e" * 9)
+    records = [
+        b",".join(draw.choices(fields, k=draw.randint(1, 3))) + draw.choice((b"\n", b"\r\n"))
+        for _ in range(60)
+    ]
+    (tmp_path / "records").write_bytes(b"".join([*records, b'"open,\n', b'last,"f\n"']))
+    for size in (1, 5, 40, 1000):
+        read = [
+            line
+            for piece in pieces_of(files_of([str(tmp_path / "records")]), size, ",")
+            for batch in piece.batches()
+            for line in batch["line"].to_pylist()
+        ]
+        assert read[:60] == records, size
+
+
 def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
     fsspec = pytest.importorskip("fsspec")
     for name in (
