@@ -63,7 +63,7 @@ def result(done, run):
     return last_json(done)["auc"], [one["order_hash"] for one in epochs], tensors
 
 
-@pytest.mark.parametrize("status", [None, 503, LOST])
+@pytest.mark.parametrize("status", [None, LOST])
 def test_a_table_in_s3_is_trained_on_as_a_local_one(trained_here, server, forks, tmp_path, status):
     if status is not None:
         server.refuse(0.2, status)

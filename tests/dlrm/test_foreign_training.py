@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from sluice.dlrm.foreign_table import open_table
 from sluice.dlrm.options import Config, ConfigError, ModelConfig
 from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.rig import SMALL_MODEL, last_json
-from tests.lake_tables import iceberg, newest, start_threads_of_iceberg
 from tests.raises import assert_names, raises
 
 ROWS = 2400
@@ -47,33 +45,12 @@ def as_delta(folder: Path, *parts: pa.Table) -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads():
-    start_threads_of_iceberg()
-
-
-def as_iceberg(folder: Path, *parts: pa.Table) -> str:
-    folder.mkdir()
-    table = iceberg(folder, parts[0].schema)
-    for part in parts:
-        table.append(part)
-    table.catalog.close()
-    return newest(table)
-
-
 def as_files(folder: Path, *parts: pa.Table) -> str:
     folder.mkdir(exist_ok=True)
     for part in parts:
         number = len([*folder.glob("*.parquet")])
         pq.write_table(part, folder / f"{number}.parquet", row_group_size=500)
     return str(folder)
-
-
-KINDS: dict[str, Callable[..., str]] = {
-    "delta": as_delta,
-    "iceberg": as_iceberg,
-    "files": as_files,
-}
 
 
 def spec_of(source: str, folder: Path) -> Path:
@@ -98,12 +75,12 @@ def test_a_feature_table_keeps_its_own_spec(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["delta", "files"])
 def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     """It pauses within its first epoch, and goes on to the same weights as one that does not pause. On files it has
     two ranks."""
     ranks = 2 if kind == "files" else 0
-    source = KINDS[kind](tmp_path / "t", clicks(0), clicks(1))
+    source = (as_delta if kind == "delta" else as_files)(tmp_path / "t", clicks(0), clicks(1))
     spec = spec_of(source, tmp_path)
     given = f"--spec {spec} --epochs 2 --evals 2".split()
     whole = forks.train(*words(source, tmp_path / "whole", *given), tmp=tmp_path, ranks=ranks)
@@ -120,7 +97,7 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     resume = ("--run-dir", tmp_path / "run", "--resume")
     if kind == "delta":
         as_delta(tmp_path / "t", clicks(2))
-    if kind == "files":
+    else:
         as_files(tmp_path / "t", clicks(2))
         refused = forks.train(*resume, tmp=tmp_path, ranks=ranks, code=None)
         assert_names(last_json(refused)["error"], tmp_path / "t", version)

@@ -1,4 +1,4 @@
-"""The fuzzers run for half a minute; a failure names the seed.
+"""The fuzzers run for ten seconds; a failure names the seed.
 
 The code of the product and of the fuzzers draws the first seed: every change of it tries seeds that nobody chose. The
 same code always tries the same seeds, so that a commit that passed once is not refused later for a seed that nobody
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-SECONDS = 30.0
+SECONDS = 10.0
 
 
 def test_specs_and_rows_that_are_drawn_now_are_the_same_in_every_way(spark, tmp_path_factory):

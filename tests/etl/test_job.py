@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
+from tests.etl.tables import column, write_spec
 from tests.raises import assert_names
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -25,7 +25,7 @@ _PATIENCE_S = 150
 
 @contextmanager
 def submitted(
-    repo: Path, *arguments: object, spec: Path | None = None, home: str = ""
+    repo: Path, *arguments: object, spec: Path, home: str = ""
 ) -> Iterator[subprocess.Popen]:
     """spark-submit from another folder, with its whole family in a process group, which is gone afterwards whatever
     happens."""
@@ -38,7 +38,7 @@ def submitted(
         "local[2]",
         repo / "etl" / "job.py",
         "--spec",
-        spec or repo / "features" / "criteo.toml",
+        spec,
         *arguments,
     ]
     path = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder) != bin_folder]
@@ -76,15 +76,27 @@ def wait_for(process: subprocess.Popen, text: str) -> None:
     pytest.fail(f"no line begins with {text!r} in:\n{''.join(seen)}")
 
 
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("logs") / "clicks.tsv"
-    synthesize(path, rows=3000, seed=2)
-    return path
+@pytest.fixture
+def spec(tmp_path) -> Path:
+    (tmp_path / "spec.toml").write_text(
+        write_spec(
+            "click:int item:text",
+            column("item", "sparse", "categorify, min_count = 2"),
+            form="tsv",
+            table="split = {train = 0.8, validation = 0.1, test = 0.1}",
+        )
+    )
+    return tmp_path / "spec.toml"
 
 
-def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
-    with submitted(repo, "--input", raw, "--output", tmp_path / "t") as process:
+@pytest.fixture
+def raw(tmp_path) -> Path:
+    (tmp_path / "raw.tsv").write_text("".join(f"{n % 2}\ti{n % 90}\n" for n in range(3000)))
+    return tmp_path / "raw.tsv"
+
+
+def test_a_submitted_job_ends_with_its_json_line(repo, raw, spec, tmp_path):
+    with submitted(repo, "--input", raw, "--output", tmp_path / "t", spec=spec) as process:
         out, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
@@ -117,21 +129,18 @@ def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
     ], err
 
 
-def test_an_interrupted_job_exits_130_and_publishes_nothing(repo, raw, tmp_path):
-    with submitted(repo, "--input", raw, "--output", tmp_path / "t") as process:
+def test_an_interrupted_job_exits_130_and_publishes_nothing(repo, raw, spec, tmp_path):
+    with submitted(repo, "--input", raw, "--output", tmp_path / "t", spec=spec) as process:
         wait_for(process, "fitting")
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(_PATIENCE_S) == 130
     assert not (tmp_path / "t" / "_delta_log").exists()
 
 
-def test_wrong_input_exits_2_with_one_clear_line(repo, tmp_path):
+def test_wrong_input_exits_2_with_one_clear_line(repo, spec, tmp_path):
     """Also with a Spark beside this environment, which takes any Python: the driver goes on in the checkout's own."""
     home = str(Path(find_spec("pyspark").origin).parent)
-    spec = tmp_path / "bad.toml"
-    spec.write_text(
-        (repo / "features" / "criteo.toml").read_text().replace("min_count", "min_cuont")
-    )
+    spec.write_text(spec.read_text().replace("min_count", "min_cuont"))
     with submitted(
         repo, "--input", "nothing", "--output", tmp_path / "t", spec=spec, home=home
     ) as process:

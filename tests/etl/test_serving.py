@@ -11,17 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.small_table import small_table
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, TableError
-from sluice.etl.table.vacuum import vacuum
+from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.slow_hashes import key_of
 from tests.etl.tables import column, section, write_rows, write_spec
-from tests.raises import raises
 
 pytestmark = pytest.mark.spark
 
@@ -209,21 +205,6 @@ def test_serving_knows_what_a_job_would_have_found(halves, early):
     assert values == twin(halves[0], FIRST, asked, now=99)
     made = Features(Spec.parse(early.record.spec), early.state()).inputs(found)
     assert {len(column) for column in made.values()} == {len(asked)}
-
-
-def test_vacuum_keeps_what_a_kept_version_is_served_with(early, tmp_path):
-    store = TableStore(shutil.copytree(early.uri, tmp_path / "t"))
-    assert not [
-        p
-        for p in vacuum(store, keep=1, now=2e9).files
-        if "/serving/" in p and p.endswith(".parquet")
-    ]
-    assert Serving.open(FeatureTable.open(store.uri)).tails
-    small_table(store.uri, rows=50, mode="overwrite")
-    assert [p for p in vacuum(store, keep=1, now=2e9, dry_run=True).files if "/serving/" in p]
-    store.remove(f"_sluice/serving/{early.record.job}")
-    with raises(TableError, "serving"):
-        Serving.open(FeatureTable.open(store.uri, 0))
 
 
 def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, folder, tmp_path):

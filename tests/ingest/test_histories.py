@@ -125,7 +125,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("events")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(drawn_events(), st.data())
 def test_a_history_has_the_last_events_before_its_row_and_no_other(folder, events, data):
     groups = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=8))
@@ -186,7 +186,7 @@ def rows_of(source, events, last=9, shift=0, **options):
         return [(check(events, last, loader, shift), loader.order_hash) for _ in range(2)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(drawn_events(), st.data())
 def test_sorted_files_may_have_any_names(folder, events, data):
     """Also if events of one moment fill row groups."""

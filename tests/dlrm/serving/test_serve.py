@@ -135,7 +135,7 @@ def test_a_flood_costs_others_nothing(serve):
 
     requests = [
         POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)
-    ] * 128
+    ] * 64
     with ThreadPoolExecutor(len(requests)) as pool:
         asked = [pool.submit(server.raw, one) for one in requests]
         while_they_waited = 0
@@ -203,7 +203,7 @@ def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(se
     ask(100)
     process = psutil.Process(server.program.pids[0])
     files, threads, size = held(process)
-    ask(400)
+    ask(200)
     end = time.monotonic() + 10
     while (now := held(process))[0] > files and time.monotonic() < end:
         time.sleep(0.05)  # the last connections may be open still

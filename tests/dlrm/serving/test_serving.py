@@ -25,7 +25,7 @@ from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving import batcher, served_model
-from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
+from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.int8_tables import NarrowTables
 from sluice.dlrm.serving.reload import Reload
@@ -140,17 +140,6 @@ ops = [{{op = "fill", value = 0}}]
     assert decoder.read([b'{"rows": [{"user": 3, "at": 5}]}'])[0] == [1]
     with raises(Refusal, "'age'"):
         decoder.read([b'{"rows": [{"age": 3}]}'])
-
-
-def test_numbers_are_those_that_a_job_reads():
-    """True and false are 1 and 0; a whole number that a float does not hold exactly is the nearest one."""
-    decoder = Decoder(Spec.parse(clicks_table.spec_text()), "", most_rows=9)
-    numbers = [name for name, kind in decoder.kinds.items() if kind in ("int", "float")]
-    rows = [dict.fromkeys(numbers, value) for value in (True, 3, False, None)]
-    columns = columns_of(decoder.read([json.dumps({"rows": rows}).encode()])[1])
-    assert {name: columns[name].to_pylist() for name in numbers} == {
-        name: [1, 3, 0, None] for name in numbers
-    }
 
 
 def test_a_feature_that_is_missing_is_the_specs_default_and_counted(scorer):

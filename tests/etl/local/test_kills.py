@@ -31,7 +31,7 @@ _SPEC = write_spec(
 
 def test_an_interrupt_leaves_nothing(raw, tmp_path, repo):
     big = tmp_path / "big.tsv"
-    big.write_bytes(raw.read_bytes() * 200)
+    big.write_bytes(raw.read_bytes() * 80)
     (tmp_path / "spec.toml").write_text(build.TEXT)
     process = subprocess.Popen(
         f"{sys.executable} -m sluice etl --spec {tmp_path}/spec.toml --input {big} --output {tmp_path}/t".split(),
