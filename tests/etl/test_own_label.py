@@ -340,6 +340,10 @@ LABELS_USED = [
         column("shown", "dense", "fill", "click"),
         "column 'shown'",
     ),
+    (
+        column("pairs", "dense", "concat; count; fill", ["user", "click"]),
+        "column 'pairs'",
+    ),
     ('[dedup]\nby = ["user"]\norder = "click"\n', "dedup.order"),
     ('[[join]]\npath = "x"\non = ["user", "click"]\ncolumns = ["age:int"]\n', "join.on"),
     (
