@@ -6,7 +6,7 @@ placement takes that into account, and `spread_out` in `options.py` prevents it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 Runs = tuple[tuple[int, int, float], ...]
@@ -28,22 +28,6 @@ def runs(column: Mapping[str, Any], rows: int) -> Runs:
         low, high = min(low, rows - 1), min(high, rows)
         found.append((low, max(high, low + 1), count / total))
     return tuple(sorted(found))
-
-
-def top(column: Mapping[str, Any], rows: int) -> tuple[tuple[int, float], ...]:
-    """Returns the most frequent ids and their shares. Only tables of release 0.2.0 have counted them."""
-    total = max(1, int(column["rows"]))
-    return tuple((int(i), n / total) for i, n in column.get("top", {}).items() if int(i) < rows)
-
-
-def spread_runs(frequent: Sequence[tuple[int, float]], rows: int, stride: int) -> Runs:
-    """Returns the runs of a table whose row i is stored at i · stride mod rows. It is even but for `frequent`."""
-    if not frequent:
-        return ()
-    singles = [
-        (at, at + 1, share) for at, share in ((i * stride % rows, share) for i, share in frequent)
-    ]
-    return tuple(sorted([(0, rows, max(0.0, 1 - sum(share for _, share in frequent))), *singles]))
 
 
 def share(use: Runs, rows: int, low: int, high: int) -> float:

@@ -91,8 +91,6 @@ class Table:
     """How many ids a row brings at most."""
     use: lookup_frequencies.Runs = ()
     """How the lookups are spread over the rows, if that is known."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The most frequent ids and their shares of the lookups."""
 
     def __post_init__(self) -> None:
         if self.rows > MOST_ROWS:
@@ -541,7 +539,6 @@ def tables_of(
                 lookups=f.bag[1] if f.bag else 1.0,
                 longest=f.bag[2] if f.bag else 1,
                 use=lookup_frequencies.runs(seen, f.cardinality) if seen else (),
-                top=lookup_frequencies.top(seen, f.cardinality) if seen else (),
             )
         )
     if not found:

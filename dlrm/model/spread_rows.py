@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from sluice.dlrm.lookup_frequencies import spread_runs
 from sluice.dlrm.options import Table
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.ModuleDict()))
@@ -28,10 +27,8 @@ def table_name(column: str) -> str:
 
 def table_of(column: Table, *, spread: bool) -> Table:
     """Returns the table of a column, with its name in the model and the use of its rows."""
-    named = replace(column, name=table_name(column.name))
-    if not spread:
-        return named
-    return replace(named, use=spread_runs(column.top, column.rows, _stride(column.rows)))
+    # The rows of a spread table are used evenly.
+    return replace(column, name=table_name(column.name), use=() if spread else column.use)
 
 
 def spread_rows(ids: Tensor, rows: int) -> Tensor:
