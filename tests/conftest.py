@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests import processes
+from tests import browser, processes
 from tests.run_program import run_program
 
 if TYPE_CHECKING:
@@ -181,8 +181,20 @@ def _children() -> list[psutil.Process]:
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile
             if task.read_text():
-                return psutil.Process().children(recursive=True)
+                children = psutil.Process().children(recursive=True)
+                return [child for child in children if not _is_below_a_browser(child)]
     return []
+
+
+def _is_below_a_browser(process: psutil.Process) -> bool:
+    """Whether a browser of the tests started it: a browser starts and ends processes of its own at any time.
+
+    The browser itself is counted, and its process group ends with it."""
+    if not browser.RUNNING:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(parent.pid in browser.RUNNING for parent in process.parents())
+    return True  # it ended meanwhile
 
 
 def _what_is_there() -> dict[str, set[str]]:

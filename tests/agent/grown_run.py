@@ -1,12 +1,30 @@
-"""Run folders whose events and metrics a test gives."""
+"""Run folders as a long, a short and a troubled run leave them, made by a seed in no time."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 from sluice.agent.report.run_folder import Run
+
+STAGES = ("decode", "shuffle", "batch", "squash", "collate")
+FAULTS = (
+    ("cores=1@{at:.0f}s", "1 core instead of 4"),
+    ("slow-transform=3@{at:.0f}s", "transforms do their work 3 times"),
+    ("kill-worker=1@{at:.0f}s", "sent SIGKILL to 4711"),
+)
+
+
+def _knobs(workers: int) -> dict[str, Any]:
+    return {
+        "workers": {name: workers if name == "squash" else 1 for name in STAGES},
+        "backend": {"squash": "process"},
+        "fused": ["shuffle"],
+        "read_ahead_bytes": 2**26 * workers,
+        "prefetch_bytes": 2**25,
+    }
 
 
 def written(path: Path, *lines: dict[str, Any], config: dict[str, Any] | None = None) -> Run:
@@ -17,3 +35,112 @@ def written(path: Path, *lines: dict[str, Any], config: dict[str, Any] | None = 
         kept = [one for one in lines if (one["kind"] in ("loader", "train", "eval")) == is_metric]
         (path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in kept))
     return Run.read(path)
+
+
+def write(
+    path: Path, seconds: float, *, looks: int, decisions: int = 0, faults: int = 0, seed: int = 7
+) -> Path:
+    """A training run of two ranks over that time, whose knobs were changed so often, and to which so much happened."""
+    draw, every = random.Random(seed), seconds / looks
+    changed = sorted(draw.uniform(0.1, 0.95) * seconds for _ in range(decisions))
+    hit = sorted(draw.uniform(0.4, 0.95) * seconds for _ in range(faults))
+    metrics: list[dict[str, Any]] = []
+    for number in range(looks):
+        at = every * (number + 1)
+        workers = 1 + sum(one <= at for one in changed) % 7
+        slow = 0.4 if any(0 <= at - one < seconds / 20 for one in hit) else 1.0
+        rate = 5e3 * slow * min(workers, 4) * draw.uniform(0.9, 1.1)
+        metrics.append(
+            {
+                "at": at,
+                "kind": "loader",
+                "rows": 1000,
+                "rows_per_s": rate,
+                "stall": max(0.0, 1.0004 - rate / 2e4),
+                "demand_rows_per_s": 2.1e4 * draw.uniform(0.95, 1.05),
+                "memory_used": 2**30 * draw.uniform(0.5, 0.9),
+                "memory_limit": 2**31,
+                "cpu": min(4.0, workers * 0.9),
+                "cpu_quota": 4.0,
+                "knobs": _knobs(workers),
+                "stages": {
+                    name: {
+                        "workers": workers if name == "squash" else 1,
+                        "rows_per_s": rate,
+                        "cpu": 0.1,
+                        "busy": workers * 0.97 if name == "squash" else draw.uniform(0, 0.3),
+                    }
+                    for name in STAGES
+                },
+            }
+        )
+        if number % 3 == 2:
+            metrics.append(
+                {"at": at, "kind": "train", "loss": 0.4 + 0.3 / (1 + number), "stall": 0.1}
+            )
+    metrics.append({"at": seconds, "kind": "eval", "split": "validation", "auc": 0.8123})
+    events: list[dict[str, Any]] = []
+    for number, at in enumerate(changed, 1):
+        before, after = 1 + (number - 1) % 7, 1 + number % 7
+        events.append(
+            {
+                "at": at,
+                "kind": "decision",
+                "sequence": number,
+                "before": _knobs(before),
+                "after": _knobs(after),
+                "reason": {"text": "squash is the bottleneck (1 of 1 worker busy)"},
+            }
+        )
+        events.append(
+            {
+                "at": min(at + 5 * every, seconds),
+                "kind": "effect",
+                "sequence": number,
+                "rows_per_s_before": 5e3 * min(before, 4),
+                "rows_per_s_after": 5e3 * min(after, 4),
+                "stall_before": 0.7,
+                "stall_after": 0.1,
+                "prediction_error": 1.7 if number % 2 else -0.2,
+            }
+        )
+    for number, at in enumerate(hit):
+        name, did = FAULTS[number % len(FAULTS)]
+        events.append({"at": at, "kind": "fault", "fault": name.format(at=at), "did": did})
+    if decisions:
+        events.append(
+            {
+                "at": seconds,
+                "kind": "end",
+                "auc": 0.81,
+                "samples_per_s": 1.8e4,
+                "stall_fraction": 0.12,
+            }
+        )
+    plan = [
+        {
+            "name": f"C{n}",
+            "rows": 10**n,
+            "bytes": 132 * 10**n,
+            "kind": "table",
+            "ranks": [n % 2],
+            "why": "whole: on the least loaded rank",
+        }
+        for n in range(1, 6)
+    ]
+    written(
+        path,
+        *metrics,
+        *sorted(events, key=lambda line: line["at"]),
+        config={
+            "kind": "train",
+            "ranks": 2,
+            "data": "tables/criteo",
+            "memory_limit": 2**31,
+            "bayes_auc": 0.8201,
+            "plan": plan,
+            "follow": "",
+            "model": {"dense_layers": [128, 64], "width": 32},
+        },
+    )
+    return path
