@@ -64,16 +64,17 @@ def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
         few = torch.randint(0, 3, (rows,), generator=random)
         lengths = torch.stack([torch.ones(rows), torch.ones(rows), torch.arange(rows) % 3]).int()
         bag = torch.randint(0, 9, (int(lengths[2].sum()),), generator=random)
-        weight = torch.ones(rows)
+        weight, same = torch.ones(rows), torch.full((rows,), 5)
         if step == batches - 1:
             weight[rows // 2 :] = 0
             few[rows // 2 :] = 2
+            same[rows // 2 :] = 8
         found.append(
             FakeBatch(
                 dense=torch.stack([logits, torch.full((rows,), -2000.0)], 1),
                 label=label,
                 weight=weight,
-                values=torch.cat([few, torch.full((rows,), 5), bag]).int(),
+                values=torch.cat([few, same, bag]).int(),
                 lengths=lengths.flatten(),
                 rows=rows,
                 step=step,
