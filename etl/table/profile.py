@@ -23,7 +23,6 @@ from sluice.etl.ops.lists import flat
 from sluice.etl.schema import Field
 from sluice.etl.spec.nested_columns import join_chunks
 
-_TOP = 16
 _TEXT_BINS = 64
 _LEAST = 1e-4  # the least share of a bin, because an empty bin would make the index infinite
 
@@ -35,7 +34,7 @@ class DriftError(UsageError):
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Describes the values of each column. `columns[name]` has the number of rows (or elements) and the bins. Depending
-    on the role, it also has the least, largest and mean value, the top ids and the sizes of bags."""
+    on the role, it also has the least, largest and mean value, and the sizes of bags."""
 
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -52,9 +51,7 @@ class Profile:
 
     @classmethod
     def joined(cls, parts: Iterable[Profile]) -> Profile:
-        """Returns the profile of all parts, which does not depend on their order. A value that is among the top of no
-        part is not among the top of all. The count of a top value is a least count: it lacks the parts in which the
-        value is not among the top. It serves to place tables on ranks, and is not shown."""
+        """Returns the profile of all parts, which does not depend on their order."""
         columns: dict[str, list[Mapping[str, Any]]] = {}
         for part in parts:
             for name, column in part.columns.items():
@@ -143,12 +140,10 @@ def _ids(ids: AnyArray, buckets: int) -> dict[str, Any]:
     octave = np.bincount(np.log2(place[known] + 1.0).astype(np.int64), counts[known])
     bins = {f"octave {k}": int(octave[k]) for k in np.flatnonzero(octave).tolist()}
     nulls, unseen = int(counts[kinds == NULL].sum()), int(counts[(kinds >= FIRST) & ~known].sum())
-    top = np.argsort(-counts, kind="stable")[:_TOP]
     return {
         "rows": len(ids),
         "nulls": nulls,
         "unseen": unseen,
-        "top": {str(kinds[i]): int(counts[i]) for i in top},
         "bins": bins | {k: v for k, v in (("null", nulls), ("unseen", unseen)) if v},
     }
 
@@ -174,14 +169,11 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for key in parts[0]:
         values = [part[key] for part in parts]
-        if key in ("bins", "top"):
+        if key == "bins":
             sums: Counter[str] = Counter()
             for counts in values:
                 sums.update(counts)
             merged[key] = dict(sums)
-            if key == "top":
-                ordered = sorted(sums.items(), key=lambda entry: (-entry[1], int(entry[0])))
-                merged[key] = dict(ordered[:_TOP])
         elif key == "bag":
             least, largest, rows = zip(*values, strict=True)
             merged[key] = [min(least), max(largest), sum(rows)]
