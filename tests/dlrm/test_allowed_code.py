@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from sluice.dlrm import evaluate, plan, train
+from sluice.dlrm import evaluate, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.etl import __main__
 from sluice.etl.ops import OperatorError
@@ -33,7 +33,6 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     short = ["--batch-size", "64", "--seconds", "0.05"]
     assert ended(ingest_main, "bench", table, *short, "--run", tmp_path / "bench") == 0
     assert ended(ingest_main, "doctor", table) in (0, 1)
-    assert ended(plan.main, "--data", table) == 0
     assert (
         ended(
             train.main,
