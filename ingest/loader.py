@@ -482,7 +482,7 @@ def _refuse_batches_of_batches() -> None:
 def _remote_reads(workers: str, given: LoaderInput) -> Asking:
     """Connects to remote workers. `ingest/remote` is optional: only this function imports it."""
     try:
-        reads: Asking = import_module("sluice.ingest.remote.asking").remote_reads(workers, given)
+        reads: Asking = import_module("sluice.ingest.remote.reads").remote_reads(workers, given)
     except BaseException as error:
         given.groups.close()
         if type(error) is not ModuleNotFoundError or not str(error.name).startswith(

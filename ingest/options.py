@@ -83,7 +83,8 @@ class RunOptions:
     workers: str = setting(
         "",
         "let others read and shuffle row groups: local:N starts N processes here (for each "
-        "rank), ray://HOST:PORT has a Ray cluster place them on its hosts (default: none)",
+        "rank), ray://HOST:PORT has a Ray cluster place them, HOST:PORT,…?token=FILE asks "
+        "`sluice worker`s (default: none)",
         metavar="WORKERS",
     )
     inject: str = setting(

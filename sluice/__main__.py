@@ -30,6 +30,11 @@ PATH: dict[str, dict[str, Program]] = {
             "doctor",
             "check whether this machine and this table are fit for loading",
         ),
+        "worker": (
+            "sluice.ingest.remote.worker",
+            None,
+            "read row groups for loaders on other hosts",
+        ),
     },
     "training and serving": {
         "train": (
@@ -58,7 +63,6 @@ LEFT = {
     "replay": "compare policies by `sluice bench --tuning POLICY`",
     "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
     "teach": "use `python -m sluice.agent.lab.teach` in a checkout",
-    "worker": "run `ray start` on each host, and give a loader --workers ray://HOST:PORT",
 }
 """A verb of an earlier version → what to do instead."""
 

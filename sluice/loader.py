@@ -109,7 +109,8 @@ class Loader(BatchLoader):
     Reading and resources: `reading` says how files are read.
 
     - `workers` lets other processes read and shuffle row groups, with the same rows in the same order. `local:4`
-      starts four processes on this host, and `ray://HOST:PORT` lets a Ray cluster place them on its hosts.
+      starts four processes on this host, `ray://HOST:PORT` lets a Ray cluster place them, and
+      `HOST:PORT,…?token=FILE` uses workers that `sluice worker` runs.
     - `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
 
     Tuning: `knobs` is the setting at the start.

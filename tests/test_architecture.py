@@ -52,6 +52,7 @@ PROGRAMS = {
     "sluice.etl.job",
     "sluice.etl.__main__",
     "sluice.ingest.__main__",
+    "sluice.ingest.remote.worker",
     "sluice.agent.__main__",
     "sluice.agent.lab.policies",
     "sluice.agent.lab.simulate",

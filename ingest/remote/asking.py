@@ -10,28 +10,23 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 
 from sluice.ingest.errors import warn
-from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
-from sluice.ingest.remote.fleet import Fleet, RemoteWorker, started
-from sluice.ingest.remote.maker import job_of
+from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import Decoded, ReadTask, WindowPiece
 from sluice.ingest.stages.transform import Arrays
 
-_MOST = 256  # workers of one loader
 _FEW = 8
 _FIRST_S = 10.0
 _LEAST_S = 0.5
@@ -233,7 +228,9 @@ class Asking:
                 quiet = [
                     w
                     for w in self._fleet.workers
-                    if (w.asked or not w.is_there) and not w.pinged and w.heard <= since
+                    if (w.asked or not w.is_there or not w.threads)
+                    and not w.pinged
+                    and w.heard <= since
                 ]
                 for worker in quiet:
                     worker.pinged = True
@@ -243,13 +240,18 @@ class Asking:
                 ).start()
 
     def _ping(self, worker: RemoteWorker) -> None:
-        is_there = worker.connection.ping(_PING_S)
+        threads = worker.connection.ping(_PING_S)
         with self._fleet.lock:
-            worker.pinged, worker.silent = False, 0 if is_there else worker.silent + 1
-            if is_there:
-                worker.heard = self._clock()
-            elif not worker.lost:
-                self._fleet.last_lost = f"worker {worker.connection.address} does not answer a ping"
+            worker.pinged, worker.silent = False, 0 if threads else worker.silent + 1
+            if threads:
+                self._fleet.core_s()
+                worker.heard, worker.threads = self._clock(), threads
+                if not worker.leaving:
+                    worker.lost = ""
+            else:
+                self._fleet.last_lost = (
+                    worker.lost or f"worker {worker.connection.address} does not answer a ping"
+                )
                 if worker.silent == _TELL:
                     self._fleet.report_lost(self._fleet.last_lost)
             self._fleet.changed.notify_all()
@@ -291,7 +293,7 @@ class Asking:
         if race.over or self._over.is_set():
             return
         kind = type(error)
-        race.failures[kind] += kind is not WorkerLost or not worker.lost
+        race.failures[kind] += kind is not WorkerLost or worker.answered
         if race.failures[kind] < _TRIES.get(kind, 1):
             self.counts["retries"] += 1
             race.slow_at = float("-inf")
@@ -303,52 +305,3 @@ class Asking:
                 f"{unit.description} was asked for {race.failures[kind]} times in vain; "
                 f"the last error: {error}"
             )
-
-
-def remote_reads(workers: str, given: LoaderInput) -> Asking:
-    """Makes what one loader reads by, from the text in `workers`."""
-    reading = given.config.reading
-    local_only = {
-        "a store that is slow or faulty on purpose": reading.files is not None
-        and reading.files.is_disturbed,
-        "what Petastorm's Reader is asked for": reading.petastorm.predicate is not None
-        or "TransformSpec" in given.code,
-    }
-    for what, wanted in local_only.items():
-        if wanted:
-            raise RemoteError(
-                f"workers={workers!r}: {what} works only in this process; leave one of the two out"
-            )
-    source = given.table
-    job = job_of(given)
-    fleet_of = partial(
-        Fleet,
-        job=job,
-        table=[file.path for file in source.files]
-        if isinstance(source, ParquetFiles) and source.table is None
-        else str(source.uri),
-        functions=[str(one.code) for one in (*given.functions, *given.transforms) if one.sendable],
-    )
-    kind, _, rest = workers.partition(":")
-    if kind == "local":
-        if not rest.isdigit() or not 1 <= int(rest) <= _MOST:
-            raise RemoteError(
-                f"workers={workers!r}: {rest!r} is not a number of workers from 1 to {_MOST}"
-            )
-        cores = len(os.sched_getaffinity(0))
-        fleet = fleet_of(started, most=int(rest), first=int(rest), local=True, at_once=cores)
-    elif kind == "ray":
-        from sluice.ingest.remote import on_ray
-
-        cluster = on_ray.RayCluster(rest.removeprefix("//"))
-        cluster.join()
-        # The cores of other hosts start the workers.
-        fleet = fleet_of(
-            cluster.start, most=_MOST, first=1, local=False, at_once=_MOST, leave=cluster.close
-        )
-    else:
-        raise RemoteError(
-            f"workers={workers!r}: write local:4, or ray://HOST:PORT for workers on other hosts (a Ray cluster starts "
-            "them there: `ray start --address=HOST:PORT` on each)"
-        )
-    return Asking(fleet, given.groups)

@@ -22,14 +22,23 @@ class WorkerLost(Exception):
 class Connection:
     """Requests units of a job from one worker. Many threads can use it."""
 
-    def __init__(self, address: str, token: str, job: RemoteJob):
-        """`address` is HOST:PORT."""
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        job: RemoteJob,
+        *,
+        authority: bytes | None = None,
+    ):
+        """`address` is HOST:PORT. With `authority` (a certificate in PEM), TLS is used."""
         self.address = address
         self._job = job
         self._schema = job.schema
+        self._tls, self._answered = authority is not None, False
         self._token = (b"authorization", f"Bearer {token}".encode())
         self._client = flight.FlightClient(
-            f"grpc://{address}",
+            f"{'grpc+tls' if self._tls else 'grpc'}://{address}",
+            tls_root_certs=authority,
             generic_options=[
                 ("grpc.max_reconnect_backoff_ms", 1000),
                 ("grpc.use_local_subchannel_pool", 1),
@@ -51,17 +60,18 @@ class Connection:
             raise self._error(error) from None
         except (WrongAnswer, ValueError, TypeError, KeyError) as error:
             raise WrongAnswer(f"worker {self.address}: {error}") from None
+        self._answered = True
         return found
 
-    def ping(self, within_s: float) -> bool:
-        """Returns whether the worker answers."""
+    def ping(self, within_s: float) -> int:
+        """Returns how many units the worker makes at once. 0: it does not answer."""
         try:
-            list(self._client.do_action(flight.Action("ping", b""), self._options(within_s)))
+            [answer] = self._client.do_action(flight.Action("ping", b""), self._options(within_s))
+            return int(answer.body.to_pybytes())
         except (flight.FlightUnavailableError, flight.FlightTimedOutError):
-            return False
-        except _ERRORS:  # any answer shows that the worker is running
-            pass
-        return True
+            return 0
+        except (*_ERRORS, ValueError):  # any answer shows that the worker is running
+            return 1
 
     def close(self) -> None:
         self._client.close()
@@ -99,6 +109,11 @@ class Connection:
         return flight.FlightCallOptions(timeout=timeout_s, headers=[self._token])
 
     def _error(self, error: Exception) -> Exception:
+        if isinstance(error, flight.FlightUnauthenticatedError):
+            return RemoteError(
+                f"worker {self.address}: refuses this token; give the loader the token that the worker "
+                "was started with (--token-file)"
+            )
         try:
             details = json.loads(getattr(error, "extra_info", b""))
             return KINDS.get(details["kind"], RemoteError)(
@@ -107,4 +122,10 @@ class Connection:
         except (ValueError, TypeError, KeyError):
             pass  # It is no error of a worker's own.
         why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
-        return WorkerLost(f"worker {self.address}: {why}")
+        if self._tls and "handshake failed" in why:
+            return RemoteError(
+                f"worker {self.address}: its certificate is not from the authority that ca=FILE names, "
+                f"or belongs to another host, or the worker does not use TLS ({why})"
+            )
+        hint = "" if self._tls or self._answered else " (if it uses TLS, add &ca=FILE)"
+        return WorkerLost(f"worker {self.address}: {why}{hint}")

@@ -1,4 +1,5 @@
-"""The remote workers of a loader: `Fleet` starts them, replaces those that are lost, and says which one to ask."""
+"""The set of workers that a loader can ask: `Fleet` for workers at given addresses, `StartedFleet` for workers that the
+loader starts itself."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
 
 _PROGRAM = "sluice.ingest.remote.worker:local"
+_REST_S = 1.0  # how long a worker is not asked after it could not be reached
 _FAILED_STARTS = 3  # processes in a row that may end before they listen
 _LEAVE_S = 5.0
 _REST_MOST_S = 30.0
@@ -40,14 +42,19 @@ class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """One worker, which has one core, and the state of its requests."""
+    """One worker and the state of its requests."""
 
     connection: Connection
-    process: RunningWorker
+    process: RunningWorker | None = None
+    threads: int = 0
+    """How many units it makes at once. 0: not known yet."""
     asked: int = 0
     """The requests that it has not answered yet."""
+    rests_until: float = float("-inf")
     leaving: bool = False
-    lost: bool = False
+    answered: bool = False
+    """Whether it has answered since it was last lost."""
+    lost: str = ""
     heard: float = float("-inf")
     """When it last answered."""
     pinged: bool = False
@@ -61,10 +68,116 @@ class RemoteWorker:
         return not (self.silent or self.lost)
 
 
-@dataclass(eq=False)
 class Fleet:
-    """Workers that the loader starts. They are started when needed, replaced when they die, and end with the loader.
-    `changed` is notified when a worker may be free, or at the end."""
+    """Workers that somebody else has started. `changed` is notified when a worker may be free, or at the end."""
+
+    def __init__(
+        self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic
+    ):
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.workers = [RemoteWorker(one) for one in connections]
+        self.requests = REQUESTS_A_CORE * len(self.workers)
+        """How many units may be requested at once at the start."""
+        self.error: BaseException | None = None
+        """Why no more workers will start."""
+        self.last_lost = ""
+        self.starting = 0
+        self.closed = False
+        self._reads = False
+        self._core_s = 0.0
+        self._counted_at = clock()
+        self._clock = clock
+        self.charge: Callable[[int], None] = lambda _: None
+        self.scale: dict[str, float] = {}
+        """For fleets that start their own workers: requests a core, and the seconds that a worker takes to start."""
+
+    def use(self, requests: int) -> None:
+        """Announces how many units will be requested at once."""
+
+    def core_s(self) -> float:
+        """Returns the cost of all workers so far: cores held, busy or idle, times seconds. Call it with the lock held,
+        and before the number of workers changes."""
+        now = self._clock()
+        self._core_s += sum(max(1, worker.threads) for worker in self.workers) * (
+            now - self._counted_at
+        )
+        self._counted_at = now
+        return self._core_s
+
+    def report_lost(self, why: str) -> None:
+        """Prints a line that a worker is lost."""
+        self.last_lost = why
+        if not self.closed:
+            warn(f"{why}; other workers get its requests")
+
+    @property
+    def why_none_answers(self) -> str:
+        """Why no worker answers, for messages."""
+        return self.last_lost or "none has answered yet"
+
+    def lease(
+        self, others_than: Collection[RemoteWorker], reads: bool = False
+    ) -> RemoteWorker | None:
+        """Returns the least busy worker for one more request, or None if none is free. If several are equally busy, it
+        is the one that answered longest ago. `reads`: the request is a read, so workers that start later open the
+        table. Call it with the lock held."""
+        now = self._clock()
+        free = [
+            w
+            for w in self.workers
+            if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now
+        ]
+        worker = min(free, default=None, key=lambda w: (w.asked / max(1, w.threads), w.heard))
+        self._reads = self._reads or reads
+        if worker is not None:
+            if not worker.asked:
+                worker.heard = now
+            worker.asked += 1
+        return worker
+
+    def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
+        """Ends a lease. `lost` is the reason if the worker did not answer."""
+        with self.lock:
+            worker.asked -= 1
+            if not lost:
+                worker.heard = self._clock()
+                worker.answered = True
+                worker.lost = ""
+            else:
+                if not worker.lost:
+                    self.report_lost(lost)
+                worker.lost = lost
+                worker.answered = False
+                worker.rests_until = self._clock() + _REST_S
+            self.changed.notify_all()
+
+    @property
+    def here(self) -> dict[int, RemoteWorker]:
+        """The workers that are processes of this host, by process id."""
+        return {}
+
+    def measure_memory(self) -> None:
+        """Charges each worker of this host with the most memory that it was seen to use. Call it without the lock,
+        because the pipeline's account has a lock of its own."""
+        for pid, worker in self.here.items():
+            size = max(WORKER_PROCESS_BYTES, anonymous_bytes(pid))
+            with self.lock:
+                more = max(0, size - worker.bytes) if worker in self.workers else 0
+                worker.bytes += more
+            if more:
+                self.charge(more)
+
+    def close(self) -> None:
+        self.closed = True
+        for worker in self.workers:
+            worker.connection.close()
+
+
+@dataclass(eq=False)
+class StartedFleet(Fleet):
+    """Worker processes that the loader starts, each with one core. They are started when needed, replaced when they
+    die, and end with the loader."""
 
     start: Callable[[dict[str, Any]], RunningWorker]
     job: RemoteJob
@@ -83,27 +196,18 @@ class Fleet:
     """Whether they are processes of this host. If they cannot start, the run ends. Others are tried again."""
     leave: Callable[[], None] = lambda: None
     """Called at the end."""
-    charge: Callable[[int], None] = lambda size: None
-    """Called with the memory of this host that workers take (+) or give back (-)."""
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.workers: list[RemoteWorker] = []
+        super().__init__()
         self.requests = REQUESTS_A_CORE * self.first
-        """How many units may be requested at once at the start."""
-        self.error: BaseException | None = None
-        """Why no more workers will start."""
-        self.last_lost = ""
-        self.starting = 0
-        self.closed = False
-        self.scale: dict[str, float] = {"requests_a_core": REQUESTS_A_CORE}
-        """Requests a core, and the seconds that a worker takes to start."""
-        self._reads = False
-        self._core_s, self._counted_at = 0.0, self.clock()
         self._processes: dict[threading.Thread, RunningWorker | None] = {}
         self._failed = self._target = 0
+        self.scale = {"requests_a_core": REQUESTS_A_CORE}
+
+    @property
+    def here(self) -> dict[int, RemoteWorker]:
+        with self.lock:
+            return {w.process.pid: w for w in self.workers if self.local and w.process is not None}
 
     def use(self, requests: int) -> None:
         """Announces how many units will be requested at once. If fewer workers are needed, the least busy ones leave
@@ -117,73 +221,11 @@ class Fleet:
             self._start_missing()
             self.changed.notify_all()
 
-    def core_s(self) -> float:
-        """Returns the cost of all workers so far: cores held, busy or idle, times seconds. Call it with the lock held,
-        and before the number of workers changes."""
-        now = self.clock()
-        self._core_s += len(self.workers) * (now - self._counted_at)
-        self._counted_at = now
-        return self._core_s
-
-    def report_lost(self, why: str) -> None:
-        """Prints a line that a worker is lost."""
-        self.last_lost = why
-        if not self.closed:
-            warn(f"{why}; other workers get its requests")
-
-    @property
-    def why_none_answers(self) -> str:
-        """Why no worker answers, for messages."""
-        waiting = (
-            f"{self.starting} are starting"
-            if self.local
-            else f"{self.starting} wait for a free core of the Ray cluster; `ray status` shows what it has"
-        )
-        return "; ".join(filter(None, [waiting if self.starting else "", self.last_lost]))
-
-    def lease(
-        self, others_than: Collection[RemoteWorker], reads: bool = False
-    ) -> RemoteWorker | None:
-        """Returns the least busy worker for one more request, or None if none is free. If several are equally busy, it
-        is the one that answered longest ago. `reads`: the request is a read, so workers that start later open the
-        table. Call it with the lock held."""
-        self._reads = self._reads or reads
-        free = [w for w in self.workers if not (w.leaving or w.silent) and w not in others_than]
-        worker = min(free, default=None, key=lambda w: (w.asked, w.heard))
-        if worker is not None:
-            if not worker.asked:
-                worker.heard = self.clock()
-            worker.asked += 1
-        return worker
-
     def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
-        """Ends a lease. `lost` is the reason if the worker did not answer. It may hang, so it is replaced."""
         with self.lock:
-            worker.asked -= 1
-            if not lost:
-                worker.heard = self.clock()
-            elif not worker.lost:
-                self.report_lost(lost)
-                worker.lost = worker.leaving = True
+            super().give_back(worker, lost)
+            worker.leaving = worker.leaving or bool(lost)  # it may hang, so it is replaced
             self._end_if_idle(worker)
-            self.changed.notify_all()
-
-    @property
-    def here(self) -> dict[int, RemoteWorker]:
-        """The workers that are processes of this host, by process id."""
-        with self.lock:
-            return {w.process.pid: w for w in self.workers if self.local}
-
-    def measure_memory(self) -> None:
-        """Charges each worker of this host with the most memory that it was seen to use. Call it without the lock,
-        because the pipeline's account has a lock of its own."""
-        for pid, worker in self.here.items():
-            size = max(WORKER_PROCESS_BYTES, anonymous_bytes(pid))
-            with self.lock:
-                more = max(0, size - worker.bytes) if worker in self.workers else 0
-                worker.bytes += more
-            if more:
-                self.charge(more)
 
     def close(self) -> None:
         with self.lock:
@@ -197,6 +239,17 @@ class Fleet:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
         self.leave()
+
+    @property
+    def why_none_answers(self) -> str:
+        waiting = (
+            f"{self.starting} are starting"
+            if self.local
+            else f"{self.starting} wait for a free core of the Ray cluster; `ray status` shows what it has"
+        )
+        return "; ".join(
+            [*([waiting] if self.starting else []), *([self.last_lost] if self.last_lost else [])]
+        )
 
     def _start_missing(self) -> None:
         """Starts missing workers. A thread follows each from start to end. Call it with the lock held."""
@@ -218,7 +271,7 @@ class Fleet:
         worker = None
         token = secrets.token_hex(16)
         me = threading.current_thread()
-        began = self.clock()
+        began = self._clock()
         try:
             with self.lock:
                 if self._failed and not self.local:  # earlier workers could not start
@@ -236,11 +289,15 @@ class Fleet:
                 with self.lock:
                     if line:
                         self.core_s()
-                        connection = Connection(json.loads(line)["listening"], token, self.job)
-                        worker = RemoteWorker(connection, process)
+                        worker = RemoteWorker(
+                            Connection(json.loads(line)["listening"], token, self.job),
+                            process,
+                            1,
+                            answered=True,
+                        )
                         self.workers.append(worker)
                         self._failed, self.starting = 0, self.starting - 1
-                        took = self.clock() - began
+                        took = self._clock() - began
                         self.scale["start_s"] = took + 0.75 * (
                             self.scale.get("start_s", took) - took
                         )
@@ -262,12 +319,10 @@ class Fleet:
         if worker is not None:
             self.core_s()
             self.workers.remove(worker)
-            is_new = not worker.leaving
         else:
             self._failed, self.starting = self._failed + 1, self.starting - 1
-            is_new = why != self.last_lost
-        if not self.closed:
-            if is_new:
+        if not self.closed and (worker is None or not worker.leaving or worker.lost):
+            if why != self.last_lost if worker is None else not worker.lost:
                 self.report_lost(why)
             if self._failed >= _FAILED_STARTS and self.local:
                 self.error = RemoteError(
@@ -279,7 +334,7 @@ class Fleet:
 
     @staticmethod
     def _end_if_idle(worker: RemoteWorker) -> None:
-        if worker.leaving and (worker.lost or not worker.asked):
+        if worker.leaving and worker.process is not None and (worker.lost or not worker.asked):
             worker.process.kill()
 
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +78,13 @@ def job_of(given: LoaderInput) -> RemoteJob:
 class UnitMaker:
     """Makes the units of one job. Many threads can use it. A unit has the same rows each time."""
 
-    def __init__(self, job: RemoteJob, source: FeatureTable | ParquetFiles):
+    def __init__(
+        self,
+        job: RemoteJob,
+        source: FeatureTable | ParquetFiles,
+        governor: Governor | None = None,
+    ):
+        """The `governor` admits units within a memory limit. None: there is no limit."""
         self.job = job
         if not isinstance(source, ParquetFiles):
             # The loader's transforms may add columns. The job lists only those that files hold.
@@ -101,8 +109,9 @@ class UnitMaker:
         chunks = Chunks(given.plan, columns, 1, Buffers())
         self._placer = Placer(given.plan, columns, self._groups.describe, chunks)
         load_compiled(bags=bool(columns.stored_bags))
-        self._charge = Charge(Governor(2**62, 0), 0, early=False)
-        """The loader accounts for the memory of a worker."""
+        self._row_bytes = columns.row_bytes
+        self._governor = governor or Governor(2**62, 0)
+        self._room = threading.Condition(self._governor.lock)
 
     def _check(self, source: FeatureTable | ParquetFiles, own: RemoteJob) -> None:
         """Raises RemoteError if this side finds another job than the loader sent."""
@@ -137,9 +146,25 @@ class UnitMaker:
             tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)),
         )
         task = ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read)
-        decoded = Decoded(task, self._groups.read(read), self._charge)
-        found = [self._gather(unit, part, decoded) for part in unit.parts]
+        size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
+        with self._admitted(size) as charge:
+            decoded = Decoded(task, self._groups.read(read), charge)
+            found = [self._gather(unit, part, decoded) for part in unit.parts]
         return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
+
+    @contextmanager
+    def _admitted(self, size: int) -> Iterator[Charge]:
+        """Waits until `size` bytes fit into the memory limit. If no other unit is being made, it does not wait."""
+        governor = self._governor
+        again = False
+        with governor.lock:
+            while (charge := governor.admit(size, due=not governor.charged)) is None:
+                governor.wait_on(self._room, again)
+                again = True
+        try:
+            yield charge
+        finally:
+            charge.release()
 
     def _gather(self, unit: Unit, part: Part, decoded: Decoded) -> pa.RecordBatch:
         """Returns the rows of one part."""

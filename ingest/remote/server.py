@@ -45,22 +45,34 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         listen: str,
         token: str,
         open_job: Callable[[RemoteJob], UnitMaker],
+        *,
+        threads: int = 1,
+        certificate: tuple[bytes, bytes] | None = None,
         permission: Permission = NOTHING,
     ):
         """- `listen` is HOST:PORT.
         - `open_job` opens the table for a job, or refuses the job.
+        - `threads` units are made at once.
+        - `certificate` is a TLS certificate and its key, both in PEM.
         - `permission` says which functions loaders may call."""
         self._functions = Functions(permission)
-        self._open_job = open_job
+        self._open_job, self._threads = open_job, threads
         self._jobs: OrderedDict[str, UnitMaker] = OrderedDict()
-        self._opening, self._free = threading.Lock(), threading.Lock()
-        super().__init__(f"grpc://{listen}", middleware={"token": _Token(token)})
+        self._opening, self._free = threading.Lock(), threading.Semaphore(threads)
+        try:
+            super().__init__(
+                f"{'grpc+tls' if certificate else 'grpc'}://{listen}",
+                middleware={"token": _Token(token)},
+                tls_certificates=[certificate] if certificate else None,
+            )
+        except Exception as error:  # Arrow has no specific class for this error
+            raise UsageError(f"cannot listen at {listen}: {error}") from None
         self.address = f"{listen.rpartition(':')[0]}:{self.port}"
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Handles `call`, which calls a function, and `ping`, which shows that the worker runs."""
+        """Handles `call`, which calls a function, and `ping`, which returns how many units are made at once."""
         if action.type == "ping":
-            return iter([])
+            return iter([str(self._threads).encode()])
         with _send_errors():
             if action.type != "call":
                 raise RemoteError(f"there is no action {action.type!r}")

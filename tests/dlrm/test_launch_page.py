@@ -1,4 +1,4 @@
-"""The commands of docs/launch.md are what the programs take, word for word."""
+"""The commands of docs/launch.md and docs/workers.yaml are what the programs take, word for word."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from sluice.common.settings import parse
 from sluice.dlrm.train import main
 from sluice.ingest.machine import Machine
+from sluice.ingest.remote.worker import WorkerOptions
 from tests.dlrm import clicks_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -74,3 +76,22 @@ def test_every_power_of_two_up_to_64_can_train_with_default_settings(table, tmp_
     assert found is not None
     assert found["ok"]
     assert found["rows_read_per_step"] == found["settings"]["batch_size"] // min(ranks, 8)
+
+
+def test_the_pods_that_read_are_given_words_that_a_worker_takes():
+    (pod,) = [
+        document["spec"]["template"]["spec"]
+        for document in yaml.safe_load_all((ROOT / "docs" / "workers.yaml").read_text())
+        if document["kind"] == "StatefulSet"
+    ]
+    (container,) = pod["containers"]
+    assert container["command"][:2] == ["sluice", "worker"]
+    options = parse(WorkerOptions, argv=container["command"][2:], prog="sluice worker")
+    assert options.table.startswith("s3://")
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    files = (options.token_file, options.tls_certificate, options.tls_key)
+    assert {str(Path(file).parent) for file in files} <= mounted
+    assert set(container["resources"]["limits"]) == {"cpu", "memory"}, (
+        "threads and memory follow the pod's quota"
+    )
+    assert container["envFrom"], "an s3 table needs credentials"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -394,8 +397,22 @@ def with_split(plain, path, split):
     return ParquetFiles.open(plain, spec=path / "spec.toml")
 
 
-def split_table(tmp_path, split):
-    """Events, and a feature table of them."""
+@contextlib.contextmanager
+def started_worker(table, folder):
+    """A worker process of this table, as the value of a loader's `workers`. A fleet would start one for each loader."""
+    token = folder / "token"
+    token.write_text("histories")
+    words = f"sluice worker --table {table.uri} --listen 127.0.0.1:0 --token-file {token}"
+    command = [sys.executable, "-m", *words.split()]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            yield json.loads(worker.stdout.readline())["listening"] + f"?token={token}"
+        finally:
+            worker.terminate()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_row_of_a_feature_table_sees_its_split_and_those_before_it(tmp_path, split):
     random = np.random.default_rng(3)
     counts = random.integers(1, 90, 25)
     # One user has several row groups of each split.
@@ -411,13 +428,11 @@ def split_table(tmp_path, split):
     # Events of one moment are in the order of the splits and of their files.
     files = [row["row"] - 2 for name in NAMES for row in stored_rows(table, name)]
     events.places[files] = np.arange(len(files))
-    return events, table
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_row_of_a_feature_table_sees_its_split_and_those_before_it(tmp_path, split):
-    events, table = split_table(tmp_path, split)
-    assert bool(check_splits(events, table, 30)) == (split != "user")
+    others = check_splits(events, table, 30)
+    assert bool(others) == (split != "user")
+    if split == "time":
+        with started_worker(table, tmp_path) as workers:
+            assert check_splits(events, table, 30, workers=workers) == others
 
 
 def refused(path, *facts, table=None, **options):

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
-import json
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.remote import asking, fleet
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import Unit
@@ -20,39 +15,6 @@ from sluice.ingest.stages.shuffle import ReadTask
 from tests.open_loader import open_loader
 
 TOKEN = "the token of these tests"
-_pids = itertools.count(2**23)  # no process of the machine has such a number
-
-
-class Served(contextlib.AbstractContextManager):
-    """Stands in for a worker's process: says that a server listens, and ends when it is killed."""
-
-    def __init__(self, address):
-        self.pid = next(_pids)
-        self.stdout = io.BytesIO(json.dumps({"listening": address}).encode() + b"\n")
-        self._over = threading.Event()
-
-    def wait(self):
-        self._over.wait()
-        return -9
-
-    def kill(self):
-        self._over.set()
-
-    def __exit__(self, *_):
-        self.stdout.close()
-
-
-def starting(patch, *addresses):
-    """Returns what starts workers of fleets: servers at these addresses, in order, and then the last one again."""
-    patch(fleet, "secrets", SimpleNamespace(token_hex=lambda _: TOKEN))
-    left = itertools.chain(addresses, itertools.repeat(addresses[-1]))
-    return lambda given: Served(next(left))
-
-
-def name_servers(patch, *addresses):
-    """Lets loaders find servers at these addresses in the place of processes. Returns their `workers`."""
-    patch(asking, "started", starting(patch, *addresses))
-    return f"local:{len(addresses)}"
 
 
 def job_and_units(source, batch_size=160):
@@ -87,7 +49,7 @@ def serving(serve, table):
         def open_job(job):
             return UnitMaker(job, FeatureTable.open(table.uri, int(job.version)))
 
-        return serve(open_job, kind, **how)
+        return serve(open_job, kind, threads=2, **how)
 
     return make
 
@@ -98,8 +60,8 @@ def worker(serving):
 
 
 @pytest.fixture
-def named(monkeypatch):
+def named(tmp_path):
     """A function that names servers as a loader's `workers`."""
-    return lambda *servers: name_servers(
-        monkeypatch.setattr, *(server.address for server in servers)
-    )
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    return lambda *servers: ",".join(server.address for server in servers) + f"?token={path}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections import deque
@@ -19,19 +21,21 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import flight
 
+from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
-from sluice.ingest.remote import fleet as fleet_file
 from sluice.ingest.remote.asking import Asking, slow_after
 from sluice.ingest.remote.client import Connection, WorkerLost
 from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
+from sluice.ingest.remote.worker import main as worker_main
+from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.transform import Transform
-from tests.ingest.remote.conftest import TOKEN, Served, job_and_units, starting
+from tests.ingest.remote.conftest import TOKEN, job_and_units
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -60,29 +64,30 @@ def right(table, job, unit):
 
 
 @pytest.fixture
-def made(job):
-    """A function that makes an `Asking` of some workers and waits until they are there. It is closed with the test."""
+def made():
+    """What makes an `Asking` of a fleet. It is closed with the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(start, workers, **how):
-            fleet = Fleet(
-                start, job, "a table", [], most=workers, first=workers, at_once=1, local=False
-            )
+        def make(fleet, **how):
             asker = Asking(fleet, None, **how)
             stack.callback(asker.close)
-            fleet.use(fleet.requests)
-            with fleet.changed:
-                assert fleet.changed.wait_for(lambda: len(fleet.workers) == workers, 60)
             return asker, fleet
 
         yield make
 
 
 @pytest.fixture
-def asking(made, monkeypatch):
-    def make(*servers, **how):
-        addresses = [f"127.0.0.1:{server.port}" for server in servers]
-        return made(starting(monkeypatch.setattr, *addresses), len(servers), **how)
+def asking(job, made):
+    def make(*servers, token=TOKEN, authority=None, **how):
+        return made(
+            Fleet(
+                [
+                    Connection(f"127.0.0.1:{server.port}", token, job, authority=authority)
+                    for server in servers
+                ]
+            ),
+            **how,
+        )
 
     return make
 
@@ -206,10 +211,8 @@ def got_elsewhere(serving, worker, asking, right):
         bad = serving(kind)
         bad.left = deque(lies)
         asker, fleet = asking(bad, worker)
-        [wrong, _] = fleet.workers
         first(fleet)
         right(asker)
-        assert wrong.lost
         return asker, fleet, bad
 
     return get
@@ -217,9 +220,10 @@ def got_elsewhere(serving, worker, asking, right):
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_worker_that_lies_is_named_and_its_rows_are_got_elsewhere(got_elsewhere, capsys, lie):
-    asker, _, liar = got_elsewhere(Wrong, [lie])
+    asker, fleet, liar = got_elsewhere(Wrong, [lie])
     assert asker.counts["retries"] == 1
     assert_names(capsys.readouterr().err, f"worker 127.0.0.1:{liar.port}", "other workers")
+    assert fleet.workers[0].rests_until > fleet._clock() - 60, "it is not asked again at once"
 
 
 @pytest.mark.parametrize(
@@ -279,14 +283,29 @@ def test_a_worker_that_ended_costs_a_retry(serving, worker, asking, right, unit)
     assert asker.counts["retries"] == 1
 
 
-def test_only_who_has_the_token_is_let_in(worker, job, unit):
+def test_only_who_has_the_token_is_let_in(worker, asking, job, unit):
+    for token in ("", "another", TOKEN + "x"):
+        asker, _ = asking(worker, token=token)
+        with raises(RemoteError, "worker 127.0.0.1", "token"):
+            asker.get(unit)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
-    for token in (b"", b"Bearer another", f"Bearer {TOKEN}x".encode()):
-        options = flight.FlightCallOptions(headers=[(b"authorization", token)])
-        with pytest.raises(flight.FlightUnauthenticatedError):
-            list(client.do_action(flight.Action("ping", b""), options))
-        with pytest.raises(flight.FlightUnauthenticatedError):
-            client.do_get(flight.Ticket(unit.request(job)), options)
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        list(client.do_action(flight.Action("ping", b"")))
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        client.do_get(flight.Ticket(unit.request(job)))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"\xff\xfe", "tökén".encode(), b"a\nb", b"x" * 5000]
+)
+def test_a_token_that_no_header_can_hold_is_refused_by_both_sides(table, tmp_path, content):
+    """Otherwise all requests would fail, as if the workers were lost."""
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with raises(UsageError, str(path), "ASCII", "openssl"):
+        worker_main(["--table", table.uri, "--listen", "127.0.0.1:0", "--token-file", str(path)])
+    with raises(RemoteError, "workers=", str(path), "ASCII", "openssl"):
+        open_loader(table, batch_size=160, workers=f"127.0.0.1:1?token={path}")
 
 
 def test_hundreds_of_connections_that_say_nothing_hold_nobody_up(worker, asking, right):
@@ -388,6 +407,43 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
         assert_names(capsys.readouterr().err, "worker", "again")
 
 
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Two authorities, each with a certificate for 127.0.0.1 that it signed itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    found = {}
+    for name in ("ours", "another"):
+        subprocess.run(
+            (
+                "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -addext"
+                f" subjectAltName=IP:127.0.0.1 -subj /CN={name}"
+                f" -keyout {folder}/{name}.key -out {folder}/{name}.pem"
+            ).split(),
+            check=True,
+            capture_output=True,
+        )
+        found[name] = (folder / f"{name}.pem").read_bytes(), (folder / f"{name}.key").read_bytes()
+    return found
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
+    serving, asking, right, unit, certificates
+):
+    ours, another = certificates["ours"], certificates["another"]
+    server = serving(certificate=ours)
+    asker, _ = asking(server, authority=ours[0])
+    right(asker)
+    for other in (server, serving()):  # a certificate that nobody we know signed; none at all
+        asker, _ = asking(other, authority=another[0])
+        with raises(RemoteError, "worker 127.0.0.1", "certificate"):
+            asker.get(unit)
+    plain, fleet = asking(server, clock=iter(range(0, 10**6, 10)).__next__)
+    with pytest.raises(NoWorkerAnswers):
+        plain.get(unit)
+    assert "&ca=FILE" in fleet.why_none_answers
+
+
 class Mortal:
     """Stands in for a worker: `lost` says of each unit that it is asked for whether it is killed by then."""
 
@@ -402,21 +458,18 @@ class Mortal:
         return pa.record_batch({"x": [1]})
 
     def ping(self, within_s):
-        return True
+        return 1
 
     def close(self):
         pass
 
 
 @pytest.fixture
-def mortal(made, monkeypatch):
-    """Asks four workers that can be killed, and that are replaced."""
-
-    def make(lost):
-        monkeypatch.setattr(fleet_file, "Connection", lambda *_: Mortal(lost))
-        return made(lambda given: Served(Mortal.address), 4)
-
-    return make
+def mortal(made):
+    """Asks four workers that can be killed, whose rest is over each time that one looks."""
+    return lambda lost: made(
+        Fleet([Mortal(lost) for _ in range(4)], clock=iter(range(0, 10**9, 2)).__next__)
+    )
 
 
 def test_kills_for_however_long_end_no_run_while_workers_answer(mortal, unit):

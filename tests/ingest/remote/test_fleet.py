@@ -6,10 +6,32 @@ import json
 import os
 import queue
 import threading
+from types import SimpleNamespace
 
 from sluice.ingest.remote import fleet as fleet_file
-from sluice.ingest.remote.fleet import Fleet, RemoteWorker
-from tests.ingest.remote.conftest import Served
+from sluice.ingest.remote.fleet import Fleet, StartedFleet
+
+
+def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_longest_ago():
+    now = [0.0]
+    fleet = Fleet([SimpleNamespace(address=f"host:{n}") for n in range(3)], clock=lambda: now[0])
+    for worker in fleet.workers:
+        worker.threads = 2
+    asked = []
+    for _ in range(6):
+        now[0] += 1
+        asked.append(fleet.lease(()))
+    assert set(asked[:3]) == set(asked[3:]) == set(fleet.workers)
+    for worker in asked[1:3]:
+        now[0] += 1
+        fleet.give_back(worker)
+    assert fleet.lease(()) is asked[1]
+    assert fleet.lease([asked[2]]) in (asked[0], asked[1])
+    for _ in range(2):
+        fleet.give_back(asked[0], lost="it is gone")
+    assert fleet.lease(()) is not asked[0], "it rests, although it is the least busy one"
+    now[0] += 2
+    assert fleet.lease(()) is asked[0]
 
 
 class Process:
@@ -44,26 +66,6 @@ class Process:
             self._over.set()
 
 
-def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_longest_ago():
-    now = [0.0]
-    fleet = Fleet(None, None, "", [], most=3, first=3, at_once=3, local=False, clock=lambda: now[0])
-    fleet.workers += [RemoteWorker(None, Served("")) for _ in range(3)]
-    asked = []
-    for _ in range(6):
-        now[0] += 1
-        asked.append(fleet.lease(()))
-    assert set(asked[:3]) == set(asked[3:]) == set(fleet.workers)
-    for worker in asked[1:3]:
-        now[0] += 1
-        fleet.give_back(worker)
-    assert fleet.lease(()) is asked[1]
-    assert fleet.lease([asked[2]]) in (asked[0], asked[1])
-    for _ in range(2):
-        fleet.give_back(asked[0], lost="it is gone")
-    assert fleet.lease(()) is not asked[0], "although it is the least busy one"
-    assert asked[0].process.wait() == -9, "it is replaced"
-
-
 def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(
     monkeypatch,
 ):
@@ -81,7 +83,7 @@ def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_a
             "Connection", (), {"address": address, "close": lambda self: None}
         )(),
     )
-    fleet = Fleet(start, None, "a table", (), most=7, first=7, at_once=2, local=False)
+    fleet = StartedFleet(start, None, "a table", (), most=7, first=7, at_once=2, local=False)
     fleet.use(14)
 
     processes = [started.get(timeout=60) for _ in range(2)]

@@ -120,7 +120,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
 
 
 def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_and_its_workers_end_with_it(
-    serving, table, repo
+    serving, table, repo, named
 ):
     class Late(WorkerServer):
         """A worker whose first answers come when it is too late for them."""
@@ -139,15 +139,12 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
     with open_loader(table, batch_size=160, reader="arrow") as loader:
         [expected] = hashes(loader, 1)
     code = (
-        "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import asking, fleet\n"
-        "from tests.ingest.remote.conftest import name_servers\n"
-        "before = asking.started, fleet.secrets\n"
+        "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import asking\n"
         "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
         f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = open_loader({table.uri!r}, "
-        f"workers=name_servers(setattr, {server.address!r}), **how)\n"
+        f"workers={named(server)!r}, **how)\n"
         "rows = sum(batch.label.shape[0] for batch in loader)\n"
         "print(loader.order_hash, rows, loader.remote['retries'], flush=True); loader.close()\n"
-        "asking.started, fleet.secrets = before\n"
         f"own = open_loader({table.uri!r}, workers='local:1', **how); batches = iter(own); next(batches)\n"
         "print(*own.remote_pids, flush=True); sys.stdin.read()"
     )
@@ -173,14 +170,37 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
         assert ended(worker)
 
 
-def test_bench_counts_epochs_and_faults_of_its_own_workers(table):
+def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_serves_others(
+    repo, table, tmp_path
+):
+    (tmp_path / "token").write_text("mine")
+    worker_words = (
+        f"sluice worker --table {table.uri} --listen 127.0.0.1:0"
+        f" --token-file {tmp_path / 'token'} --threads 1"
+    )
     bench_words = (
         f"ingest bench {table.uri} --batch-size 160 --epochs 3 --reader arrow --workers local:2"
         " --step-ms 20 --inject kill-remote=all@0.3s,kill-remote@1000s"
     )
-    done = run_program("-m", *bench_words.split())
-    with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
-        expected = hashes(loader, 3)
+    with subprocess.Popen(
+        [sys.executable, "-m", *worker_words.split()],
+        cwd=repo,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        done = run_program("-m", *bench_words.split())
+        address = json.loads(worker.stdout.readline())["listening"]
+        with open_loader(
+            table,
+            batch_size=160,
+            epochs=3,
+            workers=f"{address}?token={tmp_path / 'token'}",
+            reader="arrow",
+        ) as loader:
+            expected = hashes(loader, 3)
+            assert (loader.remote["workers"], loader.remote["retries"]) == (1, 0)
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait(60) == 130
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["order_hash"], found["order_hashes"]) == (expected[-1], expected)

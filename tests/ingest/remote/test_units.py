@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice.etl.spec.permission import NOTHING
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
@@ -27,7 +28,6 @@ from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 from sluice.ingest.remote.worker import open_maker
 from tests.ingest import left_ids
 from tests.ingest.remote.conftest import job_and_units
-from tests.ingest.test_histories import check_splits, split_table
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -106,7 +106,7 @@ def test_bags_and_plain_parquet_and_missing_values_come_as_they_do_without_worke
     pq.write_table(pa.table(columns), path, row_group_size=700)
     roles = {"label": "click", "dense": "price", "sparse": ["user%1000"], "id_list": "seen"}
     how = {"roles": roles, "fill": 0.5}
-    server = serve(partial(open_maker, [path]))
+    server = serve(partial(open_maker, [path], NOTHING), threads=2)
     same(hashes([path], **how, workers=named(server)), hashes([path], **how))
 
 
@@ -117,12 +117,6 @@ def test_operators_that_a_table_leaves_to_the_loader_work_there_as_they_do_here(
     assert any(field.online and field.role == "sparse" for field in left.fields)
     server = serve(lambda job: UnitMaker(job, FeatureTable.open(left.uri)))
     same(hashes(left, fill=0.0, workers=named(server)), hashes(left, fill=0.0))
-
-
-def test_histories_of_a_feature_table_come_as_they_do_without_workers(serve, named, tmp_path):
-    events, table = split_table(tmp_path, "time")
-    workers = named(serve(partial(open_maker, table.uri)))
-    assert check_splits(events, table, 30, workers=workers) == check_splits(events, table, 30)
 
 
 @pytest.fixture
@@ -200,7 +194,7 @@ def test_files_of_the_same_names_and_sizes_with_other_values_are_another_table(
     )
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
     with raises(RemoteError, "worker 127.0.0.1", "theirs/part-0.parquet", "another table", "files"):
-        hashes(ours, **how, workers=named(serve(partial(open_maker, theirs))))
+        hashes(ours, **how, workers=named(serve(partial(open_maker, theirs, NOTHING))))
 
 
 def test_a_feature_table_whose_records_tell_of_other_content_is_another_table(
@@ -223,7 +217,7 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path):
     ours, other = plain(tmp_path / "ours", 1), plain(tmp_path / "other", 2)
     job, units = job_and_units(ParquetFiles.open(ours, "label=label;dense=x"))
     unit = next(unit for unit in units if unit.file == 0)
-    maker = open_maker(ours, job)
+    maker = open_maker(ours, NOTHING, job)
     os.replace(other[0], ours[0])
     with raises(SourceError, f"part-0.parquet, row group {unit.group}: the file was replaced"):
         maker.rows(unit)
@@ -248,7 +242,9 @@ def test_what_no_remote_worker_can_do_is_refused_and_so_is_a_wrong_name_of_worke
 ):
     for how, facts in (
         ({"workers": "local:0"}, ("'local:0'", "1 to 256")),
-        ({"workers": "host-a:7070"}, ("'host-a:7070'", "local:4", "ray://HOST:PORT", "ray start")),
+        ({"workers": "ray"}, ("'ray'", "local:4", "ray://HOST:PORT")),
+        ({"workers": "nowhere?token=/dev/null"}, ("'nowhere'", "HOST:PORT", "local:N")),
+        ({"workers": "a:1?token=/nothing/there"}, ("/nothing/there", "No such file")),
         (
             {"workers": named(worker), "files": FileOpener(disturbed="latency_ms=1")},
             ("slow or faulty on purpose",),
@@ -264,7 +260,7 @@ def test_an_error_of_a_column_names_worker_and_file(serve, named, tmp_path):
         table = pa.table({"label": pa.array([0, 1] * 200, pa.int8()), "x": [1.0, x] * 200})
         pq.write_table(table, path, row_group_size=100, write_statistics=False)
     how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
-    server = serve(partial(open_maker, paths))
+    server = serve(partial(open_maker, paths, NOTHING))
     with raises(ColumnError, "worker 127.0.0.1", "part-1.parquet", "'x'", "50 empty"):
         hashes(paths, **how, workers=named(server))
 
