@@ -360,6 +360,7 @@ def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path
             if number % 2 == 0:
                 trainer.until(f"becomes {number}")
                 trainer.until("validation after")
+        removed += vacuum_at_once(tmp_path / "table")
         trainer.send(signal.SIGTERM)
         process = trainer.ended()
     assert process.returncode == 143, process.stderr[-3000:]
