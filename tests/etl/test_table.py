@@ -124,6 +124,7 @@ def test_older_versions_stay_as_they_were_and_new_files_are_never_theirs(table):
         3500,
         old.files,
     )
+    assert appended.record.version == 1, "of the newest job, as long as its files are there"
     assert not {f.path for f in replaced.files} & {f.path for f in appended.files}
     assert [(v.version, v.mode, v.rows) for v in replaced.history()] == [
         (2, "overwrite", 200),
