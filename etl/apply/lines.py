@@ -119,6 +119,24 @@ def place_rows(parts: Sequence[Part], count: int) -> pa.Table:
     return table.take(pa.array(places, mask=places < 0))
 
 
+def record_pattern(delimiter: str) -> re.Pattern[bytes]:
+    """Returns the pattern of a csv record with its line end. Line ends between quotes belong to a field."""
+    end = _escaped(delimiter)
+    field = _field(end, r"\n")
+    return re.compile(rf"{field}(?:{end}{field})*+\n".encode())
+
+
+def _escaped(delimiter: str) -> str:
+    return rf"\x{ord(delimiter):02x}"
+
+
+def _field(end: str, line_end: str = "") -> str:
+    """Returns the pattern of a csv field, with three groups: the text between quotes, what follows it, and a field
+    without quotes."""
+    other = rf"[^{end}{line_end}]*+"
+    return rf'(?:"((?:[^"]|"")*+)"({other})|((?:[^"{end}{line_end}]{other})?))'
+
+
 class Delimited:
     """Cuts lines into cells.
 
@@ -136,12 +154,11 @@ class Delimited:
             "quote_char": '"' if self._quoted else False,
             "ignore_empty_lines": False,
         }
-        end = rf"\x{ord(source.delimiter):02x}"
+        end = _escaped(source.delimiter)
         field = rf'(?:"(?:[^"]|"")*"|(?:[^"\n{end}][^\n{end}]*)?)'
         self._closed = rf"^{field}(?:{end}{field})*\r*\n$"
         """Lines that Arrow reads as we do: each quoted field ends with its closing quote."""
-        one = rf'(?:"((?:[^"]|"")*+)"([^{end}]*)|((?:[^"{end}][^{end}]*)?))({end}|\Z)'
-        self._field = re.compile(one.encode(), re.S)
+        self._field = re.compile(rf"{_field(end)}({end}|\Z)".encode(), re.S)
 
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be cut alone."""

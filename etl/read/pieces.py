@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.etl.apply.lines import record_pattern
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES
 from sluice.etl.read.input_paths import InputFile
@@ -239,7 +239,7 @@ def _read_in_order(part: FileRange, buffers: PieceBuffers) -> Iterator[Piece]:
             if part.delimiter:
                 if not chunk and collected and not collected.endswith(b"\n"):
                     collected += b"\n"
-                ends = _record_ends(bytes(collected), part.delimiter, last=not chunk)
+                ends = _record_ends(collected, part.delimiter, last=not chunk)
                 cut = int(ends[-1]) if len(ends) else 0
             else:
                 cut = collected.rfind(b"\n") + 1 if chunk else len(collected)
@@ -252,20 +252,18 @@ def _read_in_order(part: FileRange, buffers: PieceBuffers) -> Iterator[Piece]:
                 before = place
 
 
-def _record_ends(content: bytes, delimiter: str, *, last: bool) -> npt.NDArray[np.intp]:
+def _record_ends(content: bytearray, delimiter: str, *, last: bool) -> npt.NDArray[np.intp]:
     """Returns the positions after each record that ends in the content. Line ends between quotes do not end a record.
 
     A quote that does not end within `MOST_TEXT_BYTES`, or in the `last` content, is left to its line."""
-    end = rf"\x{ord(delimiter):02x}"
-    field = rf'(?:"(?:[^"]|"")*+"[^{end}\n]*+|[^"{end}\n][^{end}\n]*+|)'
-    record = re.compile(rf"{field}(?:{end}{field})*+\n".encode())
+    record = record_pattern(delimiter)
     ends = list[int]()
     place = 0
     while place < len(content):
         match = record.match(content, place)
+        if match is None and not last and len(content) - place <= MOST_TEXT_BYTES:
+            break  # the quote may end in what is not read yet
         if match is None or match.end() - place > MOST_TEXT_BYTES:
-            if match is None and not last and len(content) - place <= MOST_TEXT_BYTES:
-                break
             place = content.find(b"\n", place) + 1 or len(content)
         else:
             place = match.end()
