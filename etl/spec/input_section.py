@@ -52,7 +52,7 @@ class Input:
     delimiter: str = "\t"
     header: bool = False
     multiline: bool = False
-    """Tables of 0.2.0 may have it in their spec. No job reads such input."""
+    """Whether a quoted field of csv may contain line ends."""
     optional: Columns = ()
     """Columns that a file may lack. Their values are then null. In tsv and csv they are the last columns, and a line
     ends before them."""
