@@ -381,6 +381,23 @@ def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple):
         check_heads(data, chunks)
 
 
+def test_a_column_with_optional_values_is_left_to_arrow_if_a_page_of_it_has_no_levels(simple):
+    file = LocalFile(
+        str(simple(data_page_version="2.0", compression="snappy", optional=True)), None, []
+    )
+    file.fetch(0, [], Buffers())
+    chunks = file._columns._chunks[0, :1].copy()
+    data = pages._read_chunks(file.state, chunks, Buffers())
+    file.close()
+    heads, address = np.zeros((40, 9), np.int64), np.uint64(data.ctypes.data)
+    count = pages.page_heads(address, chunks, 2000, heads)
+    page = heads[:count][heads[:count, 6] > 0][0]
+    sizes = bytes([0x15, 2 * page[6], 0x15, 0])  # of the levels, and of those of lists
+    at = data.tobytes().rindex(sizes, 0, page[1])
+    data[at + 1] = 0
+    assert pages.page_heads(address, chunks, 2000, heads) == 0 < count
+
+
 def check_heads(data, chunks):
     chance, accepted = random.Random(4), 0
     whole, heads = data.copy(), np.zeros((40, 9), np.int64)
