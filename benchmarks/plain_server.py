@@ -37,7 +37,7 @@ def main(run: str) -> None:
             (answer,) = scorer.answer([body])
             good = isinstance(answer, Answer)
             content = json.dumps(
-                answer.to_dict() if isinstance(answer, Answer) else {"error": str(answer)}
+                answer._asdict() if isinstance(answer, Answer) else {"error": str(answer)}
             ).encode()
             self.send_response(200 if good else 400)
             self.send_header("content-type", "application/json")

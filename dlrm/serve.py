@@ -18,15 +18,40 @@ free one; the line that begins with "serving" names it.
 
 from __future__ import annotations
 
+import socket
 from typing import Any, NoReturn
 
+from sluice.common.errors import UsageError
 from sluice.common.program import run, say
 from sluice.common.settings import parse
-from sluice.dlrm.serving.server import ServerOptions, serve
+from sluice.dlrm.serving.options import ServerOptions
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    return serve(parse(ServerOptions, argv, "sluice serve", description=__doc__), say)
+    options = parse(ServerOptions, argv, "sluice serve", description=__doc__)
+    # The port is opened before the model is loaded, so that a wrong port is reported at once.
+    with listen(options.host, options.port) as listener:
+        from sluice.dlrm.serving.server import serve
+
+        return serve(options, listener, say)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a port. Its connections send small answers at once."""
+    is_ipv6 = ":" in host
+    try:
+        listener = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+            backlog=1024,
+            dualstack_ipv6=is_ipv6,
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{host}:{port} cannot be listened on: {error}; choose another --port, or 0 for any that is free"
+        ) from None
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def program() -> NoReturn:

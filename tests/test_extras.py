@@ -406,7 +406,7 @@ assert done.returncode == 0 and "--spec" in done.stdout, (done.stdout, done.stde
 """,
     "serve": """
 absent("optuna")
-imports("sluice.dlrm.serving.http", "sluice.dlrm.serving.connections", "sluice.dlrm.serving.served_model")
+imports("sluice.dlrm.serving.server")
 helps("serve")
 """,
     "tuning": """

@@ -6,11 +6,10 @@ training.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.common.suggest import nearest
-from sluice.etl.apply.cells import WRONG, TextCells, json_cell
+from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, json_cell
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.parse import LONG_TEXT
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
@@ -43,6 +42,11 @@ class Refusal(Exception):
         self.headers = headers or {}
 
 
+Arrays = dict[str, pa.Array]
+Problems = dict[int, str]
+"""The number of a row → why a model cannot answer it."""
+
+
 class Decoder:
     """Reads requests for one spec."""
 
@@ -58,8 +62,8 @@ class Decoder:
             needed |= set(join.on)
         self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
         """The type of each raw feature that a request should have."""
-        self._row = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in self.kinds.items()])
-        self._body_schema = pa.schema([("rows", pa.list_(self._row)), ("fingerprint", pa.string())])
+        row = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in self.kinds.items()])
+        self._body_schema = pa.schema([("rows", pa.list_(row)), ("fingerprint", pa.string())])
         self._known = spec.input.columns
         self._times = spec.input.times
         self._texts = TextCells(spec.input)
@@ -74,20 +78,11 @@ class Decoder:
         # In TSV an empty text and a missing one look the same. The other formats distinguish them.
         self._empty_is_none = spec.input.format == "tsv"
 
-    def read_all(self, bodies: Sequence[bytes]) -> tuple[list[int | Refusal], pa.StructArray]:
-        """Reads the bodies of requests. Returns the number of rows of each, or why it is refused, and the rows of all
-        that are not refused."""
-        try:
-            return self.read(bodies)
-        except Refusal as refusal:
-            if len(bodies) == 1:
-                return [refusal], pa.array([], self._row)
-            half = len(bodies) // 2
-            counts, rows = zip(*map(self.read_all, (bodies[:half], bodies[half:])), strict=True)
-            return [*counts[0], *counts[1]], pa.concat_arrays(rows)
-
-    def read(self, bodies: Sequence[bytes]) -> tuple[list[Any], pa.StructArray]:
-        """Does the same. Raises Refusal if one of the requests cannot be answered."""
+    def read(
+        self, bodies: Sequence[bytes], problems: Problems
+    ) -> tuple[list[int | Refusal], Arrays]:
+        """Reads the bodies of requests. Returns the number of rows of each, or why it is refused, and the features of
+        all rows that are not refused. Adds rows with a value that does not fit to `problems`."""
         sizes = list(map(len, bodies))
         longest = max(sizes)
         if (
@@ -97,16 +92,28 @@ class Decoder:
         ):
             with suppress(pa.ArrowException, ValueError):
                 return self._read_by_arrow(bodies)
-        parsed = list(map(self._json, bodies))
-        objects = list(itertools.chain.from_iterable(parsed))
-        rows = self._to_rows(self._column(name, objects) for name in self.kinds)
+        counts: list[int | Refusal] = []
+        objects: list[dict[str, Any]] = []
+        for body in bodies:
+            try:
+                own = self._json(body)
+            except Refusal as refusal:
+                counts.append(refusal)
+            else:
+                counts.append(len(own))
+                objects += own
+        columns = {name: self._column(name, objects, problems) for name in self.kinds}
         if longest > MOST_TEXT_BYTES:
-            for name, values in columns_of(rows).items():
+            for name, values in columns.items():
                 for row in rows_of_long_texts(values):
-                    raise Refusal(422, f"rows[{row}]: feature {name!r} is {LONG_TEXT}; shorten it")
-        return list(map(len, parsed)), rows
+                    problems.setdefault(row, f"feature {name!r} is {LONG_TEXT}; shorten it")
+            places = [None if row in problems else row for row in range(len(objects))]
+            columns = {
+                n: values.take(pa.array(places, pa.int64())) for n, values in columns.items()
+            }
+        return counts, columns
 
-    def _read_by_arrow(self, bodies: Sequence[bytes]) -> tuple[list[Any], pa.StructArray]:
+    def _read_by_arrow(self, bodies: Sequence[bytes]) -> tuple[list[Any], Arrays]:
         """Reads bodies of JSON by one call. Raises a ValueError or ArrowException if a body may be one to refuse.
 
         Arrow's reader sees one text of many objects. Each body begins and ends with a brace, and no JSON text goes over
@@ -123,25 +130,26 @@ class Decoder:
         [lists] = table["rows"].chunks
         rows = lists.flatten()
         counts = lists.value_lengths()
+        columns = dict(zip(self.kinds, rows.flatten(), strict=True))
         if (
             len(lists) != len(bodies)
             or lists.null_count
             or rows.null_count
             or pc.max(counts).as_py() > self._row_limit
             or set(table["fingerprint"].drop_null().to_pylist()) - {self._fingerprint}
-            or not all(map(_is_finite, rows.flatten()))
+            or has_infinity(pa.table(columns))
         ):
             raise ValueError("a body may be one to refuse")
         if b'""' in text:
-            rows = self._to_rows(map(self._without_empty, rows.flatten()))
-        return counts.to_pylist(), rows
+            columns = {name: self._without_empty(values) for name, values in columns.items()}
+        return counts.to_pylist(), columns
 
     def _json(self, body: bytes) -> list[dict[str, Any]]:
         try:
             text = body.decode("utf-8-sig")
             document = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
-            raise Refusal(400, f"the body is not JSON: {_first_line(error)}") from None
+            raise Refusal(400, f"the body is not JSON: {str(error)[:200]}") from None
         if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
             raise Refusal(400, 'the body is not {"rows": [{feature: value, …}, …]}')
         if unknown := document.keys() - {"rows", "fingerprint"}:
@@ -177,8 +185,8 @@ class Decoder:
             json.loads(text, object_pairs_hook=_reject_duplicate_keys)
         return rows
 
-    def _column(self, name: str, rows: Sequence[dict[str, Any]]) -> pa.Array:
-        """Makes one feature's values from JSON objects. Raises Refusal for the first that does not fit."""
+    def _column(self, name: str, rows: Sequence[dict[str, Any]], problems: Problems) -> pa.Array:
+        """Makes one feature's values from JSON objects. A value that does not fit is null, and a problem of its row."""
         kind = self.kinds[name]
         values = [row.get(name) for row in rows]
         if kind == "text" and self._empty_is_none and "" in values:
@@ -190,23 +198,22 @@ class Decoder:
             try:
                 cells.append(json_cell(value, "text" if is_text else kind))
             except (ValueError, OverflowError):
+                cells.append(None)
                 shown = json.dumps(value, ensure_ascii=False)[:60]
                 hint = ""
                 if kind == "text" and isinstance(value, int | float):
                     hint = f'; write "{shown}"'
                 elif kind in NUMBERS and isinstance(value, str):
                     hint = "; write a number without quotes, or null"
-                raise Refusal(
-                    422, f"rows[{number}]: feature {name!r} is {shown}, {WRONG[kind]}{hint}"
-                ) from None
+                problems.setdefault(number, f"feature {name!r} is {shown}, {WRONG[kind]}{hint}")
         if not (is_text_read and str in map(type, cells)):
             return pa.array(cells, ARROW_TYPES[kind])
         texts = [cell if isinstance(cell, str) else None for cell in cells]
         numbers = [None if isinstance(cell, str) else cell for cell in cells]
-        read = self._read_texts(name, pa.array(texts, pa.string()))
+        read = self._read_texts(name, pa.array(texts, pa.string()), problems)
         return pc.coalesce(pa.array(numbers, ARROW_TYPES[kind]), read)
 
-    def _read_texts(self, name: str, texts: pa.Array) -> pa.Array:
+    def _read_texts(self, name: str, texts: pa.Array, problems: Problems) -> pa.Array:
         """Parses numbers and times that are written as in the input, as the ETL job does."""
         why = f"{WRONG[self.kinds[name]]}; write it as the spec's input does, or without quotes"
         if name in self._times:
@@ -215,23 +222,14 @@ class Decoder:
             why = f"which is no time in its format {form!r}; write it so, or as seconds since 1970"
         values, bad = self._texts.column(name, texts)
         for row in bad:
-            raise Refusal(
-                422, f"rows[{row}]: feature {name!r} is {texts[row].as_py()[:60]!r}, {why}"
-            )
+            problems.setdefault(row, f"feature {name!r} is {texts[row].as_py()[:60]!r}, {why}")
         return values
-
-    def _to_rows(self, columns: Iterable[pa.Array]) -> pa.StructArray:
-        return pa.StructArray.from_arrays(list(columns), fields=list(self._row))
 
     def _without_empty(self, values: pa.Array) -> pa.Array:
         """Returns texts with null for an empty one, if the input's format has no empty texts."""
         if self._empty_is_none and pa.types.is_string(values.type):
             return pc.if_else(pc.equal(values, ""), None, values)
         return values
-
-
-def columns_of(rows: pa.StructArray) -> dict[str, pa.Array]:
-    return dict(zip(rows.type.names, rows.flatten(), strict=True))
 
 
 def _reject_duplicate_keys(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -255,15 +253,3 @@ def _is_usual(body: bytes) -> bool:
         and body[-1:] == b"}"
         and not ((b"\\u" in body or b"-0" in body) and _ODD.search(body))
     )
-
-
-def _is_finite(values: pa.Array) -> bool:
-    if pa.types.is_list(values.type):
-        values = values.flatten()
-    return (
-        not pa.types.is_floating(values.type) or pc.all(pc.is_finite(values)).as_py() is not False
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

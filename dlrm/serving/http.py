@@ -1,16 +1,17 @@
-"""Answers HTTP requests by a scorer, within limits: `HttpApp`. It is an ASGI application, so it works with any ASGI
-server. `ServerMetrics` counts its requests for Prometheus."""
+"""Answers HTTP requests by a scorer, within limits: `HttpApp`, an ASGI application. `ServerMetrics` counts its requests
+for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-import functools
 import json
+import logging
 import time
 from collections import Counter as Count
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -24,24 +25,15 @@ from prometheus_client import (
 from sluice.common.suggest import nearest
 from sluice.dlrm.serving.batcher import Batcher
 from sluice.dlrm.serving.decode import Refusal
+from sluice.dlrm.serving.options import ServerLimits
 from sluice.dlrm.serving.scorer import Answer, Scorer, work_of
-from sluice.dlrm.serving.server import ServerLimits
-
-if TYPE_CHECKING:
-    from sluice.dlrm.serving.reload import Reload
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _JSON = "application/json"
 _CLOSE = {"connection": "close"}
 """The rest of the request is not read."""
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-METHODS = {
-    "/predict": ("POST",),
-    "/model": ("GET", "HEAD"),
-    "/health": ("GET", "HEAD"),
-    "/metrics": ("GET", "HEAD"),
-}
+_READ = ("GET", "HEAD")
+METHODS = {"/predict": ("POST",), "/model": _READ, "/health": _READ, "/metrics": _READ}
 
 
 def iso_time(moment: float) -> str:
@@ -57,63 +49,59 @@ class HttpApp:
         scorer: Scorer,
         limits: ServerLimits,
         *,
-        reload: Reload | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`/health` shows the state of `reload`. `wall_clock` returns seconds since 1970."""
+        """`wall_clock` returns seconds since 1970."""
         self.served = ServerMetrics()
         self.limits = limits
-        self._reload = reload
-        self._wall_clock = wall_clock
-        self.batcher = Batcher(
-            self._answer_batch,
-            size=work_of,
-            waiting_limit=limits.max_waiting,
-            on_batch=self.served.batches.observe,
-        )
+        self.wall_clock = wall_clock
+        self.reload: dict[str, Any] = {}
+        """What `/health` says of newer checkpoints."""
+        self.batcher = Batcher(self._answer_batch, limits.max_waiting)
         self.take(scorer)
 
     def take(self, scorer: Scorer) -> None:
         """Answers with this model from the next batch on."""
-        self.served.model(scorer.servable.about())
+        about = scorer.servable.about()
+        for name, gauge in self.served.model.items():
+            gauge.set(about[name])
         self.scorer = scorer
-        self._serving_since = self._wall_clock()
+        self._serving_since = self.wall_clock()
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         """Answers one request."""
         begun_at = time.monotonic()
         path, status, headers = scope["path"], 200, {"content-type": _JSON}
-        failure: Exception | None = None
         try:
             body = await self._body_of_answer(path, scope, receive)
             if path == "/metrics":
                 headers["content-type"] = CONTENT_TYPE_LATEST
         except Exception as error:
-            refusal = error
-            if not isinstance(refusal, Refusal):
-                failure = error
-                refusal = Refusal(500, "the server failed on this request; its log says why")
-            status, headers = refusal.status, {**headers, **refusal.headers}
+            if not isinstance(error, Refusal):
+                logging.exception("a request failed")
+                error = Refusal(500, "the server failed on this request; its log says why")
+            status = error.status
+            headers |= error.headers
             # A lone surrogate, which a client's JSON may contain, cannot be encoded.
-            body = json.dumps({"error": str(refusal)}, ensure_ascii=False).encode(errors="replace")
+            body = json.dumps({"error": str(error)}, ensure_ascii=False).encode(errors="replace")
         if path == "/predict" and scope["method"] == "POST":
-            self.served.request(status, time.monotonic() - begun_at)
+            self.served.statuses[status] += 1
+            self.served.requests(status).inc()
+            self.served.seconds.observe(time.monotonic() - begun_at)
         headers["content-length"] = str(len(body))
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
         await send({"type": "http.response.body", "body": body})
-        if failure is not None:
-            raise failure
 
-    async def _body_of_answer(self, path: str, scope: Mapping[str, Any], receive: Receive) -> bytes:
+    async def _body_of_answer(self, path: str, scope: Mapping[str, Any], receive: Any) -> bytes:
         methods = METHODS.get(path)
         if methods is None:
             raise Refusal(404, f"there is no {path[:60]!r} here{nearest(path[:60], METHODS)}")
         if scope["method"] not in methods:
             raise Refusal(405, f"{path} takes {methods[0]}", {"allow": ", ".join(methods)})
         if path == "/metrics":
-            self.served.waiting.set(self.batcher.waiting)
-            return self.served.text()
+            self.served.waiting.set(len(self.batcher.queue))
+            return generate_latest(self.served.registry)
         if path == "/predict":
             content = await self._predict(dict(scope["headers"]), receive)
         else:
@@ -121,11 +109,11 @@ class HttpApp:
             if path == "/model":
                 content["features"] = self.scorer.decoder.kinds
             else:
-                content |= {"ok": True, "since": iso_time(self._serving_since)}
-                content |= {"reload": self._reload.about()} if self._reload else {}
+                since = iso_time(self._serving_since)
+                content |= {"ok": True, "since": since, "reload": self.reload}
         return _ENCODER.encode(content).encode()
 
-    async def _predict(self, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
+    async def _predict(self, headers: Mapping[bytes, bytes], receive: Any) -> dict[str, Any]:
         timeout, largest = self.limits.timeout, self.limits.max_body
         content_type, encoding = (
             headers.get(name, b"").decode("latin-1").strip().lower()
@@ -157,20 +145,21 @@ class HttpApp:
             )
         try:
             async with asyncio.timeout(timeout):
-                answer: Answer | Refusal = await self.batcher.ask(bytes(body))
+                answer: Answer = await self.batcher.ask(bytes(body), work_of(body))
         except TimeoutError:
             raise Refusal(
                 503, f"no answer within {timeout:g} s: the server is busy", {"retry-after": "1"}
             ) from None
-        if isinstance(answer, Refusal):
-            raise answer
         self.served.rows.inc(len(answer.probabilities))
-        return answer.to_dict()
+        return answer._asdict()
 
     def _answer_batch(self, bodies: Sequence[bytes]) -> list[Answer | Refusal]:
+        self.served.batches.observe(len(bodies))
         scorer = self.scorer  # `take` may replace it meanwhile
         answers = scorer.answer(bodies)
-        self.served.missing(scorer.missing)
+        for name, rows in scorer.missing.items():
+            self.served.missing(name).inc(rows)
+        scorer.missing.clear()
         return answers
 
 
@@ -183,60 +172,36 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        home: dict[str, Any] = {"registry": self.registry}
-        requests = Counter(
-            "sluice_serve_requests", "Requests for predictions, by status", ["status"], **home
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        requests = counter(
+            "sluice_serve_requests", "Requests for predictions, by status", ["status"]
         )
-        missing = Counter(
+        missing = counter(
             "sluice_serve_missing_features",
-            "Rows in which a feature was missing or null",
+            "Rows in which a feature was missing, null or refused",
             ["feature"],
-            **home,
         )
         # Cached, because finding a label's counter takes longer than counting.
-        self._requests_by_status = functools.cache(requests.labels)
-        self._missing_by_feature = functools.cache(missing.labels)
-        self.rows = Counter("sluice_serve_rows", "Rows predicted", **home)
-        self._seconds = Histogram(
-            "sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS, **home
+        self.requests, self.missing = cache(requests.labels), cache(missing.labels)
+        self.rows = counter("sluice_serve_rows", "Rows predicted")
+        self.seconds = histogram(
+            "sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS
         )
-        self.batches = Histogram(
-            "sluice_serve_batch_requests", "Requests in a batch", buckets=_BATCH_SIZES, **home
+        self.batches = histogram(
+            "sluice_serve_batch_requests", "Requests in a batch", buckets=_BATCH_SIZES
         )
-        self.waiting = Gauge("sluice_serve_waiting", "Requests that wait for the model", **home)
-        self._step = Gauge(
-            "sluice_serve_model_step", "Training step of the model that answers", **home
-        )
-        self._version = Gauge(
-            "sluice_serve_model_version", "Version of the feature table behind it", **home
-        )
-        self._bytes = Gauge("sluice_serve_table_bytes", "Bytes of its embedding tables", **home)
-        reloads = Counter(
-            "sluice_serve_reloads",
-            "Newer checkpoints looked at, by what came of it",
-            ["result"],
-            **home,
+        self.waiting = gauge("sluice_serve_waiting", "Requests that wait for the model")
+        self.model = {
+            "step": gauge("sluice_serve_model_step", "Training step of the model that answers"),
+            "version": gauge(
+                "sluice_serve_model_version", "Version of the feature table behind it"
+            ),
+            "table_bytes": gauge("sluice_serve_table_bytes", "Bytes of its embedding tables"),
+        }
+        reloads = counter(
+            "sluice_serve_reloads", "Newer checkpoints looked at, by what came of it", ["result"]
         )
         self.taken, self.refused = map(reloads.labels, ("taken", "refused"))
-        self.statuses: Count[int] = Count()
-
-    def request(self, status: int, seconds: float) -> None:
-        """Counts an answered request, with any status."""
-        self.statuses[status] += 1
-        self._requests_by_status(status).inc()
-        self._seconds.observe(seconds)
-
-    def missing(self, features: Mapping[str, int]) -> None:
-        """Counts the rows of a batch that lacked a feature, by feature."""
-        for name, rows in features.items():
-            self._missing_by_feature(name).inc(rows)
-
-    def model(self, about: Mapping[str, Any]) -> None:
-        """Notes which model answers from now on."""
-        self._step.set(about["step"])
-        self._version.set(about["version"])
-        self._bytes.set(about["table_bytes"])
-
-    def text(self) -> bytes:
-        """Returns all metrics in the format of Prometheus."""
-        return generate_latest(self.registry)
+        self.statuses = Count[int]()

@@ -1,12 +1,11 @@
 """Stores embedding tables for serving: `NarrowTables`, in float32, float16 or int8.
 
 int8 is symmetric: a row has integers from -127 to 127, times one float16, which is the row's largest value / 127. So a
-row of width 16 takes 18 bytes instead of 64. A lookup is one gather over all tables of one width.
+row of width 16 takes 18 bytes instead of 64.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,82 +23,49 @@ class NarrowTables(nn.Module):
     """Replaces a Ranker's `tables`. It takes ids and returns the sum of each bag's rows, by feature."""
 
     def __init__(
-        self,
-        tables: Sequence[Table],
-        keys: Mapping[str, Sequence[str]],
-        kind: str,
-        names: Sequence[str] = (),
+        self, tables: Sequence[Table], keys: Mapping[str, Sequence[str]], kind: str
     ) -> None:
-        """`kind`: of SERVED_DTYPES. `keys` has the features that are looked up in each table. `names` has all features
-        in the order of the input. Empty: the order of the tables."""
+        """`kind`: of SERVED_DTYPES. `keys` has the features that are looked up in each table."""
         super().__init__()
         self.kind = kind
-        self._tables = {table.name: table for table in tables}
-        self._first: dict[str, int] = {}
-        """The number of each table's first row among all rows of its width."""
-        rows: Counter[int] = Counter()
-        for table in tables:
-            self._first[table.name] = rows[table.width]
-            rows[table.width] += table.rows
-        self._weights = {w: torch.zeros(n, w, dtype=_DTYPES[kind]) for w, n in rows.items()}
+        self.wide_bytes = sum(table.bytes for table in tables)
+        """The bytes that the tables would take in float32."""
+        self._weights = {t.name: torch.zeros(t.rows, t.width, dtype=_DTYPES[kind]) for t in tables}
         self._scales = {
-            w: torch.zeros(n if kind == "int8" else 0, 1, dtype=torch.float16)
-            for w, n in rows.items()
+            t.name: torch.zeros(t.rows if kind == "int8" else 0, 1, dtype=torch.float16)
+            for t in tables
         }
-        table_of = {key: table for table in tables for key in keys[table.name]}
-        self._features = list(names or table_of)
-        looked_up = [table_of[name] for name in self._features]
-        self._numbers = {
-            w: [number for number, table in enumerate(looked_up) if table.width == w] for w in rows
-        }
-        """The numbers of the features that are looked up in the tables of each width."""
-        self._starts = {
-            w: torch.tensor([self._first[looked_up[number].name] for number in numbers])
-            for w, numbers in self._numbers.items()
-        }
+        self.bytes = sum(one.nbytes for one in (*self._weights.values(), *self._scales.values()))
+        """The bytes that the tables take."""
+        self._table_of = {key: table.name for table in tables for key in keys[table.name]}
 
     def fill(self, name: str, rows: Tensor) -> None:
         """Sets a table's weights."""
-        table = self._tables[name]
-        if len(rows) != table.rows:
-            raise ValueError(f"table {name!r}: {len(rows)} rows were given for its {table.rows}")
-        first = self._first[name]
-        for stored in torch.split(rows, _BLOCK_ROWS):
-            place, block = slice(first, first + len(stored)), stored.float()
+        weights, scales = self._weights[name], self._scales[name]
+        if len(rows) != len(weights):
+            raise ValueError(f"table {name!r}: {len(rows)} rows were given for its {len(weights)}")
+        for first in range(0, len(rows), _BLOCK_ROWS):
+            part = slice(first, first + _BLOCK_ROWS)
+            block = rows[part].float()
             if self.kind == "int8":
                 scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
-                self._scales[table.width][place] = scale
+                scales[part] = scale
                 # Divides by the rounded scale that is stored, so that its rounding adds no error.
                 block = (block / scale.float()).round().clamp(-127, 127)
-            self._weights[table.width][place] = block
-            first += len(block)
-
-    @property
-    def bytes(self) -> int:
-        """The bytes that the tables take."""
-        return sum(one.nbytes for one in (*self._weights.values(), *self._scales.values()))
-
-    @property
-    def wide_bytes(self) -> int:
-        """The bytes that the tables would take in float32."""
-        return sum(table.bytes for table in self._tables.values())
+            weights[part] = block
 
     def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
-        lengths = sparse.lengths().view(len(self._features), -1)
-        counts = lengths.sum(1, dtype=torch.int64)
-        ids = torch.split(sparse.values(), counts.tolist())
+        names = sparse.keys()
+        lengths = sparse.lengths().view(len(names), -1)
+        ids = torch.split(sparse.values(), lengths.sum(1, dtype=torch.int64).tolist())
+        has_one_each = (lengths == 1).all(1).tolist()
         pooled: dict[str, Tensor] = {}
-        for width, numbers in self._numbers.items():
-            bags = lengths[numbers]
-            row_numbers = torch.cat([ids[n] for n in numbers])
-            row_numbers = row_numbers + torch.repeat_interleave(
-                self._starts[width], counts[numbers]
-            )
-            rows = self._weights[width].index_select(0, row_numbers).float()
+        for number, name in enumerate(names):
+            table = self._table_of[name]
+            rows = self._weights[table].index_select(0, ids[number]).float()
             if self.kind == "int8":
-                rows *= self._scales[width].index_select(0, row_numbers).float()
-            if not (len(rows) == bags.numel() and bool((bags == 1).all())):
-                rows = torch.segment_reduce(rows, "sum", lengths=bags.flatten().long(), initial=0)
-            sums = rows.view(*bags.shape, -1)
-            pooled |= zip((self._features[n] for n in numbers), sums.unbind(), strict=True)
+                rows *= self._scales[table].index_select(0, ids[number])
+            if not has_one_each[number]:
+                rows = torch.segment_reduce(rows, "sum", lengths=lengths[number].long(), initial=0)
+            pooled[name] = rows
         return pooled

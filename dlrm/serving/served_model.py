@@ -22,14 +22,13 @@ from sluice.dlrm.checkpoint.meta import (
 )
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.options import Config, tables_of
+from sluice.dlrm.serving.decode import Problems
 from sluice.dlrm.serving.int8_tables import NarrowTables
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
-from sluice.etl.ops.base import is_wide
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.permission import Permission
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import Batch
@@ -43,25 +42,15 @@ _CERTAIN_LOGIT = 36.0
 """From this logit on, the probability is exactly 1 in float64."""
 
 
-class BadValue(ValueError):
-    """The model cannot take a row. `row` is the number of the first such row."""
-
-    def __init__(self, row: int, text: str) -> None:
-        super().__init__(text)
-        self.row = row
-
-
 @dataclass(frozen=True, kw_only=True)
 class Servable:
     """One checkpoint, with the fitted state of the table version that it was trained on."""
 
     path: Path
     meta: CheckpointMeta
-    spec: Spec
     table: FeatureTable
     layout: TableLayout
     model: Ranker
-    tables: NarrowTables
     rows: Serving
     """The data about other rows that joins and histories need."""
     features: Features
@@ -91,16 +80,10 @@ class Servable:
             config.data, meta.version, allow_code=allow_code, transforms=config.transforms
         )
         meta.check(table)
-        if not table.record.spec:
-            raise CheckpointError(
-                f"{table.uri}: version {table.version} was not made by etl/job.py: without a feature "
-                "spec raw features cannot be served"
-            )
-        spec = table.spec()
-        state = table.state() or FittedState()
+        spec, state = table.spec(), table.state() or FittedState()
         layout = TableLayout(config.model, tables_of(table.fields, config.model))
         check(path)
-        model, tables = ranker(config, layout, len(meta.dense), Checkpoint(path), kind)
+        model = ranker(config, layout, len(meta.dense), Checkpoint(path), kind)
         if read(path) != meta:
             raise CheckpointError(
                 f"checkpoint {path} was replaced by another one while it was loaded; load it again"
@@ -108,11 +91,9 @@ class Servable:
         servable = cls(
             path=path,
             meta=meta,
-            spec=spec,
             table=table,
             layout=layout,
             model=model,
-            tables=tables,
             rows=Serving.open(table),
             features=Features(spec, state),
             online=online_of(table, state),
@@ -132,54 +113,44 @@ class Servable:
             [np.ones(_TRIAL_ROWS, np.int32)] * len(columns),
         )
         logits = self._logits(batch)
-        if not torch.isfinite(logits).all():
-            wrong = "the model's answers to made-up rows are no numbers"
-        elif float(logits.abs().median()) > _CERTAIN_LOGIT:
-            wrong = "the model's answers to most of some made-up rows are exactly 0 or 1"
-        else:
-            return
-        raise CheckpointError(
-            f"checkpoint {self.path} is not served: {wrong}, so its weights are far too large; train "
-            "with a lower learning rate, or name an earlier checkpoint in LATEST"
-        )
+        if not torch.isfinite(logits).all() or logits.abs().median() > _CERTAIN_LOGIT:
+            raise CheckpointError(
+                f"checkpoint {self.path} is not served: the model's answers to made-up rows are no numbers, or most "
+                "are exactly 0 or 1. So its weights are far too large; train with a lower learning rate, or name an "
+                "earlier checkpoint in LATEST"
+            )
 
-    def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
-        """Turns raw columns into the batch that the loader would make. Raises BadValue for a row with a number that is
-        too large, or missing and not filled."""
+    def batch(self, columns: Mapping[str, pa.Array], problems: Problems) -> Batch:
+        """Turns raw columns into the batch that the loader would make. A number that is too large, or missing and not
+        filled, is 0 there, and a problem of its row."""
         inputs = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
         arrays: Arrays = {}
         for name, as_stored in inputs.items():
             values = self.online[name](as_stored) if name in self.online else as_stored
-            if isinstance(values, pa.Array):
-                if pa.types.is_list(values.type):
-                    values, bag_lengths = flat(values)
-                    arrays[lengths_name(name)] = bag_lengths.astype(np.int32)
-                values = values.to_numpy(zero_copy_only=False)
+            if isinstance(values, pa.ListArray):
+                values, bag_lengths = flat(values)
+                arrays[lengths_name(name)] = bag_lengths.astype(np.int32)
+            values = np.asarray(values)
             if name in self.meta.dense:
                 with np.errstate(over="ignore"):
                     numbers = values.astype(np.float32)
-                if (wrong := np.isinf(numbers)).any():
-                    row = int(wrong.argmax())
-                    raise BadValue(
-                        row,
-                        f"feature {name!r}: the operators of the spec make {values[row]:g} of it, "
-                        "which is too large for float32; a job rejects such a row",
+                for row in np.flatnonzero(np.isinf(numbers)).tolist():
+                    numbers[row] = 0
+                    text = (
+                        f"feature {name!r}: the operators of the spec make {values[row]:g} of it, which is too large "
+                        "for float32; a job rejects such a row"
                     )
+                    problems.setdefault(row, text)
                 values = numbers
             arrays[name] = values
         arrays = self.transforms(arrays, rows)
-        dense = np.empty((len(self.meta.dense), rows), np.float32)
-        for number, name in enumerate(self.meta.dense):
-            dense[number] = arrays[name]
-        if not np.isfinite(dense).all():
-            wrong = ~np.isfinite(dense)
-            row = int(wrong.any(0).argmax())
-            name = self.meta.dense[int(wrong[:, row].argmax())]
-            raise BadValue(
-                row,
-                f"feature {name!r} is missing or no finite number, and the spec fills nothing in",
-            )
+        dense = np.array([arrays[name] for name in self.meta.dense], np.float32).reshape(-1, rows)
+        for number, row in np.argwhere(~np.isfinite(dense)).tolist():
+            dense[number, row] = 0
+            name = self.meta.dense[number]
+            text = f"feature {name!r} is missing or no finite number, and the spec fills nothing in"
+            problems.setdefault(row, text)
         ids, lengths = [], []
         for column in self.layout.columns:
             column_ids = arrays[column.name]
@@ -194,11 +165,9 @@ class Servable:
     def _batch(
         self, dense: npt.NDArray[np.float32], ids: Sequence[Any], lengths: Sequence[Any]
     ) -> Batch:
-        is_any_wide = any(is_wide(column.rows) for column in self.layout.columns)
-        values = np.concatenate(ids).astype(np.int64 if is_any_wide else np.int32, copy=False)
         return Batch(
             dense=torch.from_numpy(dense).t(),
-            values=torch.from_numpy(values),
+            values=torch.from_numpy(np.concatenate(ids, dtype=np.int64)),
             lengths=torch.from_numpy(np.concatenate(lengths)),
             label=_NO_VALUES,
             weight=_NO_VALUES,
@@ -207,18 +176,17 @@ class Servable:
             step=0,
         )
 
-    def probabilities(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.float64]:
-        """Returns the predicted probability of each row."""
-        batch = self.batch(columns)
+    def probabilities(
+        self, columns: Mapping[str, pa.Array], problems: Problems
+    ) -> npt.NDArray[np.float64]:
+        """Returns the predicted probability of each row. That of a row with a problem says nothing."""
+        batch = self.batch(columns, problems)
         logits = self._logits(batch)
-        if not (finite := torch.isfinite(logits)).all():
-            row = int((~finite).int().argmax())
+        for row in torch.nonzero(~torch.isfinite(logits)).flatten().tolist():
             largest = batch.dense[row].abs()
             name = self.meta.dense[int(largest.argmax())]
-            raise BadValue(
-                row,
-                f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is too large",
-            )
+            text = f"the model's answer is no number: feature {name!r}, as {float(largest.max()):g}, is too large"
+            problems.setdefault(row, text)
         probabilities: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
         return probabilities
 
@@ -236,8 +204,8 @@ class Servable:
             "version": self.meta.version,
             "fingerprint": self.fingerprint,
             "model": self.meta.config["model"]["kind"],
-            "tables": self.tables.kind,
-            "table_bytes": self.tables.bytes,
+            "tables": self.model.tables.kind,
+            "table_bytes": self.model.tables.bytes,
         }
 
     @property
@@ -254,18 +222,17 @@ def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.O
 
 def ranker(
     config: Config, layout: TableLayout, dense: int, weights: Checkpoint, kind: str
-) -> tuple[Ranker, NarrowTables]:
-    """Makes the unsharded model with a checkpoint's weights."""
+) -> Ranker:
+    """Makes the unsharded model with a checkpoint's weights, and with tables of `kind`."""
     with torch.random.fork_rng():
         model = Ranker(config.model, layout, dense)
-    tables = NarrowTables(layout.tables, layout.keys, kind, layout.names)
+    model.tables = NarrowTables(layout.tables, layout.keys, kind)
     for table in layout.tables:
-        tables.fill(table.name, weights.table(table.name))
-    model.tables = tables
+        model.tables.fill(table.name, weights.table(table.name))
     try:
         model.tower.load_state_dict(weights.tower())
     except RuntimeError as error:
         raise CheckpointError(
             f"checkpoint {weights.path} does not fit its settings: {str(error).splitlines()[0]}"
         ) from None
-    return model.eval(), tables
+    return model.eval()

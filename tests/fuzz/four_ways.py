@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
-from sluice.dlrm.serving.served_model import BadValue
+from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import Fitted
@@ -31,6 +30,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import BagColumn
 from sluice.ingest.choices import Errors
 from sluice.ingest.read.parquet_files import ParquetFiles
+from tests.dlrm.serving.stub import decoded
 from tests.dlrm.serving.test_left_ids import served
 from tests.etl.jobs import on, session
 from tests.fuzz.case import KEY, LABEL, Case
@@ -250,6 +250,10 @@ def _bags(values: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> list[t
     return [tuple(part.tolist()) for part in np.split(values, np.cumsum(lengths)[:-1])]
 
 
+class BadRows(Exception):
+    """The problems of a server's rows, by number."""
+
+
 class Server:
     """What a server does with a request before its model."""
 
@@ -259,9 +263,11 @@ class Server:
         self._bags = {one.name for one in table.fields if one.role == "id_list"}
 
     def features(self, keys: list[int], draw: random.Random) -> Columns:
-        """What it makes of these rows. Refusal or BadValue if it answers with 422."""
+        """What it makes of these rows. Refusal or BadRows if it answers with 422."""
         asked = self._case.request([key - 1 for key in keys], draw)
-        batch = self._model.batch(columns_of(self._decoder.read([asked])[1]))
+        batch = self._model.batch(decoded(self._decoder, asked), problems := {})
+        if problems:
+            raise BadRows(problems)
         found = {
             name: dict(zip(keys, bits(batch.dense[:, place].numpy()), strict=True))
             for place, name in enumerate(self._model.meta.dense)
@@ -357,9 +363,10 @@ def _features(
     all that such a column learned."""
     try:
         return server.features(keys, random.Random(seed))
-    except BadValue as error:
-        wrong = keys[error.row]
-        if wrong not in trained or not any(f"feature {name!r}:" in str(error) for name in by_row):
+    except BadRows as error:
+        row, text = next(iter(error.args[0].items()))
+        wrong = keys[row]
+        if wrong not in trained or not any(f"feature {name!r}:" in text for name in by_row):
             raise
     kept = [key for key in keys if key != wrong]
     return _features(server, kept, seed, by_row, trained) if kept else {}
@@ -387,7 +394,7 @@ def not_refused(case: Case, whole: Made, table: FeatureTable, kept: list[int]) -
 def _answered(case: Case, server: Server, key: int) -> list[str]:
     try:
         server.features([key], random.Random(key))
-    except BadValue:
+    except BadRows:
         return []
     except Refusal as refusal:
         if refusal.status == 422:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.dlrm.serving.decode import Decoder, columns_of
+from sluice.dlrm.serving.decode import Decoder
 from sluice.etl.apply.cells import TextCells
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
@@ -26,6 +26,7 @@ from sluice.etl.ops.base import key_texts
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
 from sluice.etl.spec.spec import Spec
+from tests.dlrm.serving.stub import decoded
 from tests.etl.jobs import build_table, rows_of, session
 from tests.etl.tables import column, section, write_rows, write_spec
 from tests.fuzz.drawn_specs import FLOATS, INTS, TEXTS
@@ -91,7 +92,7 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     text = _spec(folder, kind)
     spec = Spec.own(text)
     body = json.dumps({"rows": [{"k": value} for value in rows]}).encode()
-    array = columns_of(Decoder(spec, "", most_rows=100).read([body])[1])["k"]
+    array = decoded(Decoder(spec, "", most_rows=100), body)["k"]
     if _bits(array) != _bits(asked):
         found.append(f"a request has {array}, not {asked}")
     if seed % SPARK_EVERY == 0:

@@ -10,8 +10,8 @@ import pytest
 from sluice.common.settings import parse
 from sluice.dlrm import serve
 from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.serving.options import ServerOptions
 from sluice.dlrm.serving.served_model import Servable
-from sluice.dlrm.serving.server import ServerOptions
 from sluice.etl.ops import OperatorError
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
@@ -62,7 +62,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
         forget(hostile)
         servable = Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
         assert ran()
-        assert len(servable.probabilities(columns)) == 5
+        assert len(servable.probabilities(columns, {})) == 5
     table = FeatureTable.open(hostile / "table", allow_code=(MODULE,))
     assert table.spec().import_functions().keys() == {f"{MODULE}:halved"}
     # A module that is allowed gives what it defines, not what it has imported from elsewhere.

@@ -124,10 +124,9 @@ def test_trainer_and_loader_are_exported():
 def test_every_metric_of_the_dashboard_is_exported(repo):
     """Of the trainer's endpoint, or of the server's."""
     served = ServerMetrics()
-    served.request(200, 0.01)
-    served.rows.inc()
-    served.missing({"I1": 1})
-    text = generate_latest(filled(0.75).registry).decode() + served.text().decode()
+    served.requests(200).inc()
+    served.missing("I1").inc()
+    text = "".join(generate_latest(one.registry).decode() for one in (filled(0.75), served))
     told = {
         line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")
     }

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from sluice.dlrm.serving import decode
-from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
+from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.etl.spec.spec import Spec
+from tests.dlrm.serving import stub
 
 SPEC = Spec.parse("""
 [input]
@@ -86,13 +87,9 @@ BODIES = [
 
 def outcomes(bodies):
     """What the client of each request gets: the refusal, or its rows."""
-    counts, rows = Decoder(SPEC, "f", most_rows=10).read_all(bodies)
-    left = iter(rows.to_pylist())
     return [
-        (one.status, str(one))
-        if isinstance(one, Refusal)
-        else repr([next(left) for _ in range(one)])
-        for one in counts
+        (one.status, str(one)) if isinstance(one, Refusal) else repr(one.probabilities)
+        for one in stub.scorer(SPEC, "f", most_rows=10).answer(bodies)
     ]
 
 
@@ -112,6 +109,5 @@ def test_an_empty_text_is_a_missing_one_where_the_input_has_no_other(monkeypatch
     body = b'{"rows": [{"word": ""}, {"word": "a"}, {}]}'
     for together_bytes in (0, 10**9):
         monkeypatch.setattr(decode, "TOGETHER_BYTES", together_bytes)
-        _, rows = Decoder(spec, "f", most_rows=10).read([body, body])
-        words = columns_of(rows)["word"].to_pylist()
+        words = stub.decoded(Decoder(spec, "f", most_rows=10), body, body)["word"].to_pylist()
         assert words == 2 * [None if format == "tsv" else "", "a", None]

@@ -20,10 +20,8 @@ def served(table: FeatureTable) -> Servable:
     return Servable(
         path=None,
         meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
-        spec=None,
         table=table,
         model=None,
-        tables=None,
         rows=SimpleNamespace(complete=dict),
         features=Features(table.spec(), state),
         online=online_of(table, state),
@@ -36,7 +34,7 @@ def test_ids_left_to_the_loader_are_made_in_serving_too(tmp_path):
     spark, left = left_ids.tables(tmp_path, 600)
     raw = left_ids.raw_rows(600).drop_columns("label")
     columns = {name: raw[name].combine_chunks() for name in raw.column_names}
-    want, got = served(spark).batch(columns), served(left).batch(columns)
+    want, got = (served(one).batch(columns, {}) for one in (spark, left))
     assert torch.equal(got.values, want.values)
     assert torch.equal(got.lengths, want.lengths)
     assert torch.equal(got.dense, want.dense)

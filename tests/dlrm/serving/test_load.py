@@ -12,8 +12,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from sluice.dlrm.serving.batcher import BATCH_SIZE, INLINE_SIZE, Batcher
-from sluice.dlrm.serving.connections import protocol
+from sluice.dlrm.serving.connections import GuardedProtocol
 from sluice.dlrm.serving.decode import Refusal
+from sluice.dlrm.serving.options import ServerLimits
 
 GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -32,10 +33,14 @@ def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_th
         return [threading.get_ident() == loop_thread] * len(sizes)
 
     async def run() -> bool:
-        batcher = Batcher(work, size=lambda size: size, waiting_limit=150, batch_limit=4)
-        assert await batcher.ask(100 * BATCH_SIZE) is False, "alone, any request has its try"
-        assert await batcher.ask(INLINE_SIZE)
-        asked = [asyncio.ensure_future(batcher.ask(size)) for size in (1, 2, 3, 4, 5, -1)]
+        batcher = Batcher(work, waiting_limit=150, batch_limit=4)
+
+        async def ask(size: int) -> bool:
+            return await batcher.ask(size, size)
+
+        assert await ask(100 * BATCH_SIZE) is False, "alone, any request has its try"
+        assert await ask(INLINE_SIZE)
+        asked = [asyncio.ensure_future(ask(size)) for size in (1, 2, 3, 4, 5, -1)]
         await asyncio.sleep(0)
         asked[2].cancel()  # its client went away
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -46,12 +51,12 @@ def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_th
             RuntimeError,
         ]
         for size in (BATCH_SIZE // 2, 0):
-            asked = [batcher.ask(size) for _ in range(200)]
+            asked = [ask(size) for _ in range(200)]
             found = await asyncio.gather(*asked, return_exceptions=True)
             refused = [one for one in found if isinstance(one, Refusal)]
             assert len(refused) == 200 - (64 if size else 150)
             assert {(one.status, one.headers["retry-after"]) for one in refused} == {(503, "1")}
-        return await batcher.ask(7)
+        return await ask(7)
 
     assert asyncio.run(asyncio.wait_for(run(), 60))
     assert batches[2:4] == [[1, 2, 4, 5], [-1]]
@@ -59,18 +64,24 @@ def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_th
     assert batches[-1] == [7]
 
 
-async def never(_scope: object, _receive: object, _send: object) -> None:
-    await asyncio.Event().wait()
+class Never:
+    """An application that never answers."""
+
+    def __init__(self, limit: int) -> None:
+        self.limits = ServerLimits(timeout=60.0, max_connections=limit)
+
+    async def __call__(self, _scope: object, _receive: object, _send: object) -> None:
+        await asyncio.Event().wait()
 
 
 def connector(limit: int):
     """Connects to a server that never answers. Each connection comes with a transport that keeps what is written."""
-    config, state = uvicorn.Config(never, loop="asyncio", log_config=None), ServerState()
+    config = uvicorn.Config(Never(limit), loop="asyncio", log_config=None, proxy_headers=False)
     config.load()
-    kind = protocol(60.0, limit)
+    state = ServerState()
 
     def connect():
-        connection, transport = kind(config, state, {}), Mock()
+        connection, transport = GuardedProtocol(config, state, {}), Mock()
         transport.is_closing.side_effect = lambda: transport.close.called
         connection.connection_made(transport)
         return connection, transport

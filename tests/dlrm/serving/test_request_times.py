@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from sluice.dlrm.serving.decode import Decoder, Refusal, columns_of
+from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.etl.spec.spec import Spec
+from tests.dlrm.serving import stub
 from tests.raises import raises
 
 SPEC = """
@@ -37,10 +38,8 @@ READ = {"at": [10.0, 86_400.0, 7.5, None], "day": [86_400, 5, None, None]}
 
 
 def decoded(*bodies: bytes) -> dict[str, list]:
-    decoder = Decoder(Spec.own(SPEC), "", most_rows=9)
-    return {
-        name: values.to_pylist() for name, values in columns_of(decoder.read(bodies)[1]).items()
-    }
+    columns = stub.decoded(Decoder(Spec.own(SPEC), "", most_rows=9), *bodies)
+    return {name: values.to_pylist() for name, values in columns.items()}
 
 
 def body_of(*rows: dict) -> bytes:

@@ -6,44 +6,39 @@ import asyncio
 import gzip
 import json
 import re
-from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.http import METHODS, HttpApp
-from sluice.dlrm.serving.scorer import Answer
-from sluice.dlrm.serving.server import ServerLimits
+from sluice.dlrm.serving.options import ServerLimits
+from sluice.dlrm.serving.scorer import Answer, Scorer
 from sluice.etl.spec.spec import Spec
 from tests.dlrm import clicks_table
+from tests.dlrm.serving import stub
 from tests.raises import assert_names
 
 JSON = "application/json"
 GOOD = b'{"rows": [{"C1": "a:b"}, {}]}'
 
 
-class CountingScorer:
-    """Answers each row with its number of features, by the decoder of a server."""
+def clicks_scorer() -> Scorer:
+    return stub.scorer(Spec.parse(clicks_table.spec_text()))
 
-    def __init__(self) -> None:
-        self.missing = {}
-        self.servable = SimpleNamespace(about=lambda: {"step": 1, "version": 0, "table_bytes": 0})
-        self.decoder = Decoder(Spec.parse(clicks_table.spec_text()), "", most_rows=99)
 
-    def answer(self, bodies):
-        (count,), rows = self.decoder.read_all(bodies)
-        if isinstance(count, Refusal):
-            return [count]
-        counts = [len(row) - list(row.values()).count(None) for row in rows.to_pylist()]
-        return [Answer(probabilities=counts, step=1, version=0)]
+def features(reply: httpx.Response) -> list[dict[str, object]]:
+    """The features of each row that the scorer got."""
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        for row in reply.json()["probabilities"]
+    ]
 
 
 def asked(*requests: tuple[str, str, dict[str, object]]) -> list[httpx.Response]:
     """What a server answers to requests of method, path and what else they bring."""
 
     async def talk() -> list[httpx.Response]:
-        app = HttpApp(CountingScorer(), ServerLimits())
+        app = HttpApp(clicks_scorer(), ServerLimits())
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url="http://here"
         ) as http:
@@ -71,7 +66,7 @@ def test_each_path_says_which_methods_it_takes():
 
 
 def test_a_body_is_taken_as_it_comes():
-    assert posted(GOOD).json()["probabilities"] == [1.0, 0.0]
+    assert features(posted(GOOD)) == [{"C1": "a:b"}, {}]
     assert posted(GOOD, content_encoding="identity").status_code == 200
     for encoding in ("gzip", "br", "deflate, gzip"):
         reply = posted(gzip.compress(GOOD), content_encoding=encoding)
@@ -106,12 +101,28 @@ def test_another_content_type_is_415(content_type, fact):
         (b'{"rows": [{"I5": NaN}]}', 400, ["NaN", "send null"]),
         (b'{"rows": [{"C1": "\xe9"}]}', 400, ["not JSON", "utf-8"]),
         (GOOD.decode().encode("utf-16"), 400, ["not JSON", "utf-8"]),
+        (b"", 400, ["not JSON"]),
+        (b"{" * 100_000, 400, ["not JSON"]),
+        (b'{"rows": 3}', 400, ['{"rows"']),
+        (b'{"rows": [3]}', 400, ["rows[0]", "object"]),
+        (b'{"rows": [], "more": 1}', 400, ["'more'"]),
+        (b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 400, ["not JSON"]),
+        (b'{"rows": [{"I1": 1.5}]}', 422, ["whole number"]),
+        (b'{"rows": [{"I1": 9223372036854775808}]}', 422, ["whole number of 64 bits"]),
+        (b'{"rows": [{"C1": ["x"]}]}', 422, ["UTF-8 text"]),
+        (b'{"rows": [{"tags": ["x", 3.5]}]}', 422, ["list of texts"]),
+        (b'{"rows": [{}, {"C26": "x"}]}', 422, ["rows[1]", "'C26'"]),
+        (b'{"rows": [], "fingerprint": "of last year"}', 409, ["'of last year'"]),
+        (json.dumps({"rows": [{}] * 100}).encode(), 413, [100, 99]),
     ],
 )
-def test_a_value_that_readers_may_take_for_another_is_refused(body, status, facts):
+def test_a_bad_request_is_a_status_and_a_line(body, status, facts):
     reply = posted(body)
+    error = reply.json()["error"]
     assert reply.status_code == status
-    assert_names(reply.json()["error"], *facts)
+    assert_names(error, *facts)
+    assert "\n" not in error
+    assert len(error) < 300
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_and_one_without_a_length_at_the_limit():
@@ -125,7 +136,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read_and_one_without_a
             sent.append(message)
 
         scope = {"path": "/predict", "method": "POST", "headers": headers}
-        app = HttpApp(CountingScorer(), ServerLimits(max_body=100))
+        app = HttpApp(clicks_scorer(), ServerLimits(max_body=100))
         asyncio.run(app(scope, receive, send))
         assert sent[0]["status"] == 413
         assert (b"connection", b"close") in sent[0]["headers"]
@@ -141,9 +152,8 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read_and_one_without_a
 
 
 def test_colons_in_texts_are_no_keys_and_a_mark_at_the_head_is_skipped():
-    assert posted(b'{"rows": [{"C1": "a:1", "C5": "\\":", "tags": ["x:y"]}]}').json()[
-        "probabilities"
-    ] == [3.0]
+    reply = posted(b'{"rows": [{"C1": "a:1", "C5": "\\":", "tags": ["x:y"]}]}')
+    assert features(reply) == [{"C1": "a:1", "C5": '":', "tags": ["x:y"]}]
     assert posted(b"\xef\xbb\xbf" + GOOD).status_code == 200
 
 
@@ -153,18 +163,17 @@ def test_the_page_has_every_status_and_field(repo):
     statuses = ["200", *re.findall(r"\b(?:Refusal|_answer_and_close)\(\s*(\d{3}),", code)]
     rows = re.findall(r"^\| ([\d, ]+) \|", page, re.M)
     assert {status for row in rows for status in row.split(", ")} == set(statuses)
-    fields = Answer(probabilities=[], step=1, version=0).to_dict().keys() | {"rows", "fingerprint"}
+    fields = {*Answer._fields, "rows", "fingerprint"}
     assert [name for name in fields if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("others", [0, 3])
 def test_a_text_that_is_too_long_is_refused_by_name_and_other_requests_are_read(others):
-    decoder = Decoder(Spec.parse(clicks_table.spec_text()), "", most_rows=99)
     long, longest = (
         json.dumps({"rows": [{"C1": "a"}, {"C1": "é" * size}]}).encode()
         for size in (2**19 + 1, 2**19)
     )
-    (refusal, *counts), rows = decoder.read_all([long, longest] + [GOOD] * others)
+    refusal, *answers = clicks_scorer().answer([long, longest] + [GOOD] * others)
     assert refusal.status == 422
     assert_names(str(refusal), "rows[1]", "C1", "1,048,576")
-    assert (counts, len(rows)) == ([2] * (1 + others), 2 + 2 * others)
+    assert [len(answer.probabilities) for answer in answers] == [2] * (1 + others)

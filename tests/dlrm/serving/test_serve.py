@@ -24,7 +24,7 @@ from sluice.common.program import run
 from sluice.common.settings import parse
 from sluice.dlrm.serve import main
 from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
-from sluice.dlrm.serving.server import ServerOptions
+from sluice.dlrm.serving.options import ServerOptions
 from sluice.etl.table.pins import pins
 from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table

@@ -8,6 +8,7 @@ import pickle  # noqa: TID251  it makes what must not be read
 import shutil
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
+from sluice.dlrm.checkpoint.meta import CheckpointError, find_checkpoint, latest, mark_best
 from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import machine, world
@@ -28,16 +29,17 @@ from sluice.dlrm.serving import batcher, served_model
 from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.int8_tables import NarrowTables
-from sluice.dlrm.serving.reload import Reload
+from sluice.dlrm.serving.options import ServerLimits
+from sluice.dlrm.serving.reload import take_newer
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
-from sluice.dlrm.serving.server import ServerLimits
 from sluice.dlrm.training import assemble, loaders
 from sluice.etl.spec.spec import Spec
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import SMALL_MODEL, Bomb, last_json
 from tests.dlrm.rig import written as rewritten
+from tests.dlrm.serving.stub import decoded
 from tests.e2e.test_readme import blocks
 from tests.raises import assert_names, raises
 
@@ -102,7 +104,9 @@ def test_features_and_probabilities_are_those_of_training(folder, wide, scorer, 
                     if not batch.weight.all():  # the last one has rows that fill it up
                         continue
                     asked = features.take(clicks_table.numbers_of(batch.dense[:, 0]))
-                    made = wide.batch({n: asked[n].combine_chunks() for n in asked.column_names})
+                    made = wide.batch(
+                        {n: asked[n].combine_chunks() for n in asked.column_names}, {}
+                    )
                     assert torch.equal(made.dense, batch.dense)
                     assert made.values.tolist() == batch.values.tolist()
                     assert made.lengths.tolist() == batch.lengths.tolist()
@@ -137,9 +141,9 @@ ops = [{{op = "fill", value = 0}}]
 """)
     decoder = Decoder(spec, "", most_rows=9)
     assert set(decoder.kinds) == {*clicks_table.COLUMNS, "user"} - {"label"}
-    assert decoder.read([b'{"rows": [{"user": 3, "at": 5}]}'])[0] == [1]
+    assert len(decoded(decoder, b'{"rows": [{"user": 3, "at": 5}]}')["user"]) == 1
     with raises(Refusal, "'age'"):
-        decoder.read([b'{"rows": [{"age": 3}]}'])
+        decoded(decoder, b'{"rows": [{"age": 3}]}')
 
 
 def test_a_feature_that_is_missing_is_the_specs_default_and_counted(scorer):
@@ -165,38 +169,9 @@ def test_a_number_that_nothing_fills_in_is_refused(wide, raw):
     columns = {name: asked[name].combine_chunks() for name in asked.column_names}
     made = wide.features.inputs(columns) | {"I1": pa.array([1.0, None, 2.0], pa.float32())}
     bare = replace(wide, features=SimpleNamespace(inputs=lambda _: made))
-    with raises(ValueError, "'I1'", "missing") as raised:
-        bare.batch(columns)
-    assert raised.value.row == 1
-
-
-# ---- requests that are not as they should be
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "facts"),
-    [
-        (b"", 400, ["not JSON"]),
-        (b"{" * 100_000, 400, ["not JSON"]),
-        (b'{"rows": 3}', 400, ['{"rows"']),
-        (b'{"rows": [3]}', 400, ["rows[0]", "object"]),
-        (b'{"rows": [], "more": 1}', 400, ["'more'"]),
-        (b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 400, ["not JSON"]),
-        (b'{"rows": [{"I1": 1.5}]}', 422, ["whole number"]),
-        (b'{"rows": [{"I1": 9223372036854775808}]}', 422, ["whole number of 64 bits"]),
-        (b'{"rows": [{"C1": ["x"]}]}', 422, ["UTF-8 text"]),
-        (b'{"rows": [{"tags": ["x", 3.5]}]}', 422, ["list of texts"]),
-        (b'{"rows": [{}, {"C26": "x"}]}', 422, ["rows[1]", "'C26'"]),
-        (b'{"rows": [], "fingerprint": "of last year"}', 409, ["'of last year'"]),
-        (json.dumps({"rows": [{}] * 10_001}).encode(), 413, [10001, 10000]),
-    ],
-)
-def test_a_bad_request_is_a_status_and_a_line(scorer, body, status, facts):
-    (refusal,) = scorer.answer([body])
-    assert refusal.status == status
-    assert_names(str(refusal), *facts)
-    assert "\n" not in str(refusal)
-    assert len(str(refusal)) < 300
+    bare.batch(columns, problems := {})
+    assert list(problems) == [1]
+    assert_names(problems[1], "'I1'", "missing")
 
 
 # ---- narrow tables
@@ -204,11 +179,12 @@ def test_a_bad_request_is_a_status_and_a_line(scorer, body, status, facts):
 
 def test_int8_tables_take_less_than_a_quarter_and_hardly_change_the_answers(folder, wide, raw):
     narrow = Servable.load(folder / "run", "int8")
-    assert narrow.tables.wide_bytes / narrow.tables.bytes >= 3.5
-    columns = {name: raw[name].combine_chunks() for name in wide.spec.input.columns}
+    tables = narrow.model.tables
+    assert tables.wide_bytes / tables.bytes >= 3.5
+    columns = {name: raw[name].combine_chunks() for name in wide.features.spec.input.columns}
     label = columns["label"].to_numpy().astype(np.float64)
     before, after = (
-        auc(one.probabilities(columns), label, np.ones(ROWS)) for one in (wide, narrow)
+        auc(one.probabilities(columns, {}), label, np.ones(ROWS)) for one in (wide, narrow)
     )
     assert abs(after - before) < 0.0005
     assert after != before
@@ -326,8 +302,6 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_
         return scorer
 
     async def talk(http, service):
-        reload = Reload(run, load, every_s=1.0, say=lambda _: None)
-
         async def ask(number: int):
             found = await http.post(
                 "/predict", content=bodies[number], headers={"content-type": JSON}
@@ -340,7 +314,7 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_
             begun, may_go_on = held[service.scorer.servable.meta.step]
             assert await asyncio.to_thread(begun.wait, 120)
             spoilt(latest(checkpoints)[0], other_way)
-            assert await reload.look(service)
+            assert await newer(service, run, load)
             may_go_on.set()
         held[service.scorer.servable.meta.step][1].set()
         return await asyncio.gather(*asked)
@@ -352,6 +326,13 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_
         for step, expected in alone.items():
             same = np.allclose(answer["probabilities"], expected[number], rtol=0, atol=1e-6)
             assert same == (step == answer["step"])
+
+
+def newer(service: HttpApp, run: Path, load, say=lambda _: None, *, take_best=False):
+    """Whether the service takes a newer checkpoint of the run."""
+
+    newest = partial(find_checkpoint, run / "checkpoints", take_best=take_best)
+    return take_newer(service, newest, load, say)
 
 
 def other_way(tensors) -> None:
@@ -429,9 +410,9 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             else:
                 path.write_bytes(damage)
             now[0] = 100.0 * number
-            assert not await reload.look(service)
+            assert not await look(service)
             now[0] += 5
-            assert not await reload.look(service)
+            assert not await look(service)
             health = (await http.get("/health")).json()
             assert (health["ok"], health["checkpoint"]) == (True, "step-000000030")
             about = health["reload"]
@@ -441,7 +422,7 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             path.rmdir() if damage is None else path.unlink()
             path.write_bytes(whole)
             now[0] += 5
-            assert await reload.look(service), damage
+            assert await look(service), damage
             health = (await http.get("/health")).json()
             assert (health["checkpoint"], health["reload"]["failing"]) == (newest.name, False)
         service.take(first)
@@ -449,16 +430,14 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
             (leaves, "SystemExit: a user's module"),
             (vanishes, "No such file or directory"),
         ):
-            reload.load = load
-            assert not await reload.look(service)
+            assert not await look(service, load)
             assert error in (await http.get("/health")).json()["reload"]["error"]
         shutil.move(tmp_path / "away", newest)
-        reload.load = load_newest
         # The same checkpoint, saved once more, is another one.
-        assert await reload.look(service)
-        assert not await reload.look(service)
+        assert await look(service)
+        assert not await look(service)
         meta.write_text(json.dumps({**values, "rows": values["rows"] + 1}))
-        assert await reload.look(service)
+        assert await look(service)
         return (await http.get("/health")).json()
 
     def load_newest() -> Scorer:
@@ -467,13 +446,15 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
     def broken(_text: str) -> None:
         raise BrokenPipeError
 
+    def look(service, load=load_newest):
+        return newer(service, run, load, broken)
+
     pointer.write_text("step-000000030\n")
     first = load_newest()
     pointer.write_text(newest.name + "\n")
-    reload = Reload(run, load_newest, every_s=1.0, say=broken, wall_clock=lambda: now[0])
 
     async def whole() -> dict:
-        service = HttpApp(first, ServerLimits(), reload=reload, wall_clock=lambda: now[0])
+        service = HttpApp(first, ServerLimits(), wall_clock=lambda: now[0])
         async with client(service) as http:
             return await talk(http, service)
 
@@ -486,20 +467,17 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
     shutil.copytree(folder / "run", run)
     old, new = (run / "checkpoints" / f"step-{step:09d}" for step in (30, 38))
     mark_best(old, 0.7)
-    reload = Reload(
-        run,
-        lambda: Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100),
-        every_s=1.0,
-        say=lambda _: None,
-        take_best=True,
-    )
+
+    def load() -> Scorer:
+        return Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100)
 
     async def talk(http, service):
-        taken = [await reload.look(service)]
+        taken = [await newer(service, run, load, take_best=True)]
         mark_best(new, 0.8)
-        return [*taken, await reload.look(service), service.scorer.servable.meta.step]
+        taken.append(await newer(service, run, load, take_best=True))
+        return [*taken, service.scorer.servable.meta.step]
 
-    first = Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100)
+    first = load()
     assert first.servable.meta.step == 30
     assert served(first, talk) == [False, True, 38]
 
@@ -547,13 +525,13 @@ def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(
     def load() -> Scorer:
         return Scorer(Servable.load(run, "int8"), most_rows=100)
 
-    first, reload = load(), Reload(run, load, every_s=1.0, say=lambda _: None)
+    first = load()
     spoilt(first.servable.path, change)
 
     async def whole():
-        service = HttpApp(first, ServerLimits(), reload=reload)
+        service = HttpApp(first, ServerLimits())
         async with client(service) as http:
-            assert not await reload.look(service)
+            assert not await newer(service, run, load)
             answer = await http.post(
                 "/predict", content=as_json(raw.slice(0, 5)), headers={"content-type": JSON}
             )
@@ -569,12 +547,20 @@ def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(
 
 def test_a_row_for_which_the_model_has_no_number_is_refused_alone(wide):
     """Its value is one of float32, and nothing in the spec makes it smaller: here a model multiplies it by itself."""
-    scorer = Scorer(replace(wide, model=lambda dense, _: dense.square().sum(1)), most_rows=10)
-    bad, good = b'{"rows":[{},{"I5":3e38}]}', b'{"rows":[{"I5":2.5}]}'
-    refusal, answer = scorer.answer([bad, good])
-    assert [answer] == scorer.answer([good])
-    assert refusal.status == 422
-    assert_names(str(refusal), "rows[1]", "no number", "'I5'")
+    passes = []
+
+    def model(dense, _sparse):
+        passes.append(len(dense))
+        return dense.square().sum(1)
+
+    scorer = Scorer(replace(wide, model=model), most_rows=10)
+    bodies = b'{"rows":[{},{"I5":3e38}]}', b'{"rows":[{"I5":"x"}]}', b'{"rows":[{"I5":2.5}]}'
+    too_large, no_number, answer = scorer.answer(bodies)
+    assert passes == [4], "others wait for no second pass"
+    assert [answer] == scorer.answer(bodies[-1:])
+    assert (too_large.status, no_number.status) == (422, 422)
+    assert_names(str(too_large), "rows[1]", "no number", "'I5'")
+    assert_names(str(no_number), "rows[0]", "not a number", "'I5'")
 
 
 def test_the_pages_program_gives_the_logits_of_the_model(folder, tmp_path, monkeypatch):
