@@ -14,8 +14,6 @@ from sluice.common.errors import UsageError
 from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
-    "AmbiguousRequest",
-    "BadValue",
     "BagError",
     "Closed",
     "CommitConflict",
