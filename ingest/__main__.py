@@ -1,4 +1,4 @@
-"""The commands `sluice bench`, `sluice doctor` and `sluice guess`."""
+"""The commands `sluice bench`, `sluice doctor`, `sluice guess` and `sluice pack`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from sluice.common.program import command_of, run
 
-COMMANDS = ("bench", "doctor", "guess")
+COMMANDS = ("bench", "doctor", "guess", "pack")
 USAGE = """\
 usage: sluice COMMAND …
 
@@ -16,6 +16,7 @@ commands:
   bench TABLE      load a feature table as a trainer would, say how fast, and what would help
   doctor [TABLE]   is this machine, and this table, fit for loading?
   guess FILES      write a spec for plain Parquet, to edit
+  pack SOURCE OUT  rewrite plain Parquet in the layout that a loader reads fastest
 
 sluice COMMAND --help tells more."""
 

@@ -636,6 +636,11 @@ class Pipeline:
         return {"in_use_at_the_start": self.base, **asdict(self.footprint)}
 
     @property
+    def throttled(self) -> int:
+        """How many requests stores refused, because there were too many."""
+        return self._input.groups.stats().get("throttled", 0)
+
+    @property
     def held_back(self) -> Counter[str]:
         """How often work had to wait for memory, by reason."""
         return self._held_back + self._governor.reasons

@@ -41,6 +41,7 @@ _PIPELINE_COUNTERS = (
     "lock_held_s",
     "held_back",
     "held_back_pressure",
+    "throttled",
 )
 _REMOTE_COUNTERS = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
 
@@ -322,6 +323,7 @@ class Progress:
             lock_held_s=PROBE.held_s,
             held_back=held_back.total(),
             held_back_pressure=held_back["pressure"],
+            throttled=self._pipeline.throttled,
             restarts=self._pipeline.restarts,
             elsewhere=dict(self._remote_stats()),
         )

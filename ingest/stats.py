@@ -255,6 +255,9 @@ class Snapshot:
     """How many times the governor made work wait for memory. If it rises, memory is the bottleneck and not cores."""
     held_back_pressure: int = 0
     """How many of these times the whole system was short of memory. If it rises, other programs take the memory."""
+    throttled: int = 0
+    """How many requests stores refused, because there were too many (HTTP 503 or 429). If it rises, more requests at
+    the same time bring fewer rows."""
     restarts: int = 0
     """How many worker processes died and were replaced. If it rises, something kills them."""
     elsewhere: Mapping[str, float] = field(default_factory=dict)
@@ -278,6 +281,7 @@ class Snapshot:
             "cpu_used_s",
             "held_back",
             "held_back_pressure",
+            "throttled",
             "restarts",
             *(name for name in _OPTIONAL if getattr(self, name) is not None),
         )

@@ -30,6 +30,7 @@ PATH: dict[str, dict[str, Program]] = {
             "doctor",
             "check whether this machine and this table are fit for loading",
         ),
+        "pack": (_INGEST, "pack", "rewrite Parquet so that a loader reads it fastest"),
         "worker": (
             "sluice.ingest.remote.worker",
             None,

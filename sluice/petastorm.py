@@ -28,7 +28,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.parquet_files import parquet_paths
+from sluice.ingest.read.parquet_files import find_files
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import (
     PetastormError,
@@ -204,10 +204,10 @@ def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[FileColumns]
         if "://" not in url:
             raise PetastormError(f"{url}: write a URL, for instance file://{os.path.abspath(url)}")
         path = unquote(url.removeprefix("file://"))
-        here, table = ([path], None) if "://" in path else parquet_paths(path)
-        if table is not None:
-            raise PetastormError(f"{url}: this is a {table.kind} table; take sluice.Loader")
-        paths += here
+        found = None if "://" in path else find_files(path)
+        if found and found.table:
+            raise PetastormError(f"{url}: this is a {found.form} table; take sluice.Loader")
+        paths += found.paths if found else [path]
     sizes = (0 if "://" in path else os.path.getsize(path) for path in paths)
     files = [
         DataFile(path=path, rows=0, bytes=size) for path, size in zip(paths, sizes, strict=True)

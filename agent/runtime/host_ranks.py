@@ -33,6 +33,7 @@ _WHOLE_NUMBERS = {
     "batches",
     "held_back",
     "held_back_pressure",
+    "throttled",
     "restarts",
 }
 
@@ -231,8 +232,9 @@ class HostTunable:
         counters: dict[str, Any] = {
             name: self._sum("", name, mean_rise(name)) for name in ("at", *_SUMS)
         }
-        # Restarts are the sum of all ranks, because a mean would be a fraction of a restart.
-        counters["restarts"] = self._sum("", "restarts", _rise(pairs, "restarts"))
+        # These are the sum of all ranks, because a mean would be a fraction of a restart.
+        for name in ("throttled", "restarts"):
+            counters[name] = self._sum("", name, _rise(pairs, name))
         # Each rank has its own remote workers.
         remote = {
             name: (max if name in _PER_WORKER else sum)(s.elsewhere.get(name, 0) for s in local)

@@ -59,7 +59,7 @@ def spark_name(kind: pa.DataType) -> str:
     """Returns Spark's name for a type in a Parquet file."""
     if pa.types.is_dictionary(kind):
         return spark_name(kind.value_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind):
         return f"array<{spark_name(kind.value_type)}>"
     if pa.types.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
@@ -71,6 +71,11 @@ def is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind))
 
 
 def converted(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:

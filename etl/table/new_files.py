@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.schema import Field
+from sluice.etl.spec.input_values import is_text
 from sluice.etl.table.data_files import arrow_schema, with_dictionaries
 from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.profile import Profile
@@ -70,7 +71,9 @@ def write_file(
 
     `buckets` is the number of ids of each column for values outside its vocabulary."""
     schema = arrow_schema(fields)
+    texts = with_dictionaries(schema)  # the loader's operators then see each value once
     rows, profiles = list[int](), list[Profile]()
+    small = {"compression": "lz4", "use_dictionary": texts, "write_page_checksum": True}
     groups = (group.select(schema.names).cast(schema) for group in row_groups)
     first = next(groups, schema.empty_table())
     store.fs.create_dir(store.path(path).rsplit("/", 1)[0], recursive=True)
@@ -79,9 +82,8 @@ def write_file(
         with pq.ParquetWriter(
             pa.PythonFile(sink, mode="w"),
             schema,
-            write_page_checksum=True,
             store_schema=False,
-            **_layout(first, speed=speed),
+            **(speed_layout(first, texts) if speed else small),
         ) as writer:
             for table in chain([first] if len(first) else [], groups):
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
@@ -103,28 +105,38 @@ def write_file(
     return NewFile(record, Profile.joined(profiles))
 
 
-def _layout(first: pa.Table, *, speed: bool) -> dict[str, Any]:
-    """Returns the options by which a file with these first rows is written.
+def speed_layout(first: pa.Table, dictionaries: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the options by which a file with these first rows is written for loading.
 
-    For `speed`, nothing is compressed, and numbers have a dictionary where indices and dictionary take fewer bytes."""
-    texts = with_dictionaries(first.schema)  # the loader's operators then see each value once
-    if not speed:
-        return {"compression": "lz4", "use_dictionary": texts}
+    Nothing is compressed. The columns in `dictionaries` have one, and those where indices and dictionary take fewer
+    bytes."""
     return {
         "compression": "none",
         "use_dictionary": [
-            *texts,
-            *(name for name in first.column_names if _is_repetitive(first.column(name))),
+            name
+            for name in first.column_names
+            if name in dictionaries or _is_repetitive(first.column(name))
         ],
         "dictionary_pagesize_limit": _MOST_DICTIONARY_BYTES,
+        "write_page_checksum": True,
     }
 
 
 def _is_repetitive(column: pa.ChunkedArray) -> bool:
-    """Whether a dictionary shrinks a column of numbers to less than _MOST_SHARE of its bytes."""
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+    """Whether a dictionary shrinks a column of numbers or texts to less than _MOST_SHARE of its bytes."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return True
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_text(kind)):
         return False
-    width = max(4, column.type.bit_width // 8)  # of the values that Parquet stores
-    distinct = pc.count_distinct(column).as_py()
-    bits = max(1, distinct - 1).bit_length()
-    return bool(len(column) * bits / 8 + distinct * width < _MOST_SHARE * len(column) * width)
+    distinct = pc.unique(column.drop_null())
+    bits = max(1, len(distinct) - 1).bit_length()
+    plain, dictionary = map(_stored_bytes, (column, distinct))
+    return bool(len(column) * bits / 8 + dictionary < _MOST_SHARE * plain)
+
+
+def _stored_bytes(values: pa.Array | pa.ChunkedArray) -> int:
+    """Returns the bytes of values in plain pages."""
+    if is_text(values.type):
+        return int(values.nbytes)  # Parquet has a length of 4 bytes where Arrow has an offset
+    return len(values) * max(4, values.type.bit_width // 8)

@@ -107,7 +107,9 @@ class TableParquet:
     def __init__(self, file: str | pa.NativeFile, columns: FileColumns = OWN) -> None:
         in_store = isinstance(file, str) and "://" in file
         self._opened = Place.of(file).open() if in_store else None
-        self._file = pq.ParquetFile(file if self._opened is None else self._opened)
+        self._file = pq.ParquetFile(
+            file if self._opened is None else self._opened, page_checksum_verification=True
+        )
         self._columns = columns
         self.metadata = self._file.metadata
         self.num_row_groups = self._file.num_row_groups

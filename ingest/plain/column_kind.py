@@ -12,8 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.spec.input_values import is_text
-from sluice.ingest.plain.probe import ColumnFacts, elements, is_list
+from sluice.etl.ops.hashing import Flags
+from sluice.etl.spec.input_values import is_list, is_text
+from sluice.ingest.plain.probe import ColumnFacts, elements
+from sluice.ingest.plain.recipe import is_number
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDS = frozenset(
@@ -210,20 +212,16 @@ def label_leaks(
                 break
 
 
-def _is_there(values: pa.Array) -> npt.NDArray[np.bool_]:
+def _is_there(values: pa.Array) -> Flags:
     """Whether each value is neither missing nor empty nor 0."""
     if is_list(values.type):
         there = pc.greater(pc.list_value_length(values), 0)
     elif is_text(values.type):
         there = pc.greater(pc.utf8_length(values), 0)
-    elif (
-        pa.types.is_integer(values.type)
-        or pa.types.is_floating(values.type)
-        or pa.types.is_boolean(values.type)
-    ):
+    elif is_number(values.type):
         numbers = values.cast(pa.float64(), safe=False)
         there = pc.and_(pc.not_equal(numbers, 0.0), pc.is_finite(numbers))
     else:
         there = pc.is_valid(values)
-    found: npt.NDArray[np.bool_] = there.fill_null(False).to_numpy(zero_copy_only=False)
+    found: Flags = there.fill_null(False).to_numpy(zero_copy_only=False)
     return found

@@ -3,31 +3,31 @@ types that cannot be loaded together."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
 from sluice.common.suggest import nearest
+from sluice.etl.spec.input_values import is_list, is_text
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash
-from sluice.ingest.plain.recipe import Recipe, check_kind
-from sluice.ingest.plain.roles import ParquetError
+from sluice.ingest.plain.recipe import Recipe, check_kind, is_number
+from sluice.ingest.plain.roles import ParquetError, Types
 
-SEVERAL = "several columns of this name"
+SEVERAL = pa.opaque(pa.null(), "several columns of this name", "sluice")
 """The type of a column if another column of the file has the same name."""
-_WHOLE = re.compile(r"u?int(8|16|32|64)")
-_NUMBER = re.compile(r"u?int(8|16|32|64)|bool|halffloat|float|double")
-_TEXT = re.compile(r"(large_)?string|dictionary<values=(large_)?string, .*>")
-_TIME = re.compile(r"timestamp\[.*\]")
-_LIST = re.compile(r"(?:large_)?list<(?:\w+: )?(.*?)(?: not null)?>")
-Types = Mapping[str, str]
-"""Arrow's name for the type of each column of a file."""
+_COMMON = (
+    (pa.types.is_integer, pa.int64()),
+    (is_number, pa.float64()),
+    (is_text, pa.string()),
+    (pa.types.is_timestamp, pa.timestamp("us", "UTC")),
+)
+"""The types in which values of several types are compared."""
 
 
 def common_types(
     paths: Sequence[str], files: Sequence[Types], optional: Iterable[str] = ()
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, pa.DataType], dict[str, str]]:
     """Returns the types of the columns that all files have, and for each other column a file that lacks it. `optional`
     columns may be missing in some files."""
     types = dict(files[0])
@@ -43,19 +43,12 @@ def common_types(
     return types, lacking
 
 
-def common_type(kinds: Iterable[str]) -> pa.DataType | None:
+def common_type(kinds: Collection[pa.DataType]) -> pa.DataType | None:
     """Returns the type in which values of these types are compared. None if they cannot be loaded together."""
-    kinds = list(kinds)
-    if all(lists := [_LIST.fullmatch(kind) for kind in kinds]):
-        inner = common_type([found[1] for found in lists if found])
+    if all(map(_is_list, kinds)):
+        inner = common_type([kind.value_type for kind in kinds])
         return None if inner is None else pa.list_(inner)
-    common = (
-        (_WHOLE, pa.int64()),
-        (_NUMBER, pa.float64()),
-        (_TEXT, pa.string()),
-        (_TIME, pa.timestamp("us", "UTC")),
-    )
-    return next((kind for form, kind in common if all(map(form.fullmatch, kinds))), None)
+    return next((kind for check, kind in _COMMON if all(map(check, kinds))), None)
 
 
 def refuse_mixed(
@@ -63,16 +56,14 @@ def refuse_mixed(
     recipes: Iterable[Recipe],
     kinds: Mapping[str, str],
     files: Sequence[tuple[str, Types]],
-    types_there: Callable[[str], Mapping[str, pa.DataType]],
 ) -> None:
     """Raises an error with file and column if a column's types cannot be loaded together.
 
     Types with a `common_type` can: each number is checked, and all kinds of text have the same hash. So can columns
-    that a spec reads as one type (`kinds`).
-    `types_there` returns the types of a file."""
+    that a spec reads as one type (`kinds`)."""
     hashed = {name for recipe in recipes if recipe.operators for name in recipe.sources}
     for name in names:
-        first: tuple[str, str] | None = None
+        first: tuple[str, pa.DataType] | None = None
         for path, file in files:
             if name not in file:
                 continue
@@ -86,11 +77,11 @@ def refuse_mixed(
                 continue
             if name in kinds:
                 try:
-                    check_kind(name, types_there(path)[name], kinds[name])
+                    check_kind(name, file[name], kinds[name])
                 except ColumnError as error:
                     raise ColumnError(f"{path}: {error}") from None
             elif (common := common_type((first[1], file[name]))) is None or not (
-                can_hash(str(common)) or (name not in hashed and not pa.types.is_list(common))
+                can_hash(common) or (name not in hashed and not is_list(common))
             ):
                 raise ParquetError(
                     f"{path}: column {name!r} holds {file[name]}, in {first[0]} it holds {first[1]}; "
@@ -124,6 +115,9 @@ def why_missing(name: str, names: Sequence[str]) -> str | None:
 
 
 def _sort_of(kind: pa.DataType) -> tuple[bool, bool]:
-    t = pa.types
-    is_number = t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind)
-    return is_number, t.is_list(kind) or t.is_large_list(kind)
+    return is_number(kind), _is_list(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Whether it is a type of lists of any length."""
+    return is_list(kind) and not pa.types.is_fixed_size_list(kind)

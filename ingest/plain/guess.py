@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sluice.common.suggest import meant
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.etl.spec.input_values import is_text
+from sluice.etl.spec.input_values import is_list, is_text
 from sluice.ingest.plain.column_kind import (
     Spread,
     is_amount,
@@ -27,7 +27,7 @@ from sluice.ingest.plain.column_kind import (
     spread_of,
     words_of,
 )
-from sluice.ingest.plain.probe import ColumnFacts, is_list
+from sluice.ingest.plain.probe import ColumnFacts
 from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
 
 LABELS = (
@@ -151,7 +151,7 @@ def proposals(
             f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
             f'roles="label=NAME", or `sluice guess --label NAME`{columns}'
         )
-    wanted, made = label_of(label, {name: str(one.type) for name, one in facts.items()})
+    wanted, made = label_of(label, {name: one.type for name, one in facts.items()})
     if wanted not in facts:
         raise ParquetError(
             f"there is no column {wanted!r} to be the label{meant(wanted, facts) or columns}"
@@ -232,7 +232,7 @@ def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.fl
     """Returns the label of each sampled row, NaN if it is missing. All are NaN if labels other than 0 and 1 occur."""
     if facts.sampled is None:
         return np.zeros(0)
-    _, made = label_of(label, {name: str(facts.type)})
+    _, made = label_of(label, {name: facts.type})
     values = make_labels(made, facts.sampled)
     found = values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
     return found if np.isin(found[~np.isnan(found)], (0, 1)).all() else np.full(len(found), np.nan)

@@ -3,7 +3,6 @@ digits, without making texts."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -13,26 +12,24 @@ import pyarrow.compute as pc
 from sluice.etl.ops.base import FIRST, MAX_ID, NULL, spread
 from sluice.etl.ops.hashing import A, G, mix
 from sluice.etl.ops.ids import Hash
+from sluice.etl.spec.input_values import is_list, is_text
 from sluice.ingest.stages.scatter_kernel import compiled
 
 MOST_IDS = MAX_ID - FIRST
-_KINDS = re.compile(
-    r"(large_)?(string|binary)|u?int(8|16|32|64)|dictionary<values=(large_)?string, .*>"
-)
-_LISTS = re.compile(r"(large_|fixed_size_)?list<(\w+: )?(.*?)( not null)?>(\[\d+\])?")
 
 
-def can_hash(kind: str) -> bool:
-    """Whether values of this Arrow type can be hashed: whole numbers, texts, and lists of these."""
-    several = _LISTS.fullmatch(kind)
-    return _KINDS.fullmatch(several[3] if several else kind) is not None
+def can_hash(kind: pa.DataType) -> bool:
+    """Whether values of this type can be hashed: whole numbers, texts, and lists of these."""
+    kind = kind.value_type if is_list(kind) else kind
+    checks = is_text, pa.types.is_integer, pa.types.is_binary, pa.types.is_large_binary
+    return any(check(kind) for check in checks)
 
 
 def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
     """Hashes whole numbers, texts, or lists of these, by an operator without a salt."""
     if pa.types.is_fixed_size_list(values.type):
         values = values.cast(pa.list_(values.type.value_type))
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+    if is_list(values.type):
         offsets = values.offsets
         inside = values.values.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py())
         begins = pc.subtract(offsets, offsets[0]).cast(pa.int32())

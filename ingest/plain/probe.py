@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.base import as_one_column
 from sluice.etl.ops.chain import lacks, reading, step
+from sluice.etl.spec.input_values import is_list
 from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
@@ -130,12 +131,6 @@ def probe(
 def elements(values: pa.Array) -> pa.Array:
     """Returns the elements of lists, or the values themselves if they are not lists."""
     return pc.list_flatten(values) if is_list(values.type) else values
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
 
 
 def rows_of_elements(values: pa.Array) -> Sequence[int]:

@@ -21,10 +21,6 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
 from sluice.ingest.stages.number_types import to_batch_type
 
-_DICTIONARIES = tuple(
-    f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat")
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -44,15 +40,15 @@ class Recipe:
         cls,
         name: str,
         role: str,
-        kind: str,
+        kind: pa.DataType,
         size: int | None = None,
         operators: tuple[ops.Operator, ...] = (),
     ) -> Recipe:
-        """Makes a recipe for one stored column, hashed to `size` ids or changed by `operators`. `kind` is the name of
-        its Arrow type."""
+        """Makes a recipe for one stored column of this `kind`, hashed to `size` ids or changed by `operators`."""
         if size is not None:
             return cls(name=name, role=role, sources=(name,), operators=(Hash(size=size),))
-        numbers = kind.startswith("decimal") or kind.startswith(_DICTIONARIES)
+        t = pa.types
+        numbers = t.is_decimal(kind) or (t.is_dictionary(kind) and is_number(kind.value_type))
         return cls(
             name=name,
             role=role,
@@ -125,7 +121,7 @@ class Recipe:
         if (
             isinstance(first, Hash)
             and not first.salt
-            and can_hash(str(arrays[0].type))
+            and can_hash(arrays[0].type)
             and set(self.kinds) <= {"int", "text", "texts"}
         ):
             return hashed_ids(arrays[0], first).cast(self.type(()))
@@ -164,6 +160,11 @@ class Recipe:
         for op in self.operators:
             values = step(op, values, None, {})
         return values
+
+
+def is_number(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind))
 
 
 def check_kind(name: str, have: pa.DataType, kind: str) -> None:

@@ -8,11 +8,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+import pyarrow as pa
+
 from sluice.common.errors import OperatorError, UsageError
 from sluice.common.number_checks import is_whole
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.etl.ops.user_function import Python
+from sluice.etl.spec.input_values import is_list, is_text
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import nearest
@@ -24,6 +27,8 @@ Roles = Mapping[str, str | Sequence[str]]
 """Maps a role to the names, or patterns of names, of its columns: `{"label": "click", "dense": "I*", "sparse":
 ["C*", "user%1000000"]}`. The number after a percent sign is the number of ids to hash to. A label may be a comparison:
 `stars >= 4`, `event == buy`."""
+Types = Mapping[str, pa.DataType]
+"""The type of each column of a file."""
 _SIZED = re.compile(r"(.+)%(\d[\d_]*)")
 _JOB = "make a table of it by `sluice etl --spec`, and load that"
 _COMPARED = re.compile(rf"(.+?)\s*({'|'.join(COMPARISONS)})\s*(\S.*)")
@@ -65,13 +70,13 @@ def only_label(roles: Roles) -> str | None:
     return labels[0] if len(roles) == len(labels) == 1 else None
 
 
-def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, ...]]:
+def label_of(text: str, types: Types) -> tuple[str, tuple[Operator, ...]]:
     """Returns the label's column, and the operators that make the label from it. `stars >= 4` compares numbers,
     `event == buy` compares texts."""
     if text in types or not (match := _COMPARED.fullmatch(text)):
         return text, ()
     name, sign, right = match.groups()
-    if "string" in types.get(name, ""):
+    if name in types and is_text(types[name]):
         if sign != "==":
             raise ParquetError(
                 f"label {text!r}: column {name!r} holds {types[name]}, which can only be compared by =="
@@ -84,11 +89,11 @@ def label_of(text: str, types: Mapping[str, str]) -> tuple[str, tuple[Operator, 
 
 
 def recipes_of(
-    roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
+    roles: Roles, hashed: Mapping[str, int], types: Types, lacking: Mapping[str, str]
 ) -> tuple[tuple[Recipe, ...], dict[str, int]]:
     """Returns the recipes of the columns, and the number of ids of each hashed column. Columns are in the caller's
-    order. The columns of one pattern are in the files' order. `types` has the Arrow types of the columns that all files
-    have. `lacking` has for each other column a file that lacks it."""
+    order. The columns of one pattern are in the files' order. `types` has the types of the columns that all files have.
+    `lacking` has for each other column a file that lacks it."""
     sizes: dict[str, int] = {}
     for pattern, ids in hashed.items():
         for name in _names(pattern, "hash", types, lacking):
@@ -122,11 +127,10 @@ def recipes_of(
         role = role_of.setdefault(name, "sparse")
         if role not in ("sparse", "id_list"):
             raise ParquetError(f"hash: column {name!r} is asked for as {role}; only ids are hashed")
-    lists = ("list<", "large_list<", "fixed_size_list<")
     return tuple(
         Recipe.stored(
             name,
-            "id_list" if role == "sparse" and types[name].startswith(lists) else role,
+            "id_list" if role == "sparse" and is_list(types[name]) else role,
             types[name],
             sizes.get(name),
             labels.get(name, ()) if role == "label" else (),
@@ -136,7 +140,7 @@ def recipes_of(
 
 
 def _asked(
-    roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]
+    roles: Roles, types: Types, lacking: Mapping[str, str]
 ) -> Iterator[tuple[str, str, list[str], int | None]]:
     """Yields each role with a name or pattern, the columns that match it, and the number of ids to hash them to."""
     for role, wanted in roles.items():
@@ -152,7 +156,7 @@ def _asked(
             yield role, pattern, names, size
 
 
-def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
+def _check_hash(name: str, size: int | None, types: Types) -> None:
     if not is_whole(size, 1, MOST_IDS):
         raise ParquetError(
             f"hash: {size!r} for column {name!r} is not a number of ids from 1 to {MOST_IDS:,}"
@@ -164,9 +168,7 @@ def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
         )
 
 
-def _names(
-    pattern: str, where: str, types: Mapping[str, str], lacking: Mapping[str, str]
-) -> list[str]:
+def _names(pattern: str, where: str, types: Types, lacking: Mapping[str, str]) -> list[str]:
     """Returns the columns that match a name or a pattern."""
     if pattern in lacking:
         raise ParquetError(
@@ -180,7 +182,7 @@ def _names(
 
 
 def recipes_of_spec(
-    spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str], form: str = "parquet"
+    spec: Spec, types: Types, lacking: Mapping[str, str], form: str = "parquet"
 ) -> tuple[Recipe, ...]:
     """Returns the recipes of the model's columns, in the spec's order. `types` has the types of the files' columns.
     Files may lack optional columns. `form` is the format of the source."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
@@ -57,11 +58,11 @@ class RowSelection:
     def _by_time_alone(self) -> bool:
         return bool(self.spec.table.split_time) and not self.spec.table.unlabelled
 
-    def mask(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
+    def mask(self, stored: pa.Table) -> Flags:
         """Whether each row of a table belongs to the split."""
         return np.asarray(self._splits(stored) == self._number)
 
-    def up_to(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
+    def up_to(self, stored: pa.Table) -> Flags:
         """Whether each row of a table belongs to the split or to one before it in the spec."""
         splits = self._splits(stored)
         return np.asarray((splits >= 0) & (splits <= self._number))

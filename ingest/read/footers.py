@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
+from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import parts
 from sluice.etl.table.table_columns import FileColumns, PartitionError, refuse_twice
 from sluice.ingest.plain.file_types import SEVERAL
@@ -34,14 +35,12 @@ _TAIL = 8  # bytes after a footer: its length, and `PAR1`
 class Footer:
     """The parts of a file's footer that a loader needs."""
 
-    bytes: int
-    row_groups: tuple[int, ...]
-    types: Mapping[str, str]
-    """Arrow's name of each column's type. Parts of structs have dotted names (`sluice.etl.spec.nested_columns`)."""
+    file: DataFile
+    """The file, with the digest of the footer's bytes."""
+    types: Mapping[str, pa.DataType]
+    """The type of each column. Parts of structs have dotted names (`sluice.etl.spec.nested_columns`)."""
     ids: Mapping[str, int]
     """For each column that may hold bags, an estimate of the number of its ids in the file."""
-    digest: str
-    """Digest of the footer's bytes."""
 
 
 class HeldFooters:
@@ -150,19 +149,25 @@ def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> F
     own = [f.name for f in there]
     refuse_twice(path, [name for name in own if wanted is None or name in wanted], columns)
     ids = _ids(path, size, metadata, schema)
-    constants = {name: str(value.type) for name, value in columns.constants.items()}
+    constants = {name: value.type for name, value in columns.constants.items()}
     return Footer(
-        size,
-        tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)),
+        DataFile(
+            path=path,
+            rows=metadata.num_rows,
+            bytes=size,
+            row_group_rows=tuple(
+                metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)
+            ),
+            content=hashlib.sha256(content).hexdigest()[:32],
+        ),
         {
-            name: str(f.type) if own.count(f.name) == 1 else SEVERAL
+            name: f.type if own.count(f.name) == 1 else SEVERAL
             for name, f in zip(columns.named(own), there, strict=True)
             if name
         }
         | constants,
         {name: n for name, n in zip(columns.named(ids), ids.values(), strict=True) if name}
         | dict.fromkeys(constants, 0),
-        hashlib.sha256(content).hexdigest()[:32],
     )
 
 

@@ -22,7 +22,6 @@ import pyarrow as pa
 from sluice.common.errors import without_keys
 from sluice.common.stores import SLOW, Place, plain_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
-from sluice.etl.spec.nested_columns import parts
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored
@@ -30,7 +29,6 @@ from sluice.etl.spec.table_transform import transformed as fields_after
 from sluice.etl.table.foreign_tables import LocalTables
 from sluice.etl.table.table_columns import (
     FileColumns,
-    TableParquet,
     folders_of,
     partitions_of,
 )
@@ -129,7 +127,7 @@ class ParquetFiles:
         say = say or _print_once
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
-        found = _find(source, version)
+        found = find_files(source, version)
         stored = _StoredColumns.of(found, spec, transform_spec, given_by(functions))
         if spec is None:
             recipes, hashed, fill, is_guessed = _columns_by_roles(stored, roles, hash, say)
@@ -147,13 +145,13 @@ class ParquetFiles:
             say(f"{found.uri}: columns without a role are left out: {', '.join(unused[:20])}{more}")
         fields = []
         for recipe in recipes:
-            kinds = [stored.kinds[name] for name in recipe.sources]
+            kinds = [stored.types.get(name, pa.null()) for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
         opened = cls(
             found.uri,
             tuple(fields),
-            _data_files(found.prefix, stored.located, stored.footers),
+            tuple(replace(f.file, path=found.prefix + f.file.path) for f in stored.footers),
             stored.bag_sizes(recipes),
             hashed,
             recipes,
@@ -330,11 +328,10 @@ class _StoredColumns:
     located: Mapping[str, FileColumns]
     """The path of each file, and where it has the columns of its table."""
     footers: list[Footer]
-    types: dict[str, str]
-    """Arrow's name of the type of each column that all files have, or that is optional."""
+    types: dict[str, pa.DataType]
+    """The type of each column that all files have, or that is optional."""
     lacking: dict[str, str]
     """For each other column, a file that lacks it."""
-    kinds: dict[str, pa.DataType]
     edited: frozenset[str]
     """The columns that the TransformSpec makes."""
     unread: Mapping[str, str]
@@ -343,7 +340,7 @@ class _StoredColumns:
     @classmethod
     def of(
         cls,
-        found: _Found,
+        found: FoundFiles,
         spec: Spec | None = None,
         transform_spec: Any = None,
         given: Mapping[str, pa.DataType] = MappingProxyType({}),
@@ -352,36 +349,32 @@ class _StoredColumns:
         footers = footers_of(located, spec.input.columns if spec else None)
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
-        kinds = _read_types(paths[0], located[paths[0]])
-        for name in (name for name in optional if name not in kinds):
-            having = (p for p, f in zip(paths, footers, strict=True) if name in f.types)
-            path = next(having, None)
-            kinds[name] = pa.null() if path is None else _read_types(path, located[path])[name]
         edited = frozenset[str]()
         if transform_spec is not None:
             if transform_spec.func:
-                _check_given(kinds, located, footers)
-            kinds = {f.name: f.type for f in transformed(pa.schema(kinds), transform_spec)}
-            edited = frozenset(edited_by(transform_spec) & kinds.keys())
-            types = {
-                name: str(kind) if name in edited else types[name]
-                for name, kind in kinds.items()
-                if name in edited or name in types
-            }
-        kinds |= given
-        types |= {name: str(kind) for name, kind in given.items()}
-        edited |= given.keys()
-        return cls(found.uri, located, footers, types, lacking, kinds, edited, found.unread)
+                _check_given(footers)
+            after = transformed(pa.schema(footers[0].types), transform_spec)
+            edited = frozenset(edited_by(transform_spec)).intersection(after.names)
+            types = {f.name: f.type for f in after if f.name in edited or f.name in types}
+        return cls(
+            found.uri,
+            located,
+            footers,
+            {**types, **given},
+            lacking,
+            edited | given.keys(),
+            found.unread,
+        )
 
     @property
     def rows(self) -> int:
-        return sum(sum(footer.row_groups) for footer in self.footers)
+        return sum(footer.file.rows for footer in self.footers)
 
     def propose(self, label: str | None, by_caller: set[str]) -> dict[str, Proposal]:
         """Guesses the roles of the columns, except of those that the caller hashes."""
         types = {name: kind for name, kind in self.types.items() if name not in self.edited}
         facts = _probe_columns(self.located, types, self.footers)
-        facts |= {name: ColumnFacts(self.kinds[name]) for name in self.edited}
+        facts |= {name: ColumnFacts(self.types[name]) for name in self.edited}
         return {
             name: one
             if one.hash is None or can_hash(self.types[name])
@@ -401,11 +394,10 @@ class _StoredColumns:
             recipes,
             by_spec,
             [
-                (path, footer.types)
-                for path, footer in zip(self.located, self.footers, strict=True)
-                if any(footer.row_groups)  # a file without rows may have no types
+                (footer.file.path, footer.types)
+                for footer in self.footers
+                if footer.file.rows  # a file without rows may have no types
             ],
-            lambda path: _read_types(path, self.located[path]),
         )
         return used
 
@@ -418,21 +410,15 @@ class _StoredColumns:
         }
 
 
-def _check_given(
-    kinds: Mapping[str, pa.DataType],
-    located: Mapping[str, FileColumns],
-    footers: Sequence[Footer],
-) -> None:
+def _check_given(footers: Sequence[Footer]) -> None:
     """Raises ParquetError if a file cannot give a TransformSpec's function all columns of the first file. Files of one
     schema are checked once."""
-    paths = {
-        str(f.types): path for path, f in zip(located, footers, strict=True) if any(f.row_groups)
-    }
-    known = unischema_of(pa.schema(kinds)).fields
-    first = pa.schema([(name, kind) for name, kind in kinds.items() if name in known])
-    for path in paths.values():
-        there = pa.schema(_read_types(path, located[path]))
-        if wrong := difference(first, there, next(iter(located))):
+    schemas = {pa.schema(f.types): f.file.path for f in footers if f.file.rows}
+    first = pa.schema(footers[0].types)
+    known = unischema_of(first).fields
+    first = pa.schema([field for field in first if field.name in known])
+    for there, path in schemas.items():
+        if wrong := difference(first, there, footers[0].file.path):
             raise ParquetError(f"{path}: {wrong}. The TransformSpec's function gets every column")
 
 
@@ -479,27 +465,6 @@ def _refuse_with_spec(
         )
 
 
-def _data_files(
-    prefix: str, paths: Iterable[str], footers: Sequence[Footer]
-) -> tuple[DataFile, ...]:
-    return tuple(
-        DataFile(
-            path=prefix + path,
-            rows=sum(footer.row_groups),
-            bytes=footer.bytes,
-            row_group_rows=footer.row_groups,
-            content=footer.digest,
-        )
-        for path, footer in zip(paths, footers, strict=True)
-    )
-
-
-def parquet_paths(source: Paths) -> tuple[list[str], TableFiles | None]:
-    """Returns the Parquet files of a source, and the Delta or Iceberg table that lists them, if there is one."""
-    found = _find(source)
-    return found.paths, found.table
-
-
 _printed: set[str] = set()
 
 
@@ -511,13 +476,13 @@ def _print_once(line: str) -> None:
 
 
 def _probe_columns(
-    located: Mapping[str, FileColumns], types: Mapping[str, str], footers: Sequence[Footer]
+    located: Mapping[str, FileColumns], types: Mapping[str, pa.DataType], footers: Sequence[Footer]
 ) -> dict[str, ColumnFacts]:
     """Returns the facts of each column that has one type in all files, or types that can be loaded together."""
     kinds = {
         name: {
             one[name]
-            for one in (footer.types for footer in footers if any(footer.row_groups))
+            for one in (footer.types for footer in footers if footer.file.rows)
             if name in one
         }
         for name in types
@@ -564,7 +529,7 @@ def _report_guesses(
 def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str], str]:
     """Returns the facts of the columns that can be loaded from all files, and the number of rows. It also returns for
     each other column the reason why it cannot be loaded, and the format of the files."""
-    found = _find(source)
+    found = find_files(source)
     stored = _StoredColumns.of(found)
     lacking, footers = stored.lacking, stored.footers
     types, _ = common_types(found.paths, [footer.types for footer in footers], lacking)
@@ -580,20 +545,11 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
     return facts, stored.rows, others, found.form
 
 
-def _read_types(path: str, located: FileColumns) -> dict[str, pa.DataType]:
-    """Returns the type of each column of a file."""
-    try:
-        with TableParquet(path, located) as file:
-            return {part.name: part.type for part in parts(file.schema_arrow)}
-    except (OSError, pa.ArrowException) as error:
-        raise ParquetError(f"{path}: {error}") from error
-
-
 # ---- files
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class FoundFiles:
     """The files of a source."""
 
     uri: str
@@ -626,7 +582,7 @@ class _Found:
         return dict(zip(self.paths, partitions_of(self.paths, texts), strict=True))
 
 
-def _find(source: Paths, version: int | None = None) -> _Found:
+def find_files(source: Paths, version: int | None = None) -> FoundFiles:
     """Returns the files. Those of a folder or a glob are sorted by name. A list keeps its order. Raises
     ForeignTableError for a file that a table may have removed."""
     tables = LocalTables()
@@ -642,9 +598,9 @@ def _find(source: Paths, version: int | None = None) -> _Found:
     return found
 
 
-def _find_files(source: Paths, tables: LocalTables, version: int | None = None) -> _Found:
-    """Returns what `_find` returns. Refuses folders and globs that hold files of a table. Files that are named one by
-    one are not checked here."""
+def _find_files(source: Paths, tables: LocalTables, version: int | None = None) -> FoundFiles:
+    """Returns what `find_files` returns. Refuses folders and globs that hold files of a table. Does not check single
+    files."""
     if not isinstance(source, (str, os.PathLike)):
         each = [_find_files(one, tables) for one in source]
         if not each:
@@ -668,7 +624,7 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
             )
         if each[0].table:
             return each[0]
-        return _Found(f"{len(found)} files from {each[0].uri}", prefixes.pop(), found)
+        return FoundFiles(f"{len(found)} files from {each[0].uri}", prefixes.pop(), found)
     text = os.fspath(source)
     if text.startswith(f"{SLOW}://") and (at := Place.of(text)).delay_ms is not None:
         found_there = _find_files(at.path, tables, version)
@@ -677,7 +633,7 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
     name, named_version = versioned(text, version)
     if has_versions(name) and not (is_table(name) and "://" not in name):
         table_files = TableFiles.open(name, named_version)
-        return _Found(table_files.name, "", list(table_files.files), table_files)
+        return FoundFiles(table_files.name, "", list(table_files.files), table_files)
     matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
     hidden = {one for one in matches if one != text and Path(one).name.startswith("_")}
     folders = {one for one in matches if os.path.isdir(one)}
@@ -701,22 +657,23 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
         elif any(character in text for character in "*?["):
             what = "no file matches this pattern"
         raise ParquetError(f"{text}: {what}")
-    return _Found(text, "", paths)
+    return FoundFiles(text, "", paths)
 
 
 def table_of(
     source: FeatureTable | ParquetFiles | Paths,
     roles: Roles | str | None = None,
     allow_code: Permission | Iterable[str] = (),
-    hash: Mapping[str, int] | None = None,
-    spec: Spec | str | os.PathLike[str] | None = None,
     *,
     version: int | None = None,
     transform_spec: Any = None,
     functions: tuple[Transform, ...] = (),
+    **columns: Any,
 ) -> FeatureTable | ParquetFiles:
     """Opens a loader's source: a feature table, a Delta or Iceberg table of another program, or plain Parquet files.
-    Row groups of all but the first go through `transform_spec` and the `functions` over rows."""
+    Row groups of all but the first go through `transform_spec` and the `functions` over rows. `columns` has `hash` and
+    `spec`."""
+    columns["roles"] = roles
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         # This needs delta-rs, which plain Parquet does not.
         from sluice.etl.table.table import FeatureTable, ForeignDelta
@@ -731,23 +688,19 @@ def table_of(
     if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(
             source,
-            roles,
-            hash,
-            spec=spec,
             version=version,
             permission=Permission.of(allow_code),
             transform_spec=transform_spec,
             functions=functions,
+            **columns,
         )
-    for name, value in {"version": version, "roles": roles, "spec": spec, "hash": hash}.items():
+    for name, value in {"version": version, **columns}.items():
         if value:
             raise ParquetError(
                 f"{name} is for plain Parquet files that are named by a path; this table is open, and has its own"
             )
-    if isinstance(source, ParquetFiles) and (source.transform_spec, source.functions) != (
-        transform_spec,
-        functions,
-    ):
+    changes = transform_spec, functions
+    if isinstance(source, ParquetFiles) and (source.transform_spec, source.functions) != changes:
         raise ParquetError(
             "these files were opened without this TransformSpec, or without these functions over rows, which define "
             "their columns: give the loader their paths, or give both to ParquetFiles.open"

@@ -356,12 +356,25 @@ class RowGroupReader:
 
     def _read_stored(
         self, number: int, group: int, columns: Sequence[str] | None, fetched: Fetched = None
-    ) -> pa.Table:
-        """Reads stored columns of a row group. Adds the columns that its folders name."""
+    ) -> Any:
+        """Reads stored columns of a row group. Adds the columns that its folders name. Columns may stay stored if all
+        are read."""
+        wanted, portions = self.columns, self.decoding.portions or ((),)
+        if columns is not None:
+            wanted = tuple(dict.fromkeys([*columns, *self._selection_columns]))
+            portions = (wanted,)
         try:
-            table = self._read_group(number, group, columns, fetched)
-            wanted = self.columns if columns is None else (*columns, *self._selection_columns)
-            table = self._located[number].with_constants(table, dict.fromkeys(wanted))
+            with self._opened(number, fetched) as file:
+                if columns is None and self.in_pages and isinstance(file, LocalFile):
+                    if self._buffers.idle_bytes() > _IDLE_BYTES:
+                        self._buffers.trim()
+                    if rows := file.fetch(group, portions, self._buffers):
+                        unread = ([n for n in some if n not in rows.stored] for some in portions)
+                        others = self._table(file, number, group, [*filter(None, unread)])
+                        rows.complete(wanted, others)
+                        return rows
+                table = self._table(file, number, group, portions)
+            table = self._located[number].with_constants(table, wanted)
             lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)
             for name in lacking:
                 table = table.append_column(name, pa.nulls(table.num_rows, self._spec_types[name]))
@@ -371,26 +384,6 @@ class RowGroupReader:
                 f"{self._where(number, group)}: {error or type(error).__name__}"
             ) from cause
         return table
-
-    def _read_group(
-        self, number: int, group: int, columns: Sequence[str] | None, fetched: Fetched
-    ) -> Any:
-        """Reads a row group from its file. Columns may stay stored if all are read."""
-        portions = (
-            self.decoding.portions or ((),)
-            if columns is None
-            else (tuple(dict.fromkeys([*columns, *self._selection_columns])),)
-        )
-        with self._opened(number, fetched) as file:
-            if columns is None and self.in_pages and isinstance(file, LocalFile):
-                if self._buffers.idle_bytes() > _IDLE_BYTES:
-                    self._buffers.trim()
-                if rows := file.fetch(group, portions, self._buffers):
-                    lacking = ([n for n in some if n not in rows.stored] for some in portions)
-                    others = self._table(file, number, group, [*filter(None, lacking)])
-                    rows.complete(self.columns, others)
-                    return rows
-            return self._table(file, number, group, portions)
 
     def _events(
         self, history: UserHistories, groups: Sequence[GroupRange], is_own: bool = False

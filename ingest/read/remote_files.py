@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from sluice.common.stores import Place
-from sluice.ingest.read.range_files import RangeFile, open_range_file
+from sluice.ingest.read.range_files import RangeFile, open_range_file, translated
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.read.slow_store import FaultyFiles
 
+Answer = TypeVar("Answer")
 _PART_BYTES, _MOST_PARTS = 4 * 2**20, 16
 """A row group is requested in at most this many parts at the same time, of at least so many bytes."""
 
@@ -41,7 +43,21 @@ class Store:
                 self._faults.disturb(key)
             return open_range_file(self._files, self._prefix, key)
 
-        return self._retrier.call(open_now, f"{self._prefix}{key}: opening")
+        return self._ask(open_now, key, "opening")
+
+    def _ask(self, action: Callable[[], Answer], key: str, what: str) -> Answer:
+        """Calls `action()`, and repeats it after each error of the store that may be temporary."""
+        name = f"{self._prefix}{key}"
+
+        def ask() -> Answer:
+            try:
+                return action()
+            except (ValueError, TypeError, NotImplementedError, MemoryError):
+                raise
+            except Exception as error:
+                raise translated(error, name) from error
+
+        return self._retrier.call(ask, f"{name}: {what}")
 
     def stats(self) -> dict[str, int]:
         """Returns the counters since the start, for the run's metrics."""
@@ -49,7 +65,6 @@ class Store:
 
     def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
         """Reads all of the range."""
-        name = f"{self._prefix}{key}"
 
         def read_whole() -> bytes:
             faults = self._faults
@@ -60,8 +75,7 @@ class Store:
                 raise OSError(f"a short read: {len(data)} of {length} bytes")
             return data
 
-        what = f"{name}: reading bytes {offset} to {offset + length}"
-        data = self._retrier.call(read_whole, what)
+        data = self._ask(read_whole, key, f"reading bytes {offset} to {offset + length}")
         self._retrier.count(reads=1, bytes=length)
         return data
 

@@ -33,16 +33,12 @@ class Reading(NamedFields):
     """What Petastorm's Reader is asked for: a predicate."""
 
 
+@cache
 def reader_of(name: str | None) -> str:
     """Returns the named reader, or the default. The default is Petastorm. If it is not installed, the default is Arrow,
     and a line on standard error says so once."""
     if name not in (None, AUTO):
         return str(name)
-    return _default_reader()
-
-
-@cache
-def _default_reader() -> str:
     with suppress(ModuleNotFoundError):
         if find_spec("petastorm"):
             return "petastorm"

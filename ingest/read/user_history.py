@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.ops.hashing import Flags
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.ingest.choices import History, history_name
@@ -221,7 +222,7 @@ class UserHistories:
             loaded = loaded.append_column(name, stored.column(name))
         return loaded
 
-    def _visible(self, stored: pa.Table, where: str) -> npt.NDArray[np.bool_]:
+    def _visible(self, stored: pa.Table, where: str) -> Flags:
         """Whether a row's event may be in histories of this split's rows."""
         if self._selection is None:
             return np.ones(stored.num_rows, bool)
@@ -336,9 +337,9 @@ class _Keys:
 
     users: pa.Array
     times: pa.Array
-    is_new_user: npt.NDArray[np.bool_]
+    is_new_user: Flags
     """Whether a row's user is another one than that of the row before it. False for the first row."""
-    is_new_moment: npt.NDArray[np.bool_]
+    is_new_moment: Flags
     """The same for the user or the time."""
 
     @classmethod
@@ -384,7 +385,7 @@ def _places(
     return order, starts.astype(np.int32), ends.astype(np.int32)
 
 
-def _compared(compare: Any, values: pa.Array) -> npt.NDArray[np.bool_]:
+def _compared(compare: Any, values: pa.Array) -> Flags:
     """Returns the result of comparing each value with the one before it. False for the first."""
     found = np.zeros(len(values), bool)
     if len(values):

@@ -316,7 +316,7 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
             operators.append('{op = "standardise"}' if learns else scale)
         return operators
     if proposal.role == "label":
-        _, made = label_of(proposal.label, {proposal.name: str(proposal.facts.type)})
+        _, made = label_of(proposal.label, {proposal.name: proposal.facts.type})
         return [
             f"{{{', '.join(f'{name} = {_quoted(value)}' for name, value in op.described.items())}}}"
             for op in made

@@ -51,6 +51,25 @@ def test_a_slow_store_gets_more_readers_than_there_are_cores_once_it_was_measure
     assert events[0]["reason"]["bottleneck"] == "decode"
 
 
+class Throttled(FakePipeline):
+    """Its store refuses requests at each look while `refuses`."""
+
+    refuses, refused = True, 0
+
+    def snapshot(self):
+        self.refused += self.refuses
+        return dataclasses.replace(super().snapshot(), throttled=self.refused)
+
+
+def test_a_store_that_refuses_requests_gets_no_more_of_them():
+    pipeline = Throttled(_store_bound().stages)
+    controller, _ = tune(pipeline, 30)
+    assert pipeline.knobs.workers["decode"] == 1
+    pipeline.refuses = False
+    go_on(controller, pipeline, 100)
+    assert pipeline.knobs.workers["decode"] > pipeline.cores
+
+
 class RemoteReaders(FakePipeline):
     """Its readers ask remote workers, which take a while to start."""
 

@@ -18,7 +18,7 @@ from sluice.etl.read.input_paths import files_of
 from sluice.etl.table.foreign_tables import ForeignTableError
 from sluice.ingest.__main__ import main as ingest_program
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetFiles, facts_of, parquet_paths, table_of
+from sluice.ingest.read.parquet_files import ParquetFiles, facts_of, find_files, table_of
 from sluice.petastorm import make_batch_reader
 from sluice.tools import guess
 from tests.etl.tables import write_rows
@@ -46,7 +46,7 @@ WAYS = {
 READERS = {
     "loader": lambda path: BatchLoader(path, batch_size=2),
     "facts": facts_of,
-    "paths": parquet_paths,
+    "paths": find_files,
     "guess": lambda path: guess.main([path]),
     "job": lambda path: files_of([path]),
     "doctor": lambda path: ingest_program(["doctor", path]),
@@ -180,7 +180,7 @@ def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_hol
     ]
     try:
         for read in (
-            lambda: sorted(parquet_paths(f"{tmp_path}/{asked}")[0]),
+            lambda: sorted(find_files(f"{tmp_path}/{asked}").paths),
             lambda: [file.path for file in files_of([f"{tmp_path}/{asked}"])],
             lambda: [file.path for file in files_of([f"memory://{seed}/{asked}"])],
         ):

@@ -83,7 +83,7 @@ def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_
     with loader, raises(SourceError, "s3://data/part", "2 times", 503) as caught:
         deque(loader, maxlen=0)
     assert isinstance(caught.value.__cause__, DeliveryError)
-    assert server.refused > 0
+    assert loader.snapshot().throttled == server.refused > 0
 
 
 def test_errors_and_short_reads_change_nothing(table):

@@ -48,6 +48,7 @@ from sluice.agent.policies.planner.state import (
     Look,
     PlannerState,
     caps_after_failure,
+    caps_of_throttled,
     seen,
     ticks,
 )
@@ -221,6 +222,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     passed = ticks(latest.seconds)
     return replace(
         learned,
+        caps=caps_of_throttled(learned, snapshot),
         last=snapshot,
         tick=state.tick + passed,
         age=state.age + passed,

@@ -11,7 +11,7 @@ from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Reason
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import FETCH, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 
@@ -76,6 +76,17 @@ def caps_after_failure(
         elif count < before:
             caps[name] = WorkerCap(before, most, until)
     return caps
+
+
+def caps_of_throttled(state: PlannerState, snapshot: Snapshot) -> Mapping[str, WorkerCap]:
+    """Returns the caps after this look. If a store has refused requests since the last look, the stage that sends them
+    may not grow for a while."""
+    if state.last is None or snapshot.throttled <= state.last.throttled:
+        return state.caps
+    name = FETCH if FETCH in state.limits.workers else state.limits.decoding
+    until = state.tick + state.settings.doubt_ticks
+    cap = WorkerCap(state.limits.workers[name][0], state.knobs.workers[name], until)
+    return {**state.caps, name: cap}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

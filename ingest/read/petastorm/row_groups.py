@@ -197,6 +197,10 @@ class RowGroupStage:
         )
 
     @property
+    def throttled(self) -> int:
+        return self._groups.stats().get("throttled", 0)
+
+    @property
     def held_back(self) -> Counter[str]:
         return self._governor.reasons
 
