@@ -58,7 +58,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         )
     names = [f.name for f in columns]
     draft = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex}")
-    progress, done = JobProgress(sys.stderr), Counter[str](files=0, rows=0, bytes=0)
+    progress, done = JobProgress(sys.stderr), Counter[str](rows=0)
     progress.follow(lambda: f"{done['files']} of {len(found.paths)} files, {done['rows']:,} rows,")
     try:
         draft.mkdir(parents=True)

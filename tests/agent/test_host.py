@@ -89,7 +89,8 @@ def test_what_ranks_say_is_merged(name, values, merged):
 
 
 @pytest.mark.parametrize(
-    ("name", "added", "merged"), [("restarts", (1, 2), 3), ("cores_idle_s", (30.0, 30.0), 15.0)]
+    ("name", "added", "merged"),
+    [("restarts", (1, 2), 3), ("throttled", (1, 2), 3), ("cores_idle_s", (30.0, 30.0), 15.0)],
 )
 def test_worker_processes_that_died_are_counted_over_all_ranks(name, added, merged):
     """And the idle cores of the host are shared by its ranks."""
