@@ -136,7 +136,6 @@ def _is_repetitive(column: pa.ChunkedArray) -> bool:
 
 
 def _stored_bytes(values: pa.Array | pa.ChunkedArray) -> int:
-    """Returns the bytes of values in plain pages."""
-    if is_text(values.type):
-        return int(values.nbytes)  # Parquet has a length of 4 bytes where Arrow has an offset
-    return len(values) * max(4, values.type.bit_width // 8)
+    """Returns the bytes of values in plain pages. A text has a length of 4 bytes, as an offset in Arrow has."""
+    kind = values.type
+    return int(values.nbytes if is_text(kind) else len(values) * max(4, kind.bit_width // 8))

@@ -6,23 +6,29 @@ import contextlib
 import json
 import os
 import random
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from benchmarks.small_table import small_table
 from sluice import Loader
+from sluice.common.errors import UsageError
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import PartitionError, folders_of, partitions_of
 from sluice.etl.table.table_files import TableFiles, TableFilesError
 from sluice.ingest.errors import LoaderError
-from sluice.ingest.read.parquet_files import ParquetError
+from sluice.ingest.read.pages import StoredColumns
+from sluice.ingest.read.parquet_files import ParquetError, find_files
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.tools import guess
+from sluice.tools import guess, pack
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import (
     KINDS,
@@ -414,3 +420,91 @@ def test_a_table_in_a_bucket(tmp_path, rows, wanted, kind, monkeypatch):
             assert len(load(f"s3://data/t@v0?{server.query}")[0]) == 300
     finally:
         server.close()
+
+
+# ---- packed
+
+
+def rows_of(source):
+    """The rows in the order of the files, in the columns of the table or of the first file."""
+    found = find_files(source)
+    tables = [
+        located.table(pq.read_table(path, partitioning=None), list(located.constants))
+        for path, located in found.located(None).items()
+    ]
+    names = found.table.schema.names if found.table else tables[0].column_names
+    return pa.concat_tables([table.select(names) for table in tables])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_rows_are_the_same_for_every_reader(tmp_path, kind):
+    name = make(kind, tmp_path / "t", clicks(1), clicks(2))
+    source, out = f"{name}@v0" if kind.startswith("delta") else name, str(tmp_path / "out")
+    want = rows_of(source)
+    done = pack.main([source, out])
+    files = [f"{out}/{name}" for name in sorted(os.listdir(out))]
+    assert rows_of(out).equals(want)
+    size = sum(map(os.path.getsize, files))
+    assert done == {"files": len(files), "rows": len(want), "bytes": size}
+    assert pandas.read_parquet(out).equals(want.to_pandas())
+    for reader in filter(find_spec, ("polars", "duckdb")):
+        assert len(import_module(reader).read_parquet(files)) == len(want)
+
+
+def test_packed_columns_stay_stored_until_they_are_moved(tmp_path, monkeypatch):
+    rows = pa.table(
+        {
+            "click": pa.array([n % 3 for n in range(4000)], pa.int32()),
+            "id": pa.array(range(4000), pa.int64()),
+            "word": [f"text {n % 5}" for n in range(4000)],
+        }
+    )
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=1000, compression="brotli")
+    stored, fetch = [], StoredColumns.fetch
+
+    def noted(self, *about):
+        stored.append(fetch(self, *about))
+        return stored[-1]
+
+    pack.main([f"{tmp_path}/a.parquet", f"{tmp_path}/out"])
+    monkeypatch.setattr(StoredColumns, "fetch", noted)
+    load(f"{tmp_path}/out", "label=click;sparse=id", None)
+    assert [set(read.stored) for read in stored] == [{"click", "id"}] * 4
+    group = pq.ParquetFile(f"{tmp_path}/out/part-00000000.parquet").metadata.row_group(0)
+    assert [group.column(n).has_dictionary_page for n in range(3)] == [True, False, True]
+    assert group.column(1).compression == "UNCOMPRESSED"
+
+
+def test_nothing_is_visible_before_all_files_are_written(tmp_path, monkeypatch):
+    for number in range(2):
+        pq.write_table(clicks(number), tmp_path / f"{number}.parquet")
+    out, whole = tmp_path / "new" / "out", []
+
+    def fails(draft, target):
+        whole.append((target.exists(), len(pq.read_table(draft))))
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OSError, match="no room"):
+        pack.main([f"{tmp_path}/*.parquet", str(out)])
+    assert whole == [(False, 600)]
+    assert os.listdir(out.parent) == []
+
+
+def test_what_cannot_be_packed_is_refused_by_name(tmp_path):
+    path, out = tmp_path / "day=1" / "a.parquet", f"{tmp_path}/out"
+    path.parent.mkdir()
+    feature = small_table(tmp_path / "feature").uri
+    pq.write_table(clicks(1), path, write_page_checksum=True)
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 3] ^= 1
+    (tmp_path / "c.parquet").write_bytes(damaged)
+    for source, target, facts in (
+        (path, path.parent, ("day=1", "does not exist yet")),
+        (feature, out, (feature, 'layout = "speed"')),
+        (path, out, ("a.parquet", "2 columns", "'day'")),
+        (tmp_path / "c.parquet", out, ("c.parquet", "damaged")),
+    ):
+        with raises(UsageError, *facts):
+            pack.main([str(source), str(target)])
+    assert not os.path.exists(out)
