@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
 from sluice.etl.schema import DataFile
+from sluice.etl.spec.input_values import is_list
 from sluice.etl.spec.nested_columns import parts
 from sluice.etl.table.table_columns import FileColumns, PartitionError, refuse_twice
 from sluice.ingest.plain.file_types import SEVERAL
@@ -176,7 +177,7 @@ def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> 
 
     For lists, it counts values, where an empty list counts as one. For binary columns, it uses the uncompressed bytes,
     which include page headers and hold repeated bags of a dictionary only once."""
-    lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
+    lists = {f.name for f in schema if is_list(f.type)}
     packed = {
         f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)
     }

@@ -48,7 +48,6 @@ from sluice.ingest.plain.probe import ColumnFacts, check_values, probe, unreadab
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import (
     ROLES,
-    GuessError,
     ParquetError,
     Roles,
     label_of,
@@ -64,8 +63,6 @@ from sluice.ingest.stages.transform import Transform, given_by, reads_of
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
-
-__all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "roles_of", "table_of"]
 
 ONLY_SPLIT = "train"
 _SEVERAL_TYPES = "of several types"
@@ -351,9 +348,17 @@ class _StoredColumns:
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
         edited = frozenset[str]()
         if transform_spec is not None:
-            if transform_spec.func:
-                _check_given(footers)
-            after = transformed(pa.schema(footers[0].types), transform_spec)
+            first = pa.schema(footers[0].types)
+            # Files of one schema are checked once.
+            schemas = {pa.schema(f.types): f.file.path for f in footers if f.file.rows}
+            known = unischema_of(first).fields
+            needed = pa.schema([field for field in first if field.name in known])
+            for there, path in schemas.items() if transform_spec.func else ():
+                if wrong := difference(needed, there, paths[0]):
+                    raise ParquetError(
+                        f"{path}: {wrong}. The TransformSpec's function gets every column"
+                    )
+            after = transformed(first, transform_spec)
             edited = frozenset(edited_by(transform_spec)).intersection(after.names)
             types = {f.name: f.type for f in after if f.name in edited or f.name in types}
         return cls(
@@ -408,18 +413,6 @@ class _StoredColumns:
             for recipe in recipes
             if recipe.role == "id_list" and recipe.sources[0] in self.footers[0].ids
         }
-
-
-def _check_given(footers: Sequence[Footer]) -> None:
-    """Raises ParquetError if a file cannot give a TransformSpec's function all columns of the first file. Files of one
-    schema are checked once."""
-    schemas = {pa.schema(f.types): f.file.path for f in footers if f.file.rows}
-    first = pa.schema(footers[0].types)
-    known = unischema_of(first).fields
-    first = pa.schema([field for field in first if field.name in known])
-    for there, path in schemas.items():
-        if wrong := difference(first, there, footers[0].file.path):
-            raise ParquetError(f"{path}: {wrong}. The TransformSpec's function gets every column")
 
 
 def _columns_by_roles(

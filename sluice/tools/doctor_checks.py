@@ -23,11 +23,12 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
 from sluice.ingest.options import table_named
+from sluice.ingest.plain.roles import GuessError
 from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import SharedMemoryError
 from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, located_of
+from sluice.ingest.read.parquet_files import ParquetFiles, located_of
 from sluice.ingest.read.reader import SourceError, first_schema
 
 _REQUIREMENT = re.compile(r"([\w-]+)(?:.*[>=]=([0-9.]+))?[^;]*(?:; extra == \"(\w+)\")?")

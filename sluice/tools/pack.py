@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import uuid
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from sluice.common.errors import UsageError
 from sluice.common.settings import parse, setting
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.table.data_files import METADATA_KEY
-from sluice.etl.table.new_files import speed_layout
-from sluice.etl.table.table_columns import FileColumns, TableParquet
-from sluice.ingest.plain.footer_chunks import check_file
-from sluice.ingest.plain.roles import ParquetError
-from sluice.ingest.read.parquet_files import find_files, is_table
 
 _DESCRIPTION = """Writes the rows of Parquet files, or of a version of a Delta or Iceberg table, to a new folder of
 Parquet files. The rows keep their order, their row groups and their types. Nothing is compressed, and columns have
@@ -46,52 +27,6 @@ class PackOptions:
 
 def main(argv: list[str]) -> dict[str, Any]:
     options = parse(PackOptions, argv, "sluice pack", description=_DESCRIPTION)
-    source, out = options.source, Path(options.out)
-    if "://" in options.out or os.path.lexists(out):
-        raise UsageError(f"{options.out}: OUT is a folder of this machine that does not exist yet")
-    found = None if is_table(source) and "://" not in source else find_files(source)
-    columns = found.table.schema if found and found.table else ()
-    if found is None or any(METADATA_KEY in (f.metadata or {}) for f in columns):
-        raise UsageError(
-            f'{source}: is a feature table. With layout = "speed" in [table] of its spec, '
-            "`sluice etl --mode overwrite` writes it in this layout"
-        )
-    names = [f.name for f in columns]
-    draft = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex}")
-    progress, done = JobProgress(sys.stderr), Counter[str](rows=0)
-    progress.follow(lambda: f"{done['files']} of {len(found.paths)} files, {done['rows']:,} rows,")
-    try:
-        draft.mkdir(parents=True)
-        with progress.stage(f"packing {found.uri}"):
-            for number, (path, located) in enumerate(found.located(None).items()):
-                target, groups = draft / f"part-{number:08}.parquet", _read(path, located, names)
-                first = next(groups)
-                with pq.ParquetWriter(target, first.schema, **speed_layout(first)) as writer:
-                    for rows in chain([first], groups):
-                        writer.write_table(rows, row_group_size=max(1, len(rows)))
-                        done["rows"] += len(rows)
-                done.update(files=1, bytes=target.stat().st_size)
-        os.rename(draft, out)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return dict(done)
+    from sluice.tools.packed_files import pack
 
-
-def _read(path: str, located: FileColumns, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields a file's row groups, or one without rows. With `names`, columns have this order."""
-    try:
-        with TableParquet(path, located) as file:
-            check_file(path, file.metadata, ParquetError)
-            own = file.schema_arrow.names
-            for name, count in Counter(own).items():
-                if count > 1:
-                    raise ParquetError(
-                        f"{path}: {count} columns are called {name!r}, in the file or in the names of its folders; "
-                        "rename all but one of them"
-                    )
-            for group in range(file.num_row_groups):
-                yield file.read_row_group(group, own).select(names or own)
-            if not file.num_row_groups:
-                yield file.schema_arrow.empty_table().select(names or own)
-    except (OSError, pa.ArrowException) as error:
-        raise ParquetError(f"{path}: {error}; the file is damaged, so make it again") from error
+    return pack(options.source, options.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -51,21 +52,13 @@ def test_a_slow_store_gets_more_readers_than_there_are_cores_once_it_was_measure
     assert events[0]["reason"]["bottleneck"] == "decode"
 
 
-class Throttled(FakePipeline):
-    """Its store refuses requests at each look while `refuses`."""
-
-    refuses, refused = True, 0
-
-    def snapshot(self):
-        self.refused += self.refuses
-        return dataclasses.replace(super().snapshot(), throttled=self.refused)
-
-
 def test_a_store_that_refuses_requests_gets_no_more_of_them():
-    pipeline = Throttled(_store_bound().stages)
+    pipeline, refused = _store_bound(), itertools.count()
+    snapshot = pipeline.snapshot
+    pipeline.snapshot = lambda: dataclasses.replace(snapshot(), throttled=next(refused))
     controller, _ = tune(pipeline, 30)
     assert pipeline.knobs.workers["decode"] == 1
-    pipeline.refuses = False
+    refused = itertools.repeat(next(refused))
     go_on(controller, pipeline, 100)
     assert pipeline.knobs.workers["decode"] > pipeline.cores
 

@@ -41,18 +41,13 @@ def load(table, reader="arrow", **options):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_missing_file_is_named(own, reader):
-    path = own.files_of("train")[1].path
-    os.remove(path)
-    with raises(SourceError, path, "No such file"):
-        load(own, reader)
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_truncated_file_is_named_before_the_first_batch(own, reader):
-    path = own.files_of("train")[0].path
-    os.truncate(path, os.path.getsize(path) - 100)
-    with raises(SourceError, path, "bytes", "truncated"):
+def test_a_truncated_or_missing_file_is_named_before_the_first_batch(own, reader):
+    file, _ = own.files_of("train")
+    os.truncate(file.path, file.bytes - 100)
+    with raises(SourceError, file.path, "bytes", "truncated"):
+        open_loader(own, batch_size=80, reader=reader)
+    os.remove(file.path)
+    with raises(SourceError, file.path, "No such file"):
         open_loader(own, batch_size=80, reader=reader)
 
 
