@@ -32,7 +32,8 @@ from sluice.ingest.stages.transform import UserTransform
 if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
     from sluice.etl.table.table import FeatureTable
-    from sluice.ingest.read.parquet_files import ParquetFiles, Paths, Roles
+    from sluice.ingest.plain.roles import Roles
+    from sluice.ingest.read.parquet_files import ParquetFiles, Paths
 
 
 _RECORDED = ("batch_size", "split", "ranks", "seed", "memory_limit")
