@@ -150,6 +150,7 @@ def test_the_share_of_waiting_is_that_of_the_time_after_the_first_batch_without_
         held_back=Counter(),
         memory_free=0,
         restarts=0,
+        throttled=0,
     )
     consumer = progress.Progress(loading, Machine(), None)
     for phase, until in (("wait", 10), ("compute", 13), ("wait", 14)):
