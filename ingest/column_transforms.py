@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,27 +48,18 @@ def bound(
         outputs = {
             name: now[name].cardinality if now[name].role != "dense" else None for name in names
         }
+        make = functools.partial(
+            Transform, name=one.name, reads=inputs, outputs=outputs, added=added
+        )
         if one.ops:
-            chain = Chain(one, [there[name] for name in inputs])
-            found.append(
-                Transform(chain, one.name, pure=True, reads=inputs, outputs=outputs, added=added)
-            )
+            found.append(make(Chain(one, [there[name] for name in inputs]), pure=True))
         else:
             try:
                 permission.load(one.function, f"transform {one.name!r}")
             except ops.OperatorError as error:
                 why = "" if "--allow-code" in str(error) else f"transform {one.name!r}: "
                 raise ops.OperatorError(f"{why}{error}{f'; {_PLACE}' if why else ''}") from None
-            found.append(
-                Transform(
-                    one.function,
-                    one.name,
-                    reads=inputs,
-                    outputs=outputs,
-                    added=added,
-                    limit_s=one.limit_s,
-                )
-            )
+            found.append(make(one.function, limit_s=one.limit_s))
     return list(_merge_equal(found, fields))
 
 
@@ -116,14 +108,13 @@ class ColumnTransforms:
             return arrays
         found: Arrays = {}
         for f in self._fields:
-            kind = np.float32 if f.role == "dense" else id_kind(f.cardinality)
-            empty = np.zeros(0 if f.name in self._bags else rows, kind)
+            is_bag = f.name in self._bags
+            empty = _zeros(f, 0 if is_bag else rows)
             # The values are copied, because a function may write into them.
-            found[f.name] = np.array(arrays[f.name], kind) if not f.made else empty
-            if f.name in self._bags:
-                found[lengths_name(f.name)] = np.array(
-                    arrays.get(lengths_name(f.name), np.zeros(rows)), np.int32
-                )
+            found[f.name] = empty if f.made else np.array(arrays[f.name], empty.dtype)
+            if is_bag:
+                lengths = arrays.get(lengths_name(f.name), np.zeros(rows))
+                found[lengths_name(f.name)] = np.array(lengths, np.int32)
         for call, function in self._calls:
             names = (of for name in call.reads for of in (name, lengths_name(name)))
             given = protocol.call_function(
@@ -180,10 +171,14 @@ class Chain:
         """One row of zeros, to check that the operators accept these columns."""
         found: Arrays = {}
         for f in self._inputs:
-            found[f.name] = np.zeros(1, np.float32 if f.role == "dense" else id_kind(f.cardinality))
+            found[f.name] = _zeros(f, 1)
             if f.role == "id_list":
                 found[lengths_name(f.name)] = np.ones(1, np.int32)
         return found
+
+
+def _zeros(field: Field, rows: int) -> npt.NDArray[Any]:
+    return np.zeros(rows, np.float32 if field.role == "dense" else id_kind(field.cardinality))
 
 
 def _column(field: Field, arrays: Arrays) -> pa.Array:

@@ -197,8 +197,8 @@ class Columns:
         return id_kind(self.cardinalities.get(name))
 
     def value_kind(self, name: str) -> type[np.int32 | np.uint32 | np.float32]:
-        """Returns the type of the ids of a column, or of the numbers of a history."""
-        return np.float32 if name in self.numbers else self.id_kind(name)
+        """Returns the type of a column's ids or numbers inside the pipeline."""
+        return np.float32 if name in (*self.floats, *self.numbers) else self.id_kind(name)
 
     @property
     def wide(self) -> bool:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -30,7 +30,7 @@ from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import Position, Read, RowsPlan, chain, differences_of
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import Origins, Quarantine, RowQuarantine
+from sluice.ingest.stages.quarantine import Origins, Quarantine
 from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
@@ -39,16 +39,6 @@ if TYPE_CHECKING:
     from sluice.ingest.remote.asking import Asking
 
 _open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-
-
-class EpochObserver(Protocol):
-    """Something that a loader tells when epochs start and end, such as an agent."""
-
-    def start(self) -> None:
-        """Called when an epoch starts."""
-
-    def end_epoch(self, epoch: int, order_hash: str) -> None:
-        """Called when the consumer has taken an epoch's last batch. `epoch` is the number of the next epoch."""
 
 
 class BatchLoader(IterableDataset[Batch]):
@@ -67,22 +57,21 @@ class BatchLoader(IterableDataset[Batch]):
         """`settings` are those of `LoaderConfig`."""
         self._config = config = LoaderConfig(source=source, **settings)
         self._machine = config.machine or Machine()
-        self._quarantine = Quarantine(config.errors)
         self._input = open_input(config)
         share = self.plan.share_of(config.rank, config.ranks)
         self._remote = None
         if config.workers:
             self._remote = _remote_reads(config.workers, self._input)
             weakref.finalize(self, self._remote.close)
-        self._origins = Origins(self.plan, share)
-        groups = self._input.groups
+        self._origins, groups = Origins(self.plan, share), self._input.groups
+        self._quarantine = Quarantine(
+            config.errors, self._origins, lambda file: groups.files[file].path
+        )
         self._pipeline = Pipeline(
             self._input,
             share=share,
             machine=self._machine,
-            quarantine=RowQuarantine(
-                self._quarantine, self._origins, lambda file: groups.files[file].path
-            ),
+            quarantine=self._quarantine,
             remote=self._remote,
         )
         remote_stats = dict if self._remote is None else self._remote.stats
@@ -92,7 +81,8 @@ class BatchLoader(IterableDataset[Batch]):
         self._ready: Iterator[Ready] | None = None
         self._iteration = self._end_epoch = 0  # the pipeline reads the epochs before `_end_epoch`
         self._in_epoch = self._closed = False
-        self.observer: EpochObserver | None = None
+        self.observer: Any = None
+        """An agent. `start()` tells it that an epoch starts, `end_epoch(next_epoch, order_hash)` that one has ended."""
         self.order_hash: str | None = None
         """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
         not depend on the knobs. Each rank has its own."""
@@ -414,7 +404,7 @@ class BatchLoader(IterableDataset[Batch]):
     @property
     def memory_need(self) -> str:
         """The smallest sufficient memory limit and its parts, as a text."""
-        least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
+        least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.memory.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
     # ---- the end

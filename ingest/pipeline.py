@@ -14,26 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import pyarrow as pa
-
 from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.lock_probe import PROBE
-from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
+from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
+from sluice.ingest.memory.governor import Charge, Governor
+from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_of
-from sluice.ingest.stages.batch import (
-    BatchSeries,
-    Collator,
-    Cutter,
-    Ready,
-    most_steps,
-    series_steps,
-)
+from sluice.ingest.stages.batch import BatchSeries, Collator, Cutter, Ready, series_steps
 from sluice.ingest.stages.completed_windows import (
     NoWorkerAnswers,
     ReadWorker,
@@ -41,15 +33,13 @@ from sluice.ingest.stages.completed_windows import (
     Windows,
 )
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.minimum_memory import footprint_of
+from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from sluice.ingest.stages.pool import Pool
-from sluice.ingest.stages.quarantine import RowQuarantine
+from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.row_functions import (
-    RowFunction,
     RowFunctionWorker,
     cut_into_slices,
     memory_of,
-    row_functions,
 )
 from sluice.ingest.stages.scatter_kernel import count_converted, load_compiled
 from sluice.ingest.stages.shuffle import (
@@ -84,97 +74,92 @@ class Pipeline:
         *,
         share: RankShare,
         machine: Machine,
-        quarantine: RowQuarantine,
+        quarantine: Quarantine,
         remote: RemoteWork | None,
     ):
         """`remote` is the workers that can also read row groups and call functions. None: this process does all."""
         self._input, self._share, self._machine = given, share, machine
         self._quarantine, self._remote = quarantine, remote
-        given.groups.rescue = quarantine if quarantine.allowed else None
-        self._decoding = given.groups.decoding
-        self._reads_remotely = remote is not None and not given.functions
-        if self._reads_remotely:  # the workers send each row's own history
-            sent = self._decoding.row_bytes + given.columns.history_bytes
+        plan, columns, groups = given.plan, given.columns, given.groups
+        groups.rescue = quarantine if quarantine.allowed else None
+        reads_remotely = remote is not None and not given.functions
+        self._decoding = groups.decoding
+        if reads_remotely:  # the workers send each row's own history
+            sent = self._decoding.row_bytes + columns.history_bytes
             self._decoding = replace(self._decoding, row_bytes=sent)
         self._pid = os.getpid()
         self.ended = False
         """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
-        self._specs = self._set_stages()
+        self._fused = group_into_stages(given.transforms)
+        self._specs = self._set_stages(reads_remotely)
         self.stages = tuple(self._specs)
         self._cores = max(1, math.ceil(machine.cores()))
-        defaults = Knobs(
-            workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
-            backend={
-                name: spec.backends[0]
-                for name, spec in self._specs.items()
-                if spec.backends[0] != "thread"
-            },
-            fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused),
-        )
-        if remote is not None and self._reads_remotely:
+        defaults = stage_spec.first_knobs(self._specs.values(), self._cores)
+        if remote is not None and reads_remotely:
             defaults = defaults.with_workers(decode=remote.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
         self._counters = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
-        self._largest_rows = max(itertools.chain(*given.plan.groups), default=0)
-        self._measure_start()
+        self._cutter = Cutter(plan, columns, share, self._buffers, quarantine)
+        self._collator = Collator(columns, share.rows, quarantine)
+        self._streams = len(plan.streams_of(share.reader, share.readers))
+        self._largest_rows = max(itertools.chain(*plan.groups), default=0)
+        self.footprint = self._least_memory()
+        load_compiled(bags=bool(columns.stored_bags))  # takes memory, too
+        self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._remote_bytes = 0
         """The memory of the remote workers that run on this host."""
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         self._held_back: Counter[str] = Counter()
-        self._pools: dict[str, Pool[Any, Any]] = {}
+        self._pools: dict[str, Pool] = {}
         self._transform_stages: dict[str, list[TransformStage]] = {}
         self.restarts = 0
         """The number of worker processes that died and were replaced."""
         self._burden = 1
-        self._closing_pools: list[Pool[Any, Any]] = []
+        self._closing_pools: list[Pool] = []
         # The garbage collector may close an abandoned pipeline while this thread already has the lock.
         self._lock = threading.RLock()
         if remote is not None:
             remote.watch(self._note_remote_memory)
 
-    def _set_stages(self) -> dict[str, StageSpec]:
-        """Groups the transforms into stages, and returns the properties of all stages, in order."""
+    def _set_stages(self, reads_remotely: bool) -> dict[str, StageSpec]:
+        """Returns the properties of all stages, in order."""
         given = self._input
-        groups = given.groups
-        self._fused = group_into_stages(given.transforms)
-        self._row_functions = row_functions(given.functions, groups.result_columns, groups.finish)
         for transform in (*given.functions, *given.transforms):
             function_of(transform)  # raises now if the name cannot be imported
+
+        def spec(name: str, transform: Transform) -> StageSpec:
+            """All transforms of one stage have these properties in common."""
+            return stage_spec.transform(
+                name,
+                movable=transform.movable,
+                limited=transform.limit_s is not None,
+                remote=self._remote is not None and transform.sendable,
+            )
+
         stages = stage_spec.pipeline(
-            [self._stage_spec(name, transforms[0]) for name, transforms in self._fused],
+            [spec(name, transforms[0]) for name, transforms in self._fused],
             rows=[
-                replace(self._stage_spec(one.name, one), buffer_limit="read_ahead_bytes")
-                for one in given.functions
+                replace(spec(function.name, function), buffer_limit="read_ahead_bytes")
+                for function in given.functions
             ],
-            fetches=groups.fetches and not self._reads_remotely,
-            remote=self._reads_remotely,
+            fetches=given.groups.fetches and not reads_remotely,
+            remote=reads_remotely,
         )
-        names = ["read", *(stage.name for stage in stages)]
-        if duplicates := {name for name in names if names.count(name) > 1}:
+        counts = Counter(["read", *(stage.name for stage in stages)])
+        if duplicates := sorted(name for name, count in counts.items() if count > 1):
             raise TransformError(
-                f"two stages are called {', '.join(sorted(duplicates))}: give each transform a name of "
-                "its own"
+                f"two stages are called {', '.join(duplicates)}: give each transform a name of its own"
             )
         return {stage.name: stage for stage in stages}
 
-    def _stage_spec(self, name: str, transform: Transform) -> StageSpec:
-        """Returns the properties of the stage of a transform. All transforms of one stage have them in common."""
-        return stage_spec.transform(
-            name,
-            movable=transform.movable,
-            limited=transform.limit_s is not None,
-            remote=self._remote is not None and transform.sendable,
-        )
-
-    def _measure_start(self) -> None:
-        """Computes the least memory, measures the memory in use before loading, and chooses the limit that leaves
-        less."""
-        given, machine = self._input, self._machine
+    def _least_memory(self) -> MinimumMemory:
+        """Computes the least memory for loading, in addition to what is in use before."""
+        given = self._input
         # While a row group is decoded, the next one waits, and the one after it is on its way.
         held = 3 * self._decoding.stored_bytes * (FETCH in self.stages)
-        self.footprint = footprint_of(
+        return footprint_of(
             given.plan,
             given.columns,
             replace(self._decoding, extra_bytes=self._decoding.extra_bytes + held),
@@ -182,21 +167,8 @@ class Pipeline:
             stages=tuple(self._specs.values()),
             converted=count_converted(given.groups.schema, given.columns),
             epochs=given.config.read_ahead_epochs,
-            functions=memory_of(self._row_functions, self._decoding, self._largest_rows),
+            functions=memory_of(given.functions, self._decoding, self._largest_rows),
         )
-        self.minimum = self.footprint.total
-        load_compiled(bags=bool(given.columns.stored_bags))  # takes memory, too
-        self.base = machine.memory_used()
-        self._own_bytes_at_start = machine.memory_own()
-        self._memory_limit = machine.memory_limit(given.config.memory_limit)
-        self._control_group = group = machine.memory_group()
-        self._group_bytes_at_start = 0
-        if group is not None:
-            # The group may also have other processes, so its limit may leave less than the user's limit.
-            charged = self._group_bytes_at_start = max(self.base, group.charged() or 0)
-            if group.limit - charged < self._memory_limit - self.base:
-                self._memory_limit = group.limit
-                self.base = charged
 
     # ---- knobs
 
@@ -211,7 +183,7 @@ class Pipeline:
     @property
     def _backends(self) -> tuple[str, ...]:
         """The back ends for transforms. Processes are possible only if memory suffices for two of them on each core."""
-        free = self._memory_limit - self.base - self.minimum
+        free = self.memory.limit - self.least_limit
         return BACKENDS if free >= 2 * self._cores * WORKER_PROCESS_BYTES else ("thread",)
 
     def _with_defaults(self, defaults: Knobs, given: Knobs) -> Knobs:
@@ -258,13 +230,6 @@ class Pipeline:
         """Returns the threads of a stage."""
         return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
 
-    def _next_unfused(self, number: int) -> int:
-        """Returns the number of the next transform stage after `number` that has its own workers."""
-        number += 1
-        while number < len(self._fused) and self._fused[number][0] in self.knobs.fused:
-            number += 1
-        return number
-
     def burden(self, times: int) -> None:
         """Makes each transform do its work `times` times, to imitate heavier transforms."""
         with self._lock:
@@ -280,12 +245,12 @@ class Pipeline:
         if limit == "window":
             # Windows of all streams may become complete at the same time.
             given = self._input
-            return len(self._streams) * given.plan.widest * given.columns.window_row_bytes
+            return self._streams * given.plan.widest * given.columns.window_row_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
         if limit == "series":
             # These batches are also prefetched for the trainer.
-            return min(self._longest_series_bytes, self.knobs.prefetch_bytes)
+            return min(self._cutter.longest_series_bytes, self.knobs.prefetch_bytes)
         return self.knobs.prefetch_bytes
 
     # ---- starting and stopping
@@ -295,19 +260,34 @@ class Pipeline:
         self.stop()
         PROBE.enter(self)
         given = self._input
-        columns = given.columns
         with self._lock:
             self._governor = self._new_governor()
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
             steps = [self._transform_step(*named) for named in self._fused]
-            chunks = Chunks(given.plan, columns, self._share.readers, self._buffers)
-            windows = self._windows(self._read_tasks(position, epochs), chunks)
-            cutter = Cutter(given.plan, columns, self._share, self._buffers, self._quarantine)
+            chunks = Chunks(given.plan, given.columns, self._share.readers, self._buffers)
+            placer = Placer(given.plan, given.columns, given.groups.describe, chunks)
+            windows = Windows(
+                given.plan,
+                placer.place,
+                self._counters[SHUFFLE.name],
+                functools.partial(self._charge_early, self._governor),
+            )
+            tasks = self._read_tasks(position, epochs)
+            if FETCH in self.stages:
+                tasks = self._fetch(tasks)
+            placed = self._pool(
+                SHUFFLE.name,
+                windows.in_order(self._read(tasks, windows)),
+                lambda _: placer.place,
+                size=lambda window: window.window.rows * given.columns.window_row_bytes,
+                measure=lambda window: (window.rows, window.nbytes),
+                passes=lambda window: window.chunks is not None,
+            )
             series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
-                cutter.cuts(windows, chunks, self._steps_a_series),
-                lambda _: cutter,
-                size=cutter.size,
+                self._cutter.cuts(placed, chunks, self._steps_a_series),
+                lambda _: self._cutter,
+                size=self._cutter.size,
                 measure=_rows_and_bytes,
             )
             for number, (name, _) in enumerate(self._fused):
@@ -315,85 +295,80 @@ class Pipeline:
                     name,
                     series,
                     functools.partial(
-                        Transformer,
-                        number,
-                        steps,
-                        columns,
-                        functools.partial(self._next_unfused, number),
+                        Transformer, number, steps, given.columns, lambda: self.knobs.fused
                     ),
                     size=lambda one: one.nbytes,
                     measure=_rows_and_bytes,
                     passes=lambda one, number=number: one.done > number,
                 )
-            collator = Collator(columns, self._share.rows, self._quarantine)
             self._request_remote_workers()
             return self._pool(
                 COLLATE.name,
                 series,
-                lambda _: collator,
-                size=collator.size,
+                lambda _: self._collator,
+                size=self._collator.size,
                 measure=lambda ready: (sum(batch.rows for batch in ready.batches), ready.nbytes),
             )
 
-    def _windows(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Pool[WindowRows, WindowRows]:
-        """Starts the stages that read row groups and move their rows to their places in batches."""
-        given = self._input
-        if FETCH in self.stages:
-            tasks = self._pool(
-                FETCH,
-                tasks,
-                lambda _: (
-                    lambda task, charge: replace(
-                        task,
-                        fetched=self._input.groups.fetch(task.read, charge.correct),
-                        charge=charge,
-                    )
-                ),
-                size=lambda _: self._decoding.stored_bytes,
-                measure=lambda task: (task.read.rows, task.charge.bytes),
-                corrects=False,
-            )
-        governor = self._governor
-        placer = Placer(given.plan, given.columns, given.groups.describe, chunks)
-        windows = Windows(
-            given.plan,
-            placer.place,
-            self._counters[SHUFFLE.name],
-            lambda window, ahead: self._charge_early(window, ahead, governor),
+    def _fetch(self, tasks: Iterator[ReadTask]) -> Iterator[ReadTask]:
+        """Starts the stage that gets the stored bytes of row groups from a far store."""
+
+        def fetch(task: ReadTask, charge: Charge) -> ReadTask:
+            fetched = self._input.groups.fetch(task.read, charge.correct)
+            return replace(task, fetched=fetched, charge=charge)
+
+        return self._pool(
+            FETCH,
+            tasks,
+            lambda _: fetch,
+            size=lambda _: self._decoding.stored_bytes,
+            measure=lambda task: (task.read.rows, task.charge.bytes),
+            corrects=False,
         )
-        reads: Iterator[Any] = given.rows.results(self._reads(windows, tasks))
+
+    def _read(self, tasks: Iterator[ReadTask], windows: Windows) -> Iterator[Decoded]:
+        """Starts the stages that decode row groups and call functions over rows. The last one also places rows."""
+        given, functions = self._input, self._input.functions
+
+        def decode(clock: WorkerClock) -> Callable[[Any, Charge], Decoded]:
+            read = functools.partial(self._read_group, given.rows.make_work())
+            return read if functions else ReadWorker(read, windows, clock)
+
+        reads: Iterator[Any] = given.rows.results(
+            self._pool(
+                DECODE,
+                tasks,
+                decode,
+                size=lambda task: self._decoding.at_work(task.read.rows),
+                measure=_size_of_read,
+                corrects=bool(functions),
+            )
+        )
         is_whole = True
-        for function in self._row_functions:
-            if is_whole and not frame_of(function.transform):
+        for function in functions:
+            if is_whole and not frame_of(function):
                 is_whole = False
                 reads = cut_into_slices(reads)
-            reads = self._call_on_rows(function, reads, windows)
-        return self._pool(
-            SHUFFLE.name,
-            windows.in_order(reads),
-            lambda _: placer.place,
-            size=lambda window: window.window.rows * given.columns.window_row_bytes,
-            measure=lambda window: (window.rows, window.nbytes),
-            passes=lambda window: window.chunks is not None,
-        )
+            [stage] = self._transform_step(function.name, [function])
+            is_last = function is functions[-1]
 
-    def _reads(self, windows: Windows, tasks: Iterator[ReadTask]) -> Pool[ReadTask, Any]:
-        """Starts the stage that decodes row groups. Without functions over rows, it also places rows."""
+            def call(
+                clock: WorkerClock, stage: TransformStage = stage, is_last: bool = is_last
+            ) -> Callable[[Any, Charge], Any]:
+                worker = RowFunctionWorker(TransformWorker(stage), given.groups)
+                return ReadWorker(worker, windows, clock) if is_last else worker
 
-        def work(clock: WorkerClock) -> Callable[[Any, Charge], Decoded]:
-            read = functools.partial(self._read, self._input.rows.make_work())
-            return read if self._row_functions else ReadWorker(read, windows, clock)
+            reads = self._pool(
+                function.name,
+                reads,
+                call,
+                size=lambda piece: piece.rows.nbytes,
+                measure=_size_of_read,
+                corrects=not is_last,
+            )
+        return reads
 
-        return self._pool(
-            DECODE,
-            tasks,
-            work,
-            size=lambda task: self._decoding.at_work(task.read.rows),
-            measure=_size_of_read,
-            corrects=bool(self._row_functions),
-        )
-
-    def _read(
+    def _read_group(
         self, work: Callable[[ReadTask, Charge], Decoded], task: ReadTask, charge: Charge
     ) -> Decoded:
         """Reads on a remote worker, if the knobs say so now and a worker answers. Otherwise reads in this process."""
@@ -401,28 +376,6 @@ class Pipeline:
             with contextlib.suppress(NoWorkerAnswers):
                 return self._remote.read(task, charge)
         return work(task, charge)
-
-    def _call_on_rows(
-        self, function: RowFunction, slices: Iterator[Decoded], windows: Windows
-    ) -> Pool[Decoded, Any]:
-        """Starts the stage of a function over rows. The last one also places rows."""
-        name = function.transform.name
-        [stage] = self._transform_step(name, [function.transform])
-
-        def work(clock: WorkerClock) -> Callable[[Any, Charge], Any]:
-            worker = RowFunctionWorker(
-                function, TransformWorker(stage), self._input.groups.describe
-            )
-            return worker if function.finish is None else ReadWorker(worker, windows, clock)
-
-        return self._pool(
-            name,
-            slices,
-            work,
-            size=lambda piece: piece.rows.nbytes,
-            measure=_size_of_read,
-            corrects=function.finish is None,
-        )
 
     @property
     def forked(self) -> bool:
@@ -432,7 +385,7 @@ class Pipeline:
         owns the worker processes."""
         return os.getpid() != self._pid
 
-    def close(self) -> list[Pool[Any, Any]]:
+    def close(self) -> list[Pool]:
         """Tells all workers to stop, and returns the pools that still have workers. Does nothing in a fork."""
         if self.forked:
             return []
@@ -478,9 +431,9 @@ class Pipeline:
         upstream: Iterator[Any],
         make_work: Callable[[WorkerClock], Callable[..., Any]],
         **options: Any,
-    ) -> Pool[Any, Any]:
+    ) -> Pool:
         """Starts the workers of one stage. `options` are further arguments of `Pool`."""
-        pool: Pool[Any, Any] = Pool(
+        pool = self._pools[name] = Pool(
             self._counters[name],
             upstream,
             make_work,
@@ -489,10 +442,9 @@ class Pipeline:
             governor=self._governor,
             **options,
         )
-        self._pools[name] = pool
         return pool
 
-    def _charge_early(self, window: WindowRows, rows: int, governor: Governor) -> Charge | None:
+    def _charge_early(self, governor: Governor, window: WindowRows, rows: int) -> Charge | None:
         """Returns a charge for a window that ends `rows` rows ahead if a reader should place it now. None: the shuffle
         stage places it.
 
@@ -502,7 +454,7 @@ class Pipeline:
         widest = self._input.plan.widest
         step_rows = max(widest, min(self._largest_rows, 4 * widest))
         # Many readers may place more than two steps early.
-        rows_ahead = (2 + self._workers_of(DECODE) // len(self._streams)) * step_rows
+        rows_ahead = (2 + self._workers_of(DECODE) // self._streams) * step_rows
         if SHUFFLE.name not in knobs.fused or rows > rows_ahead:
             return None
         with governor.lock:
@@ -533,69 +485,31 @@ class Pipeline:
             self.restarts += 1
 
     def _new_governor(self) -> Governor:
-        governor = Governor(
-            self._memory_limit,
-            self.minimum,
-            self.base,
-            MemoryReadings(
-                used=lambda: self.base + self._memory_growth(),
-                idle=self._buffers.idle_bytes,
-                reclaim=self._reclaim,
-                pressure=self._machine.memory_pressure,
-                limit=self._machine.memory_limit,
-            ),
-            parts=str(self.footprint),
+        return self.memory.new_governor(
+            self.footprint.total, str(self.footprint), outside=self._remote_bytes
         )
-        governor.hold(self._remote_bytes, outside=True)
-        return governor
-
-    def _memory_growth(self) -> int:
-        """Returns how many bytes of memory this process has taken since the start.
-
-        If its control group has grown more, without the memory of worker processes, returns that growth."""
-        own = self._machine.memory_own() - self._own_bytes_at_start
-        charged = self._control_group.charged() if self._control_group is not None else None
-        return (
-            own
-            if charged is None
-            else max(own, charged - self._group_bytes_at_start - self._governor.outside)
-        )
-
-    def _reclaim(self) -> None:
-        """Returns freed memory to the system. The buffers, Arrow and the C library each keep some."""
-        self._buffers.trim()
-        pa.default_memory_pool().release_unused()
-        give_back()
 
     # ---- counters and reports
 
     def stats(self) -> tuple[StageStats, ...]:
         """Returns the counters of every stage, in order."""
-        pools = dict(self._pools)
-        for name, stages in list(self._transform_stages.items()):
+        pools, knobs, limits = dict(self._pools), self.knobs, self.limits
+        found = []
+        for name, counters in self._counters.items():
+            stages = self._transform_stages.get(name, ())
             # Stages of an earlier run are gone, so the largest size so far is kept.
-            counters = self._counters[name]
-            counters.process_bytes = max(
-                counters.process_bytes, sum(stage.process_bytes for stage in stages)
+            sizes = (stage.process_bytes for stage in stages)
+            counters.process_bytes = max(counters.process_bytes, sum(sizes))
+            found.append(
+                counters.stats(
+                    knobs.workers[limits.head(knobs, name)],
+                    knobs.backend.get(name, "thread"),
+                    pools[name].waiting_bytes if name in pools else 0,
+                    self._buffer_bytes(name),
+                    sum(stage.starting for stage in stages),
+                )
             )
-        counted = [
-            pools[name].stats()
-            if name in pools
-            else self._counters[name].stats(
-                self.knobs.workers[name], "thread", 0, self._buffer_bytes(name)
-            )
-            for name in self.stages
-        ]
-        knobs, limits = self.knobs, self.limits
-        return tuple(
-            replace(
-                s,
-                backend=knobs.backend.get(s.name, "thread"),
-                workers=knobs.workers[limits.head(knobs, s.name)],
-                starting=sum(stage.starting for stage in self._transform_stages.get(s.name, ())),
-            )
-            for s in counted
-        )
+        return tuple(found)
 
     def durations(self) -> dict[str, tuple[int, ...]]:
         """Returns how often the work on an item took how long, for each stage (`LoaderStats.durations`)."""
@@ -628,12 +542,12 @@ class Pipeline:
     @property
     def least_limit(self) -> int:
         """The smallest memory limit, in bytes, with which this pipeline runs."""
-        return self.base + self.minimum
+        return self.memory.base + self.footprint.total
 
     @property
     def parts(self) -> dict[str, int]:
         """The parts of `least_limit`, by name, in bytes."""
-        return {"in_use_at_the_start": self.base, **asdict(self.footprint)}
+        return {"in_use_at_the_start": self.memory.base, **asdict(self.footprint)}
 
     @property
     def throttled(self) -> int:
@@ -655,33 +569,14 @@ class Pipeline:
         """The bytes of memory in use that belong to no item of work."""
         return self._governor.overhead
 
-    @property
-    def _streams(self) -> tuple[int, ...]:
-        return self._input.plan.streams_of(self._share.reader, self._share.readers)
-
     def _steps_a_series(self) -> int:
         """Returns how many batches a series may have now, by the measured time of transforms."""
-        plan = self._input.plan
-        share = self._share
-        counters = self._counters
+        stages = [self._counters[name] for name, _ in self._fused]
         return series_steps(
-            most_steps(plan, share.readers, self._input.columns.row_bytes),
-            share.rows,
-            [
-                (counters[name].busy_s, counters[name].rows, self.knobs.workers[name])
-                for name, _ in self._fused
-            ],
+            self._cutter.most_steps,
+            self._share.rows,
+            [(stage.busy_s, stage.rows, self.knobs.workers[stage.name]) for stage in stages],
         )
-
-    @property
-    def _longest_series_bytes(self) -> int:
-        given = self._input
-        rows = (
-            most_steps(given.plan, self._share.readers, given.columns.row_bytes)
-            * given.plan.batch_size
-            // self._share.readers
-        )
-        return rows * (given.columns.row_bytes + 4)
 
 
 def _size_of_read(read: Decoded) -> tuple[int, int]:

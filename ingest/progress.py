@@ -22,7 +22,6 @@ from sluice.ingest.stats import (
     Durations,
     LoaderStats,
     Snapshot,
-    StageStats,
 )
 
 if TYPE_CHECKING:
@@ -196,17 +195,14 @@ def _counters_of(snapshot: Snapshot) -> dict[tuple[str, str], float]:
 
 
 def _with_counters(snapshot: Snapshot, counters: Counters) -> Snapshot:
-    def of(owner: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-        return ((name, counters[owner, name]) for name in names if (owner, name) in counters)
+    def of(owner: str, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: counters[owner, name] for name in names if (owner, name) in counters}
 
-    stages: list[StageStats] = [
-        replace(stage, **dict(of(stage.name, STAGE_COUNTERS))) for stage in snapshot.stages
-    ]
     return replace(
         snapshot,
-        stages=tuple(stages),
-        elsewhere={**snapshot.elsewhere, **dict(of(_REMOTE, _REMOTE_COUNTERS))},
-        **dict(of(_PIPELINE, _PIPELINE_COUNTERS)),
+        stages=tuple(replace(stage, **of(stage.name, STAGE_COUNTERS)) for stage in snapshot.stages),
+        elsewhere={**snapshot.elsewhere, **of(_REMOTE, _REMOTE_COUNTERS)},
+        **of(_PIPELINE, _PIPELINE_COUNTERS),
     )
 
 

@@ -23,7 +23,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,8 @@ def rank_rows(batch_size: int, ranks: int) -> int:
 
 
 _HUGE_GROUP = 500_000
+_SETTINGS = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
+"""What the order of rows depends on, besides the row groups. A state has them, so their order never changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,20 +206,14 @@ class RowsPlan:
 
     @classmethod
     def of(
-        cls,
-        order: Order,
-        groups: tuple[tuple[int, ...], ...],
-        batch_size: int,
-        seed: int,
+        cls, order: Order, groups: tuple[tuple[int, ...], ...], batch_size: int, seed: int
     ) -> RowsPlan:
+        given = {name: value for name, value in asdict(order).items() if value is not None}
         return cls(
             groups=groups,
             batch_size=batch_size,
             seed=seed,
-            streams=default_streams(batch_size) if order.streams is None else order.streams,
-            window_rows=WINDOW_ROWS if order.window_rows is None else order.window_rows,
-            shuffle=order.shuffle,
-            last=order.last,
+            **{"streams": default_streams(batch_size), **given},
         )
 
     @property
@@ -332,14 +328,10 @@ class RowsPlan:
 
     def windows(self, epoch: int, streams: tuple[int, ...]) -> Iterator[Window]:
         """Yields the windows of some streams in an epoch, stream by stream."""
-        flat = [
-            (f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n
-        ]
-        order = (
-            permutation(len(flat), "groups", self.seed, epoch)
-            if self.shuffle
-            else np.arange(len(flat))
-        )
+        flat = self._filled_groups
+        order = np.arange(len(flat))
+        if self.shuffle:
+            order = permutation(len(flat), "groups", self.seed, epoch)
         ends = np.cumsum([flat[i][2] for i in order])
         for stream in streams:
             low, high = self.bounds(stream)
@@ -355,6 +347,13 @@ class RowsPlan:
             if self.shuffle and stream % 2:
                 slices.reverse()
             yield from self._cut_windows(stream, slices)
+
+    @property
+    def _filled_groups(self) -> list[tuple[int, int, int]]:
+        """The file, the number in it and the rows of each row group that has rows."""
+        return [
+            (f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n
+        ]
 
     def _cut_windows(self, stream: int, slices: list[Slice]) -> Iterator[Window]:
         """Yields the windows of a stream, each with as many slices as fit."""
@@ -394,11 +393,9 @@ class RowsPlan:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
         """Returns two permutations, each at least as long as the window. The window's order is the first applied to the
         second, without the numbers beyond the window."""
-        return (
-            window_halves(window.rows, self.seed, epoch, window.stream, window.number)
-            if self.shuffle
-            else None
-        )
+        if not self.shuffle:
+            return None
+        return window_halves(window.rows, self.seed, epoch, window.stream, window.number)
 
     def order_sizes(self) -> tuple[int, ...]:
         """Returns the lengths of the permutations that are combined into the windows' orders."""
@@ -420,12 +417,7 @@ class RowsPlan:
             key=lambda w: (w.first, w.stream),
         )
         if not windows and step < self.steps:
-            file, group = next(
-                (f, g)
-                for f, counts in enumerate(self.groups)
-                for g, rows in enumerate(counts)
-                if rows
-            )
+            file, group, _ = self._filled_groups[0]
             windows = [Window(streams[0], 0, done, (Slice(file, group, 0, 0),))]
         return EpochSchedule(epoch, step, streams, tuple(windows), tuple(self._reads(windows)))
 
@@ -451,17 +443,7 @@ class RowsPlan:
     @property
     def digest(self) -> str:
         """A hash of everything that the order depends on, except epoch and step."""
-        text = json.dumps(
-            [
-                self.groups,
-                self.batch_size,
-                self.seed,
-                self.streams,
-                self.window_rows,
-                self.shuffle,
-                self.last,
-            ]
-        )
+        text = json.dumps([self.groups, *(getattr(self, name) for name in _SETTINGS)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, position: Position) -> dict[str, Any]:
@@ -487,12 +469,7 @@ class RowsPlan:
     def _identity(self) -> Mapping[str, Any]:
         # Some trainers ask for a state after each batch, and a table may have a million row groups.
         return {
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "streams": self.streams,
-            "window_rows": self.window_rows,
-            "shuffle": self.shuffle,
-            "last": self.last,
+            **{name: getattr(self, name) for name in _SETTINGS},
             "rows": self.rows,
             "row_groups": sum(len(counts) for counts in self.groups),
             "plan": self.digest,
@@ -540,8 +517,8 @@ def put_together(
     outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int
 ) -> npt.NDArray[np.int64]:
     """Combines the two permutations of `window_halves` into the order of a window of n rows."""
-    order = np.take(outer, inner, mode="clip")
-    return order if len(order) == n else order[order < n]
+    order = outer[inner]
+    return order[order < n]
 
 
 @functools.lru_cache(maxsize=8)

@@ -5,10 +5,10 @@ The pipeline, its memory estimate, its limits for tuning and its simulation use 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, PLACES, REMOTE, Limits
+from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, PLACES, REMOTE, Knobs, Limits
 
 BUFFER_LIMITS = ("workers", "read_ahead_bytes", "window", "series", "prefetch_bytes")
 
@@ -116,6 +116,17 @@ def pipeline(
         BATCH,
         *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)),
         COLLATE,
+    )
+
+
+def first_knobs(stages: Collection[StageSpec], cores: int) -> Knobs:
+    """Returns the knobs at the start on `cores` cores."""
+    return Knobs(
+        workers={stage.name: stage.first_workers(cores) for stage in stages},
+        backend={
+            stage.name: stage.backends[0] for stage in stages if stage.backends[0] != "thread"
+        },
+        fused=frozenset(stage.name for stage in stages if stage.begins_fused),
     )
 
 

@@ -127,11 +127,6 @@ class Governor:
         with self.lock:
             return max(0, self._free_for_early())
 
-    @property
-    def held_back(self) -> int:
-        """How many times work had to wait for memory."""
-        return self.reasons.total()
-
     def admit(self, size: int, due: bool) -> Charge | None:
         """Returns a charge of `size` bytes, or None if the work has to wait. Call it with the lock held."""
         self._measure()

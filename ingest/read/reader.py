@@ -49,7 +49,7 @@ from sluice.ingest.read.user_history import (
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.bags import is_packed
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.quarantine import RowQuarantine, kinds_of
+from sluice.ingest.stages.quarantine import Quarantine, kinds_of
 from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
@@ -91,7 +91,7 @@ class RowGroupReader:
     name = "arrow"
     chosen_rows = ""
     """A hash of the rows that a predicate keeps."""
-    rescue: RowQuarantine | None = None
+    rescue: Quarantine | None = None
     """What replaces rows that cannot be read, if they may be lost."""
 
     def __init__(

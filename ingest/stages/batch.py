@@ -21,7 +21,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
-from sluice.ingest.stages.quarantine import RowQuarantine
+from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.scatter_kernel import copy_bags
 from sluice.ingest.stages.shuffle import Chunk, Chunks, WindowRows
 
@@ -65,40 +65,36 @@ class Ids:
     """The number of ids of each row, column by column. None: every row has one id in each column."""
     starts: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.lengths is None else self.lengths.nbytes)
+
     def of(self, column: int) -> npt.NDArray[Any]:
         return self.values[self.starts[column] : self.starts[column + 1]]
 
     def part(self, own: slice, columns: int, rows: int) -> Ids:
         """Returns the ids of some of the batch's `rows` rows."""
-        lengths = None if self.lengths is None else self.lengths.reshape(columns, rows)
-        parts = []
-        for column in range(columns):
-            first = own.start
-            end = own.stop
-            if lengths is not None:
-                first = int(lengths[column, : own.start].sum())
-                end = first + int(lengths[column, own].sum())
-            parts.append(self.of(column)[first:end])
+        lengths, low, high = None, [own.start] * columns, [own.stop] * columns
+        if self.lengths is not None:
+            whole = self.lengths.reshape(columns, rows)
+            low, high = (whole[:, :row].sum(axis=1).tolist() for row in (own.start, own.stop))
+            lengths = np.ascontiguousarray(whole[:, own]).reshape(-1)
+        parts = [self.of(column)[low[column] : high[column]] for column in range(columns)]
         starts = tuple(itertools.accumulate(map(len, parts), initial=0))
-        values = np.concatenate(parts) if parts else self.values[:0]
-        return Ids(
-            values,
-            None if lengths is None else np.ascontiguousarray(lengths[:, own]).reshape(-1),
-            starts,
-        )
+        return Ids(np.concatenate([self.values[:0], *parts]), lengths, starts)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSeries:
     """Several consecutive batches, `step` to `step + steps`: floats [batch, column, row], the ids of each batch, and
-    weights [batch, row]."""
+    weights [batch, row], which may be a view of a column of floats."""
 
     schedule: EpochSchedule
     step: int
     rows: tuple[int, ...]
     floats: npt.NDArray[Any]
     ids: tuple[Ids, ...]
-    weights: npt.NDArray[Any] | None
+    weights: npt.NDArray[Any]
     checksums: tuple[int, ...]
     charge: Charge
     done: int = 0
@@ -110,10 +106,8 @@ class BatchSeries:
 
     @property
     def nbytes(self) -> int:
-        ids = sum(
-            i.values.nbytes + (0 if i.lengths is None else i.lengths.nbytes) for i in self.ids
-        )
-        return self.floats.nbytes + ids + (0 if self.weights is None else self.weights.nbytes)
+        own = self.weights.nbytes * (not np.may_share_memory(self.weights, self.floats))
+        return self.floats.nbytes + own + sum(ids.nbytes for ids in self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +146,7 @@ class Cutter:
         columns: Columns,
         share: RankShare,
         buffers: Buffers,
-        quarantine: RowQuarantine,
+        quarantine: Quarantine,
     ):
         self._plan = plan
         self._columns = columns
@@ -160,7 +154,8 @@ class Cutter:
         self._share = share
         self._quarantine = quarantine
         self._rows = plan.batch_size // share.readers
-        self._most = most_steps(plan, share.readers, columns.row_bytes)
+        self.most_steps = most_steps(plan, share.readers, columns.row_bytes)
+        self.longest_series_bytes = self.most_steps * self._rows * (columns.row_bytes + 4)
         self._checked = (
             None if columns.in_order_hash is None else columns.sparse.index(columns.in_order_hash)
         )
@@ -259,14 +254,14 @@ class Cutter:
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
                 array[:, added] = 0  # until a transform sets them
-        weights = None
-        if not columns.weight:
-            weights = self._buffers.take((self._most, self._rows), np.float32)[:steps]
+        if columns.weight:
+            weights = floats[:, -1]
+        else:
+            weights = self._buffers.take((self.most_steps, self._rows), np.float32)[:steps]
             weights.fill(1)
         for lanes in cut.padding:
             floats[-1, :, lanes] = scalars[-1, :, lanes] = 0
-            if weights is not None:
-                weights[-1, lanes] = 0
+            weights[-1, lanes] = 0
         if columns.bags:
             ids = tuple(self._with_bags(cut.chunk, batches.start + n) for n in range(steps))
         else:
@@ -276,28 +271,27 @@ class Cutter:
         real = cut.rows
         if self._share.parts > 1:
             floats, ids, weights, real = self._part_of(floats, ids, weights, real)
-        checked = [
-            floats[n, 0] if self._checked is None else ids[n].of(self._checked)
-            for n in range(steps)
-        ]
+        checked = floats[:, 0] if self._checked is None else [one.of(self._checked) for one in ids]
         checksums = tuple(crc32(array.data) for array in checked)
         series = BatchSeries(cut.schedule, cut.step, real, floats, ids, weights, checksums, charge)
-        return self._quarantine.zero_lost_weights(series, columns)
+        self._quarantine.zero_lost_weights(series, columns)
+        return series
 
     def _part_of(
         self,
         floats: npt.NDArray[Any],
         ids: tuple[Ids, ...],
-        weights: npt.NDArray[Any] | None,
+        weights: npt.NDArray[Any],
         real: tuple[int, ...],
-    ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any] | None, tuple[int, ...]]:
+    ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any], tuple[int, ...]]:
         """Returns this rank's rows of a stream that several ranks share. Padding rows are the last of the stream."""
         own = self._share.bounds
         columns = len(self._columns.sparse)
+        floats = np.ascontiguousarray(floats[:, :, own])
         return (
-            np.ascontiguousarray(floats[:, :, own]),
+            floats,
             tuple(one.part(own, columns, self._rows) for one in ids),
-            None if weights is None else np.ascontiguousarray(weights[:, own]),
+            floats[:, -1] if self._columns.weight else np.ascontiguousarray(weights[:, own]),
             tuple(min(max(0, rows - own.start), self._share.rows) for rows in real),
         )
 
@@ -319,24 +313,21 @@ class Cutter:
 class Collator:
     """One worker of the collate stage. It makes batches of tensors. Only ids beyond int32 are copied."""
 
-    def __init__(self, columns: Columns, rows: int, quarantine: RowQuarantine):
+    def __init__(self, columns: Columns, rows: int, quarantine: Quarantine):
         self._columns = columns
         self._quarantine = quarantine
         self._wide = columns.wide
         self._lengths = torch.ones(len(columns.sparse) * rows, dtype=torch.int32)
 
     def __call__(self, series: BatchSeries, charge: Charge) -> Ready:
-        series = self._quarantine.replace_non_finite(series, self._columns)
+        self._quarantine.replace_non_finite(series, self._columns)
         dense = len(self._columns.dense)
         floats = torch.from_numpy(series.floats)
-        weights = (
-            floats[:, dense + 1] if series.weights is None else torch.from_numpy(series.weights)
-        )
         # One call makes the views of all batches, because views cost small batches more than their rows.
         views = zip(
             floats[:, :dense].transpose(1, 2).unbind(),
             floats[:, dense].unbind(),
-            weights.unbind(),
+            torch.from_numpy(series.weights).unbind(),
             strict=True,
         )
         batches = tuple(
@@ -359,7 +350,7 @@ class Collator:
 
     def size(self, series: BatchSeries) -> int:
         """Returns the bytes of the batches of a series."""
-        return series.nbytes + (sum(ids.values.nbytes for ids in series.ids) if self._wide else 0)
+        return series.nbytes + self._wide * sum(ids.values.nbytes for ids in series.ids)
 
     def _values(self, ids: Ids) -> torch.Tensor:
         """Returns a batch's ids as int32, or all as int64 if some do not fit int32."""
@@ -396,9 +387,7 @@ def lengths_name(column: str) -> str:
 def join_ids(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
     """Joins the ids of a batch after a transform has changed lengths of bags."""
     parts = [arrays[name].view(np.int32) for name in columns.sparse]
-    lengths = np.ones((len(parts), rows), np.int32)
-    for column, name in enumerate(columns.sparse):
-        if name in columns.bags:
-            lengths[column] = arrays[lengths_name(name)]
+    one = np.ones(rows, np.int32)
+    lengths = [arrays[lengths_name(n)] if n in columns.bags else one for n in columns.sparse]
     starts = tuple(itertools.accumulate(map(len, parts), initial=0))
-    return Ids(np.concatenate(parts), lengths.reshape(-1), starts)
+    return Ids(np.concatenate(parts), np.concatenate(lengths, dtype=np.int32), starts)

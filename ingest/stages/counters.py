@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from sluice.ingest.machine import core_wait_s
-from sluice.ingest.stats import Durations, StageStats
+from sluice.ingest.stats import STAGE_COUNTERS, Durations, StageStats
 
 
 class StageCounters:
@@ -51,24 +51,23 @@ class StageCounters:
         self.bytes += size
 
     def stats(
-        self, workers: int, backend: str, queue_bytes: int, queue_limit_bytes: int
+        self,
+        workers: int,
+        backend: str,
+        queue_bytes: int,
+        queue_limit_bytes: int,
+        starting: int = 0,
     ) -> StageStats:
         self.change()
         return StageStats(
             name=self.name,
-            items=self.items,
-            rows=self.rows,
-            bytes=self.bytes,
-            busy_s=self.busy_s,
-            cpu_s=self.cpu_s,
-            core_wait_s=self.core_wait_s,
-            wait_input_s=self.wait_input_s,
-            wait_output_s=self.wait_output_s,
             workers=workers,
             backend=backend,
             queue_bytes=queue_bytes,
             queue_limit_bytes=queue_limit_bytes,
             process_bytes=self.process_bytes,
+            starting=starting,
+            **{name: getattr(self, name) for name in STAGE_COUNTERS},
         )
 
 

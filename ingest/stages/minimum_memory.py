@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sluice.ingest.columns import Columns
@@ -44,14 +44,7 @@ class MinimumMemory:
 
     @property
     def total(self) -> int:
-        return (
-            self.row_groups
-            + self.decoding
-            + self.functions
-            + self.batches
-            + self.orders
-            + self.kept
-        )
+        return sum(asdict(self).values())
 
     def __str__(self) -> str:
         called = (
@@ -78,18 +71,17 @@ def footprint_of(
     """Computes the minimum memory. `functions` is that of functions over rows. `converted` is the number of columns
     that must be converted before their values are moved. With several `epochs`, the next epoch begins before the last
     one has ended."""
-    rank = share.reader
     ranks = share.readers
+    streams = len(plan.streams_of(share.reader, ranks))
     steps = most_steps(plan, ranks, columns.row_bytes)
-    windows, reads = _windows_and_reads(plan, decoding, rank, ranks, epochs)
+    windows, reads = _windows_and_reads(plan, decoding, share, epochs)
     together = steps * plan.stream_rows  # rows of a stream that are cut together
     row_groups, rows = _largest_holding(
         windows,
         reads,
-        columns.window_row_bytes * len(plan.streams_of(rank, ranks)),
+        columns.window_row_bytes * streams,
         plan.widest + together,
     )
-    band = rows * len(plan.streams_of(rank, ranks))
     a_rank = rank_rows(plan.batch_size, ranks)
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
     series = steps * a_rank * (columns.row_bytes + 4)
@@ -100,7 +92,7 @@ def footprint_of(
     unpacked = _UNPACKED * max((rows for file in plan.groups for rows in file), default=0)
     window = plan.widest * (_ORDERS + _WIDE + 4 * converted + _BAG * len(columns.stored_bags))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
-    batches = (band + 2 * chunk) * columns.window_row_bytes + series_bytes
+    batches = (rows * streams + 2 * chunk) * columns.window_row_bytes + series_bytes
     return MinimumMemory(
         row_groups=row_groups,
         decoding=decoding.extra_bytes,
@@ -118,29 +110,27 @@ def _largest_holding(
     are largest. `row_bytes` has the bytes of one row of each stream. A window that ends `behind` rows before the
     current one is released."""
     # For each decoded row group: the last window that needs it, and its bytes.
-    decoded: dict[int, tuple[int, int]] = {}
+    decoded: list[tuple[int, int]] = []
     most = (0, 0)
-    next_read = 0
-    oldest = 0
-    furthest = 0
+    next_read = oldest = furthest = 0
     for number, (first, last) in enumerate(windows):
         # While a window is shuffled, the next window's rows are decoded, and one more read is done.
         while next_read < len(reads) and reads[next_read][0] <= number + 1:
-            decoded[next_read] = reads[next_read][1:]
+            decoded.append(reads[next_read][1:])
             next_read += 1
         ahead = reads[next_read][2] if next_read < len(reads) else 0
         # Batches are held until every stream has filled them. Windows come in the order of need.
         while windows[oldest][0] + behind <= first:
             oldest += 1
         furthest = max(furthest, last)
-        now = sum(size for _, size in decoded.values()) + ahead, furthest - windows[oldest][0]
+        now = sum(size for _, size in decoded) + ahead, furthest - windows[oldest][0]
         most = max(most, now, key=lambda held: held[0] + held[1] * row_bytes)
-        decoded = {n: held for n, held in decoded.items() if held[0] > number}
+        decoded = [held for held in decoded if held[0] > number]
     return most
 
 
 def _windows_and_reads(
-    plan: RowsPlan, decoding: Decoding, rank: int, ranks: int, epochs: int
+    plan: RowsPlan, decoding: Decoding, share: RankShare, epochs: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
     """Returns the windows and the reads of an epoch, and of the next one if that follows at once.
 
@@ -149,7 +139,7 @@ def _windows_and_reads(
     windows: list[tuple[int, int]] = []
     reads: list[tuple[int, int, int]] = []
     for epoch in range(min(2, epochs)):
-        schedule = plan.schedule(epoch, rank, ranks)
+        schedule = plan.schedule(epoch, share.reader, share.readers)
         before = len(windows)
         offset = epoch * -(-plan.used // plan.streams)
         windows += [(offset + w.first, offset + w.first + w.rows) for w in schedule.windows]

@@ -15,18 +15,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stats import StageStats
 
-In = TypeVar("In")
-Out = TypeVar("Out")
-
 EXIT_WAIT_S = 30.0
 """How long the interpreter waits at exit for workers that are in the middle of an item."""
-_pools: weakref.WeakSet[Pool[Any, Any]] = weakref.WeakSet()
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 class Closed(Exception):
@@ -59,7 +56,7 @@ class _Task:
         self.charge.release()
 
 
-class Pool(Generic[In, Out]):
+class Pool:
     """A pool of threads whose number may change while it runs.
 
     With zero workers, the consumer gets the items of the previous stage unchanged if `passes` says so. If an item needs
@@ -68,14 +65,14 @@ class Pool(Generic[In, Out]):
     def __init__(
         self,
         counters: StageCounters,
-        upstream: Iterator[In],
-        make_work: Callable[[WorkerClock], Callable[[In, Charge], Out]],
+        upstream: Iterator[Any],
+        make_work: Callable[[WorkerClock], Callable[[Any, Charge], Any]],
         *,
         workers: int,
         limit_bytes: int,
         governor: Governor,
-        size: Callable[[In], int],
-        measure: Callable[[Out], tuple[int, int]],
+        size: Callable[[Any], int],
+        measure: Callable[[Any], tuple[int, int]],
         passes: Callable[[Any], bool] = lambda _: False,
         corrects: bool = True,
     ):
@@ -86,15 +83,9 @@ class Pool(Generic[In, Out]):
         - `passes` says whether an item needs no work.
         - `corrects`: the pool changes the charge to the result's bytes. Work that publishes results early must do this
           itself."""
-        self._counters = counters
-        self._upstream = upstream
-        self._make_work = make_work
-        self._limit = limit_bytes
-        self._governor = governor
-        self._size = size
-        self._measure = measure
-        self._passes = passes
-        self._corrects = corrects
+        self._counters, self._upstream, self._make_work = counters, upstream, make_work
+        self._limit, self._governor = limit_bytes, governor
+        self._size, self._measure, self._passes, self._corrects = size, measure, passes, corrects
         self._pull = threading.Lock()
         self._lock = governor.lock
         self._room = threading.Condition(self._lock)
@@ -103,13 +94,13 @@ class Pool(Generic[In, Out]):
         self._growth: deque[float] = deque(maxlen=32)
         """The actual size of recent results, divided by the expected size."""
         self._next_in = self._next_out = 0
-        self._outstanding = self._waiting_bytes = 0
+        self._outstanding = self.waiting_bytes = 0
         self._end: int | None = None
         self._closed = False
         self._set_workers = self._live_workers = self._started = 0
         self._extra_worker = 0
         """1 while items need work although zero workers are set, otherwise 0."""
-        self._returned: In | None = None  # an item that the consumer took but that needs work
+        self._returned: Any = None  # an item that the consumer took but that needs work
         self._threads: list[threading.Thread] = []
         _pools.add(self)
         self.resize(workers)
@@ -149,15 +140,15 @@ class Pool(Generic[In, Out]):
     def stats(self) -> StageStats:
         with self._lock:
             return self._counters.stats(
-                self._set_workers, "thread", self._waiting_bytes, self._limit
+                self._set_workers, "thread", self.waiting_bytes, self._limit
             )
 
     # ---- called by the consumer
 
-    def __iter__(self) -> Iterator[Out]:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Out:
+    def __next__(self) -> Any:
         while True:
             with self._lock:
                 while self._next_out not in self._results and (
@@ -172,7 +163,7 @@ class Pool(Generic[In, Out]):
                     result, size = self._results.pop(self._next_out)
                     self._next_out += 1
                     self._outstanding -= size
-                    self._waiting_bytes -= size
+                    self.waiting_bytes -= size
                     self._room.notify_all()
                     break
             result = self._take_passing()
@@ -180,7 +171,7 @@ class Pool(Generic[In, Out]):
                 break
         if isinstance(result, _Failure):
             raise result.error
-        return result  # type: ignore[no-any-return]
+        return result
 
     @property
     def _empty(self) -> bool:
@@ -362,7 +353,7 @@ class Pool(Generic[In, Out]):
             self._growth.append(task.size / max(1, task.expected))
         self._results[task.sequence] = (task.result, task.size)
         self._outstanding += task.size - task.reserved
-        self._waiting_bytes += task.size
+        self.waiting_bytes += task.size
         if task.sequence == self._next_out:
             self._ready.notify_all()
         self._room.notify_all()

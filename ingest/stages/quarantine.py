@@ -1,5 +1,5 @@
-"""Quarantines rows of one rank: `RowQuarantine` finds the rows of the table that a failure affects, and `Quarantine`
-lists them. `Errors` says how many rows may be quarantined before the run stops.
+"""Quarantines rows of one rank: `Quarantine` finds the rows of the table that a failure affects, and lists them.
+`Errors` says how many rows may be quarantined before the run stops.
 
 A quarantined row stays in its batch with weight 0. If a row group cannot be read, all its rows are quarantined. Zeros
 take their place, and the batch stage sets their weights to 0.
@@ -13,10 +13,9 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.common.errors import RunFailure
@@ -26,231 +25,6 @@ from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.batch import BatchSeries
-
-
-class RowQuarantine:
-    """Finds the rows of the table that a failure affects, and quarantines them. All stages share it."""
-
-    def __init__(self, quarantine: Quarantine, origins: Origins, path: Callable[[int], str]):
-        """`path` returns the path of a file by its number."""
-        self.quarantine = quarantine
-        self._origins = origins
-        self._path = path
-        self._lock = threading.Lock()
-        self._lost_groups: set[tuple[int, int]] = set()
-        self._bad_rows: dict[tuple[int, int], set[int]] = {}
-        """The rows with invalid values, for each row group that could be read."""
-
-    @property
-    def allowed(self) -> bool:
-        """Whether bad rows are quarantined. Otherwise an error ends the run."""
-        return self.quarantine.errors.on_error == "quarantine"
-
-    def quarantine_rows(
-        self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]
-    ) -> None:
-        """Quarantines rows of a batch. Padding rows do not count. Raises QuarantineError from `error` if `Errors` does
-        not allow it."""
-        origins = self._origins.batch(epoch, step)
-        groups: dict[tuple[int, int], list[int]] = {}
-        for origin in filter(None, (origins[row] for row in rows)):
-            groups.setdefault(origin[:2], []).append(origin.row)
-        for (file, group), numbers in groups.items():
-            self.quarantine.add(
-                error, stage=stage, file=self._path(file), row_group=group, rows=numbers
-            )
-
-    def replace_group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
-        """Quarantines a row group that cannot be read. Returns a table of zeros in its place. A row group that is read
-        twice counts once."""
-        with self._lock:
-            key = (read.file, read.group)
-            if key not in self._lost_groups:
-                self.quarantine.add(
-                    error,
-                    stage="read",
-                    file=self._path(read.file),
-                    row_group=read.group,
-                    rows=range(read.first, read.first + read.rows),
-                )
-                self._lost_groups.add(key)
-        return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
-
-    def replace_rows(
-        self,
-        attempt: Callable[[int, int], pa.Table],
-        read: Read,
-        schema: pa.Schema,
-        stage: str = "read",
-    ) -> pa.Table:
-        """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in these rows."""
-        try:
-            good, bad = isolate(attempt, read.rows, self.quarantine.errors.max_rows)
-        except ColumnError as error:
-            # More rows fail than may be quarantined, so this ends the run.
-            return self.replace_group(error, read, schema)
-        with self._lock:
-            known = self._bad_rows.setdefault((read.file, read.group), set())
-            for row, wrong in bad:
-                number = read.first + row
-                if number not in known:
-                    self.quarantine.add(
-                        wrong,
-                        stage=stage,
-                        file=self._path(read.file),
-                        row_group=read.group,
-                        rows=[number],
-                    )
-                    known.add(number)
-        pieces = {start: table for start, _, table in good}
-        here = good[0][2].schema if good else schema  # types of numbers may differ between files
-        pieces |= {
-            row: pa.table([_zeros(field.type, 1) for field in here], schema=here) for row, _ in bad
-        }
-        return pa.concat_tables([pieces[start] for start in sorted(pieces)])
-
-    def zero_lost_weights(self, series: BatchSeries, columns: Columns) -> BatchSeries:
-        """Sets the weight to 0 for rows that could not be read and for rows with an invalid weight."""
-        for n in range(series.steps):
-            self._check_weights(series, n, columns)
-            lost = self.lost_rows(series.schedule.epoch, series.step + n)
-            if lost:
-                weights_of(series, n, columns)[lost] = 0
-        self.quarantine.count_rows(sum(series.rows))
-        return series
-
-    def _check_weights(self, series: BatchSeries, number: int, columns: Columns) -> None:
-        """Quarantines rows with invalid weights. With a negative weight, a model would learn the opposite. With NaN, it
-        would learn nothing."""
-        weights = weights_of(series, number, columns)
-        if not columns.weight or (weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf):
-            return
-        wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
-        error = ColumnError(
-            f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights must be "
-            "finite and 0 or more"
-        )
-        self.quarantine_rows(
-            error, "batch", series.schedule.epoch, series.step + number, wrong.tolist()
-        )
-        weights[wrong] = 0
-
-    def replace_non_finite(self, series: BatchSeries, columns: Columns) -> BatchSeries:
-        """Quarantines rows that hold NaN or infinity, from a file or a transform, because the loss would become NaN.
-        Such numbers become 0, also in rows with weight 0."""
-        if not self.quarantine.errors.finite or np.isfinite(series.floats).all():
-            return series
-        for n, floats in enumerate(series.floats):
-            bad = ~np.isfinite(floats)
-            weights = weights_of(series, n, columns)
-            for column in np.flatnonzero(bad.any(axis=1)):
-                rows = np.flatnonzero(bad[column] & ~bad[:column].any(axis=0))
-                rows = rows[weights[rows] != 0]
-                name = columns.floats[column]
-                value = floats[column, rows[0]] if len(rows) else 0
-                error = ColumnError(
-                    f'column {name!r} holds {value:g}: fill it (op = "fill" in a spec, or fill='
-                    f"{{{name!r}: 0}}), correct the transform that made it, or use Errors(finite=False) "
-                    "to keep such numbers"
-                )
-                self.quarantine_rows(
-                    error, "batch", series.schedule.epoch, series.step + n, rows.tolist()
-                )
-            floats[bad] = 0
-            weights[bad.any(axis=0)] = 0
-        return series
-
-    def lost_rows(self, epoch: int, step: int) -> list[int]:
-        """Returns the rows of a batch that could not be read."""
-        if not self._lost_groups and not self._bad_rows:
-            return []
-        return [
-            n
-            for n, origin in enumerate(self._origins.batch(epoch, step))
-            if origin is not None
-            and (
-                origin[:2] in self._lost_groups or origin.row in self._bad_rows.get(origin[:2], ())
-            )
-        ]
-
-
-def weights_of(series: BatchSeries, number: int, columns: Columns) -> npt.NDArray[Any]:
-    """Returns the weights of a batch's rows, as a writable view."""
-    if series.weights is not None:
-        weights: npt.NDArray[Any] = series.weights[number]
-    else:
-        assert columns.weight is not None
-        weights = series.floats[number, columns.floats.index(columns.weight)]
-    return weights
-
-
-def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
-    """Returns `rows` empty values of a type: 0, false, an empty list, no bytes, or a missing text."""
-    is_a = pa.types
-    one: object
-    if is_a.is_list(kind) or is_a.is_large_list(kind):
-        one = []
-    elif is_a.is_string(kind):
-        one = None
-    elif is_a.is_binary(kind) or is_a.is_large_binary(kind):
-        one = b""
-    elif is_a.is_boolean(kind):
-        one = False
-    else:
-        one = 0
-    return pa.array([one] * rows, kind)
-
-
-class Origin(NamedTuple):
-    """A row of the table. `file` is the file's number in the plan, `row` the row's number within the row group."""
-
-    file: int
-    group: int
-    row: int
-
-
-class Origins:
-    """Computes from the plan where the rows in one rank's batches come from."""
-
-    def __init__(self, plan: RowsPlan, share: RankShare):
-        self._plan = plan
-        self._share = share
-        self._streams = plan.streams_of(share.reader, share.readers)
-        self._windows = functools.lru_cache(maxsize=2)(
-            lambda epoch: [list(plan.windows(epoch, (stream,))) for stream in self._streams]
-        )
-        self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
-        """For (epoch, step): the origin of each row of the batch. None for a padding row."""
-
-    def _of_batch(self, epoch: int, step: int) -> list[Origin | None]:
-        each = self._plan.stream_rows
-        low, high = step * each, (step + 1) * each
-        found: list[Origin | None] = []
-        for windows in self._windows(epoch):
-            rows = [
-                row
-                for window in windows
-                if window.first < high and window.first + window.rows > low
-                for row in self._rows(epoch, window, low, high)
-            ]
-            found += rows + [None] * (each - len(rows))
-        return found[self._share.bounds]
-
-    def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
-        """Returns the origins of a window's rows that lie from `low` to before `high` in its stream."""
-        order = self._plan.order(epoch, window)
-        first, last = max(low - window.first, 0), min(high - window.first, window.rows)
-        wanted = np.arange(first, last) if order is None else order[first:last]
-        starts = np.cumsum([0, *(s.rows for s in window.slices)])
-        pieces = np.searchsorted(starts, wanted, side="right") - 1
-        return [
-            Origin(
-                window.slices[p].file,
-                window.slices[p].group,
-                window.slices[p].start + int(n - starts[p]),
-            )
-            for n, p in zip(wanted, pieces, strict=True)
-        ]
 
 
 Result = TypeVar("Result")
@@ -270,15 +44,141 @@ def kinds_of(error: BaseException) -> tuple[str, ...]:
 
 
 class Quarantine:
-    """Lists the rows that one rank has quarantined, in a file. The rank's stages share it."""
+    """Finds the rows of the table that a failure affects, and lists them in a file. All stages of one rank share it."""
 
-    def __init__(self, errors: Errors = Errors()):
+    def __init__(self, errors: Errors, origins: Origins, path: Callable[[int], str]):
+        """`path` returns the path of a file by its number."""
         self.errors = errors
+        self._origins, self._file_path = origins, path
         self._path = os.fspath(errors.quarantine)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._seen = self._quarantined = 0
         self._reasons: Counter[str] = Counter()
         self._descriptor = -1
+        self._lost_groups: set[tuple[int, int]] = set()
+        self._bad_rows: dict[tuple[int, int], set[int]] = {}
+        """The rows with invalid values, for each row group that could be read."""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether bad rows are quarantined. Otherwise an error ends the run."""
+        return self.errors.on_error == "quarantine"
+
+    def quarantine_rows(
+        self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]
+    ) -> None:
+        """Quarantines rows of a batch. Padding rows do not count. Raises QuarantineError from `error` if `Errors` does
+        not allow it."""
+        origins = self._origins.batch(epoch, step)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for origin in filter(None, (origins[row] for row in rows)):
+            groups.setdefault(origin[:2], []).append(origin.row)
+        for (file, group), numbers in groups.items():
+            self.add(error, stage=stage, file=self._file_path(file), row_group=group, rows=numbers)
+
+    def replace_group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
+        """Quarantines a row group that cannot be read. Returns a table of zeros in its place. A row group that is read
+        twice counts once."""
+        with self._lock:
+            key = (read.file, read.group)
+            if key not in self._lost_groups:
+                self.add(
+                    error,
+                    stage="read",
+                    file=self._file_path(read.file),
+                    row_group=read.group,
+                    rows=range(read.first, read.first + read.rows),
+                )
+                self._lost_groups.add(key)
+        return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
+
+    def replace_rows(
+        self,
+        attempt: Callable[[int, int], pa.Table],
+        read: Read,
+        schema: pa.Schema,
+        stage: str = "read",
+    ) -> pa.Table:
+        """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in these rows."""
+        try:
+            good, bad = isolate(attempt, read.rows, self.errors.max_rows)
+        except ColumnError as error:
+            # More rows fail than may be quarantined, so this ends the run.
+            return self.replace_group(error, read, schema)
+        with self._lock:
+            known = self._bad_rows.setdefault((read.file, read.group), set())
+            for row, wrong in bad:
+                number = read.first + row
+                if number not in known:
+                    self.add(
+                        wrong,
+                        stage=stage,
+                        file=self._file_path(read.file),
+                        row_group=read.group,
+                        rows=[number],
+                    )
+                    known.add(number)
+        pieces = {start: table for start, _, table in good}
+        here = good[0][2].schema if good else schema  # types of numbers may differ between files
+        pieces |= {
+            row: pa.table([_zeros(field.type, 1) for field in here], schema=here) for row, _ in bad
+        }
+        return pa.concat_tables([pieces[start] for start in sorted(pieces)])
+
+    def zero_lost_weights(self, series: BatchSeries, columns: Columns) -> None:
+        """Sets the weight to 0 for rows that could not be read, and quarantines rows with an invalid weight. With a
+        negative weight, a model would learn the opposite. With NaN, it would learn nothing."""
+        epoch = series.schedule.epoch
+        for step, weights in enumerate(series.weights, series.step):
+            if columns.weight and not (
+                weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf
+            ):
+                wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+                error = ColumnError(
+                    f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights must be "
+                    "finite and 0 or more"
+                )
+                self.quarantine_rows(error, "batch", epoch, step, wrong.tolist())
+                weights[wrong] = 0
+            lost = self._lost_rows(epoch, step)
+            if lost:
+                weights[lost] = 0
+        self.count_rows(sum(series.rows))
+
+    def replace_non_finite(self, series: BatchSeries, columns: Columns) -> None:
+        """Quarantines rows that hold NaN or infinity, from a file or a transform, because the loss would become NaN.
+        Such numbers become 0, also in rows with weight 0."""
+        if not self.errors.finite or np.isfinite(series.floats).all():
+            return
+        batches = zip(series.floats, series.weights, strict=True)
+        for step, (floats, weights) in enumerate(batches, series.step):
+            bad = ~np.isfinite(floats)
+            for column in np.flatnonzero(bad.any(axis=1)):
+                rows = np.flatnonzero(bad[column] & ~bad[:column].any(axis=0))
+                rows = rows[weights[rows] != 0]
+                name = columns.floats[column]
+                value = floats[column, rows[0]] if len(rows) else 0
+                error = ColumnError(
+                    f'column {name!r} holds {value:g}: fill it (op = "fill" in a spec, or fill='
+                    f"{{{name!r}: 0}}), correct the transform that made it, or use Errors(finite=False) "
+                    "to keep such numbers"
+                )
+                self.quarantine_rows(error, "batch", series.schedule.epoch, step, rows.tolist())
+            floats[bad] = 0
+            weights[bad.any(axis=0)] = 0
+
+    def _lost_rows(self, epoch: int, step: int) -> list[int]:
+        """Returns the rows of a batch that could not be read."""
+        if not self._lost_groups and not self._bad_rows:
+            return []
+        return [
+            n
+            for n, origin in enumerate(self._origins.batch(epoch, step))
+            if origin is not None
+            and (
+                origin[:2] in self._lost_groups or origin.row in self._bad_rows.get(origin[:2], ())
+            )
+        ]
 
     def count_rows(self, rows: int) -> None:
         """Counts loaded rows. Raises QuarantineError if the rate is too high, which may happen when the probation
@@ -364,6 +264,72 @@ class Quarantine:
                 f"{self._path}: {len(lines)} quarantined rows cannot be listed there "
                 f"({error.strerror}); free some space, or choose another file"
             ) from None
+
+
+def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
+    """Returns `rows` empty values of a type: 0, false, an empty list, no bytes, or a missing text."""
+    is_a, one = pa.types, cast(Any, 0)
+    if is_a.is_list(kind) or is_a.is_large_list(kind):
+        one = []
+    elif is_a.is_string(kind):
+        one = None
+    elif is_a.is_binary(kind) or is_a.is_large_binary(kind):
+        one = b""
+    elif is_a.is_boolean(kind):
+        one = False
+    return pa.array([one] * rows, kind)
+
+
+class Origin(NamedTuple):
+    """A row of the table. `file` is the file's number in the plan, `row` the row's number within the row group."""
+
+    file: int
+    group: int
+    row: int
+
+
+class Origins:
+    """Computes from the plan where the rows in one rank's batches come from."""
+
+    def __init__(self, plan: RowsPlan, share: RankShare):
+        self._plan = plan
+        self._share = share
+        self._streams = plan.streams_of(share.reader, share.readers)
+        self._windows = functools.lru_cache(maxsize=2)(
+            lambda epoch: [list(plan.windows(epoch, (stream,))) for stream in self._streams]
+        )
+        self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
+        """For (epoch, step): the origin of each row of the batch. None for a padding row."""
+
+    def _of_batch(self, epoch: int, step: int) -> list[Origin | None]:
+        each = self._plan.stream_rows
+        low, high = step * each, (step + 1) * each
+        found: list[Origin | None] = []
+        for windows in self._windows(epoch):
+            rows = [
+                row
+                for window in windows
+                if window.first < high and window.first + window.rows > low
+                for row in self._rows(epoch, window, low, high)
+            ]
+            found += rows + [None] * (each - len(rows))
+        return found[self._share.bounds]
+
+    def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
+        """Returns the origins of a window's rows that lie from `low` to before `high` in its stream."""
+        order = self._plan.order(epoch, window)
+        first, last = max(low - window.first, 0), min(high - window.first, window.rows)
+        wanted = np.arange(first, last) if order is None else order[first:last]
+        starts = np.cumsum([0, *(s.rows for s in window.slices)])
+        pieces = np.searchsorted(starts, wanted, side="right") - 1
+        return [
+            Origin(
+                window.slices[p].file,
+                window.slices[p].group,
+                window.slices[p].start + int(n - starts[p]),
+            )
+            for n, p in zip(wanted, pieces, strict=True)
+        ]
 
 
 def isolate(

@@ -5,7 +5,7 @@ slices, so that several workers share one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from sluice.ingest.stages.transform_worker import TransformWorker
 
 if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
+    from sluice.ingest.read.reader import RowGroupReader
 
 SLICE_ROWS = 8192
 """The rows of a call: few enough for several workers to share a row group, and many enough to hide a call's cost."""
@@ -52,53 +53,32 @@ def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
         del decoded, table
 
 
-@dataclass(frozen=True, slots=True)
-class RowFunction:
-    """A function over rows, with what its stage must know."""
-
-    transform: Transform
-    keeps: tuple[str, ...]
-    """The columns that are needed after it."""
-    finish: Callable[[pa.Table, Read], pa.Table] | None
-    """Makes the loader's columns after the last function. None: another function follows."""
-
-
-def row_functions(
-    functions: Sequence[Transform],
-    names: Sequence[str],
-    finish: Callable[[pa.Table, Read], pa.Table],
-) -> tuple[RowFunction, ...]:
-    """Returns functions in their order, of which the last one finishes the columns `names`."""
-    last = len(functions) - 1
-    return tuple(
-        RowFunction(one, needed_before(names, functions[n + 1 :]), finish if n == last else None)
-        for n, one in enumerate(functions)
-    )
-
-
-def memory_of(functions: Sequence[RowFunction], decoding: Decoding, largest: int) -> int:
+def memory_of(functions: Sequence[Transform], decoding: Decoding, largest: int) -> int:
     """Returns the bytes of one call of each function. `largest` is the rows of the largest row group.
 
     Its rows are there as they are sent, and as the function's own objects. Its result is there twice: as it is sent,
     and in the loader's memory. It is taken to be as large as the rows and eight bytes for each value that it gives."""
     total = 0
     for one in functions:
-        rows = largest if frame_of(one.transform) else min(largest, SLICE_ROWS)
-        total += 4 * decoding.decoded(rows) + 2 * 8 * rows * len(one.transform.gives)
+        rows = largest if frame_of(one) else min(largest, SLICE_ROWS)
+        total += 4 * decoding.decoded(rows) + 2 * 8 * rows * len(one.gives)
     return total
 
 
 @dataclass(eq=False)
 class RowFunctionWorker:
-    """One worker of a function over rows."""
+    """One worker of a function over rows, which are the `groups` after the functions before it."""
 
-    function: RowFunction
     caller: TransformWorker
-    describe: Callable[[Read], str]
+    groups: RowGroupReader
 
     def __post_init__(self) -> None:
-        transform = self.function.transform
-        self._asks = asking_for(pa.schema(list(transform.gives.items())), frame_of(transform))
+        self._function = function = self.caller.stage.transform
+        names = [one.name for one in self.groups.functions]
+        later = self.groups.functions[names.index(function.name) + 1 :]
+        self._is_last = not later
+        self._keeps = needed_before(self.groups.result_columns, later)
+        self._asks = asking_for(pa.schema(list(function.gives.items())), frame_of(function))
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
         read = piece.task.read
@@ -108,10 +88,8 @@ class RowFunctionWorker:
         except ColumnError as error:
             if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
                 raise
-            schema = schema_with(
-                piece.rows.schema, self.function.transform.gives, self.function.keeps
-            )
-            if frame_of(self.function.transform):  # it needs whole row groups
+            schema = schema_with(piece.rows.schema, self._function.gives, self._keeps)
+            if frame_of(self._function):  # it needs whole row groups
                 rows = rescue.replace_group(error, read, schema)
             else:
                 rows = rescue.replace_rows(
@@ -120,22 +98,21 @@ class RowFunctionWorker:
                     ),
                     read,
                     schema,
-                    f"transform {self.function.transform.name!r}",
+                    f"transform {self._function.name!r}",
                 )
-        finish = self.function.finish
-        if finish is not None:
-            rows = finish(rows, read)
+        if self._is_last:
+            rows = self.groups.finish(rows, read)
         piece.release()
-        return Decoded(piece.task, rows, charge, parts=None if finish else 1)
+        return Decoded(piece.task, rows, charge, parts=None if self._is_last else 1)
 
     def close(self) -> None:
         self.caller.close()
 
     def _columns(self, table: pa.Table, read: Read) -> pa.Table:
         """Returns the columns that are needed after the function, in memory of their own."""
-        name = self.function.transform.name
-        where = f"{self.describe(read)}, rows {read.first} to {read.first + read.rows}: transform {name!r}"
-        [rows] = table.select(self.function.transform.reads).combine_chunks().to_batches()
+        function, name = self._function, self._function.name
+        where = f"{self.groups.describe(read)}, rows {read.first} to {read.first + read.rows}: transform {name!r}"
+        [rows] = table.select(function.reads).combine_chunks().to_batches()
         try:
             made = self.caller.call_on_rows(rows.replace_schema_metadata(self._asks), where)
         except (WorkerClosed, Closed, LoadingError):
@@ -143,9 +120,8 @@ class RowFunctionWorker:
         except Exception as error:
             raise ColumnError(f"{where}: {type(error).__name__}: {error}") from error
         columns = {}
-        for kept in self.function.keeps:
-            source = made if kept in self.function.transform.gives else table
-            column = source.column(kept)
+        for kept in self._keeps:
+            column = (made if kept in function.gives else table).column(kept)
             chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
             # A copy, because a view would keep the shared memory or the row group of all columns.
             columns[kept] = pa.concat_arrays([*chunks, chunks[0].slice(0, 0)])

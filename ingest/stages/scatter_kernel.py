@@ -2,7 +2,8 @@
 
 `scatter` moves all columns of numbers in one call, from Arrow's memory or from the pages of a Parquet file.
 `copy_bags` copies a batch's bags of ids. Between two numpy calls, a thread may have to wait for the interpreter's lock.
-`scatter` releases the lock once for a whole window.
+`scatter` releases the lock once for a whole window. Compiled functions have no type hints, because numba finds the
+types.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def compose_order(outer: Any, inner: Any, rows: int) -> Any:
 
 
 @compiled
-def _compose(outer: Any, inner: Any, order: Any) -> None:
+def _compose(outer, inner, order):
     count = 0
     for n in range(len(inner)):
         row = outer[inner[n]]
@@ -135,8 +136,8 @@ def _compose(outer: Any, inner: Any, order: Any) -> None:
 
 @compiled
 def _scatter(  # noqa: PLR0917
-    values: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
-) -> None:
+    values, column, order, places, targets, strides
+):
     """Moves the values of one column to their places (see `scatter`)."""
     for m in range(len(places)):
         chunk, step, steps, at, width, row = places[m]
@@ -152,14 +153,14 @@ def _scatter(  # noqa: PLR0917
 
 
 @compiled
-def _index_at(begin: Any, bit: Any, mask: Any) -> Any:
+def _index_at(begin, bit, mask):
     """Returns the packed index at this bit. It reads eight bytes."""
     word = _uint64_at(begin + (bit >> np.uint64(3)))[0]
     return np.int32((word >> (bit & np.uint64(7))) & mask)
 
 
 @compiled
-def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> Any:
+def _read_indices(source, size, skip, count, into):
     """Reads `count` indices of a page to address `into`, after `skip` others. False: the page holds fewer, or is
     damaged.
 
@@ -215,7 +216,7 @@ def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> A
 
 
 @compiled
-def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into: Any) -> Any:  # noqa: PLR0917
+def _look_up(begin, count, known, distinct, width, into):  # noqa: PLR0917
     """Writes the values at these indices, which may begin at `into`, or in its second half. False: an index is too
     large."""
     indices = _int32_at(begin)
@@ -234,7 +235,7 @@ def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into
 
 
 @compiled
-def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> Any:
+def _unpack_rows(pages, start, stop, width, into):
     """Unpacks the values of some rows of a column to address `into`. False: a page is damaged."""
     row = 0
     known = np.uint64(0)
@@ -283,16 +284,16 @@ def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> i
 
 @compiled
 def _scatter_columns(  # noqa: PLR0917
-    address: Any,
-    pages: Any,
-    starts: Any,
-    ends: Any,
-    kinds: Any,
-    order: Any,
-    places: Any,
-    targets: Any,
-    strides: Any,
-) -> Any:
+    address,
+    pages,
+    starts,
+    ends,
+    kinds,
+    order,
+    places,
+    targets,
+    strides,
+):
     result = address + np.uint64(8 * ends[-1])
     for c in range(pages.shape[1]):
         start = 0
@@ -331,7 +332,7 @@ def _scatter_columns(  # noqa: PLR0917
 
 
 @compiled
-def _narrow(kind: Any, address: Any, count: Any, into: Any) -> Any:
+def _narrow(kind, address, count, into):
     """Converts values of 8 bytes to 4 bytes. False: one does not fit."""
     lost = 0
     doubles, longs = _float64_at(address), _int64_at(address)
@@ -356,12 +357,12 @@ _LINE = 64  # bytes of a cache line
 
 
 @compiled
-def _address(low: Any, high: Any, n: Any) -> Any:
+def _address(low, high, n):
     return np.uint64(high[n]) << np.uint64(32) | np.uint64(low[n])
 
 
 @compiled
-def _copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
+def _copy_bags(lengths, low, high, into):
     begin = end = np.uint64(0)  # bags that lie one after the other are copied together
     for n in range(len(lengths)):
         source = _address(low, high, n)
@@ -383,7 +384,7 @@ def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
 
 
 @compiled
-def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
+def find_pieces(order, ends, pieces, rows):
     """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
     for n in range(len(order)):
         low, high = 0, len(ends) - 1
@@ -398,7 +399,7 @@ def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
 
 
 @compiled
-def _offset(address: Any, wide: Any, row: Any) -> Any:
+def _offset(address, wide, row):
     """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
     if wide:
         return _int64_at(address)[row]
@@ -406,7 +407,7 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
 
 
 @compiled
-def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> Any:  # noqa: PLR0917
+def find_bags(parts, pieces, rows, lengths, low, high):  # noqa: PLR0917
     """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
     offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
     ids. Returns the number of the first bag that has no whole number of ids, or -1."""
@@ -426,7 +427,7 @@ def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: 
 
 
 @compiled
-def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
+def lay_in_line(lengths, address, low, high):
     """Sets the address of each bag as if they lay one after the other from `address` on."""
     for n in range(len(lengths)):
         low[n] = address & np.uint64(0xFFFFFFFF)
@@ -501,7 +502,7 @@ class ColumnPages:
     """The pages of a row group's columns of numbers. Their addresses are valid as long as this object."""
 
     def __init__(self, rows: Any, columns: NumberColumns):
-        """`rows` are an Arrow table, or rows of which some columns are stored pages (`RowsInPages`)."""
+        """`rows` are an Arrow table, or rows of which some columns are stored pages (`StoredRows`)."""
         table, stored = (rows, None) if isinstance(rows, pa.Table) else (rows.others, rows.pages)
         self.kinds = columns.kinds.copy()
         """What happens to each column. CONVERTED also where values are missing."""

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,38 +59,12 @@ class ReadTask:
     """The memory of what was fetched."""
 
 
-class Releasable(Protocol):
-    """Memory that is charged until it is released."""
-
-    def release(self) -> None: ...
-
-
 class DamagedPage(ValueError):
     """A stored page is not what was written. `decoded` has the row group of the page."""
 
     def __init__(self, text: str, decoded: Decoded | None = None):
         super().__init__(text)
         self.decoded = decoded
-
-
-class RowsInPages(Protocol):
-    """A row group of which some columns are pages as a file stores them. They are unpacked when they are moved."""
-
-    nbytes: int
-    num_rows: int
-    schema: pa.Schema
-    stored: tuple[str, ...]
-    """The names of the columns that are pages."""
-    pages: npt.NDArray[np.void]
-    """Their pages, one row a column."""
-    others: pa.Table
-    """All other columns."""
-
-    def column(self, name: str, start: int, stop: int) -> pa.ChunkedArray:
-        """Unpacks some rows of a column. Raises DamagedPage."""
-
-    def replacement(self, error: DamagedPage) -> pa.Table:
-        """Returns the rows to take instead of these, or raises an error that names the file."""
 
 
 class Decoded:
@@ -101,22 +75,22 @@ class Decoded:
     def __init__(
         self,
         task: ReadTask,
-        rows: pa.Table | RowsInPages,
-        charge: Releasable,
+        rows: Any,
+        charge: Charge | Decoded,
         *,
         parts: int | None = None,
         final: bool = False,
     ):
-        """`parts` is the number of the read's parts in the table, if not all. `final`: values already have a batch's
-        form, so none is missing."""
+        """`rows` are an Arrow table; stored pages (`ingest.read.pages.StoredRows`); or, for users of Petastorm's own
+        reader, a dict of arrays. The `charge` is released with them. `parts` is the number of the read's parts in the
+        table, if not all. `final`: values already have a batch's form, so none is missing."""
         self.task = task
         if task.charge is not None:
             task.charge.release()  # the reader has freed what was fetched
-        self.rows: Any = rows
-        """An Arrow table, rows in pages, or a dict of arrays for users of Petastorm's own reader."""
-        self.nbytes = 0  # of such a dict
+        self.rows = rows
+        self.nbytes: int = 0  # of a dict
         if isinstance(rows, pa.Table):
-            self.nbytes = int(rows.get_total_buffer_size())
+            self.nbytes = rows.get_total_buffer_size()
         elif not isinstance(rows, dict):
             self.nbytes = rows.nbytes
         self._charge = charge
@@ -218,11 +192,11 @@ class Chunks:
 
     def take(self, epoch: int, number: int) -> Chunk:
         with self._lock:
-            chunk = self._chunks.get((epoch, number))
-            if chunk is None:
-                kinds = (np.float32, np.int32, np.int32, np.int32)
-                arrays = map(self.buffers.take, self._shapes, kinds)
-                chunk = self._chunks[epoch, number] = Chunk([*arrays], self._moved)
+            if chunk := self._chunks.get((epoch, number)):
+                return chunk
+            kinds = (np.float32, np.int32, np.int32, np.int32)
+            arrays = map(self.buffers.take, self._shapes, kinds)
+            chunk = self._chunks[epoch, number] = Chunk([*arrays], self._moved)
             return chunk
 
 
@@ -300,16 +274,10 @@ class Placer:
         describe: Callable[[Read], str],
         chunks: Chunks,
     ):
-        self._plan = plan
-        self._chunks = chunks
-        self._columns = columns
-        self._describe = describe
+        self._plan, self._columns, self._describe, self._chunks = plan, columns, describe, chunks
         self._layout: NumberColumns | None = None
-        every: list[tuple[str, type]] = [
-            *((name, np.float32) for name in columns.floats),
-            *((name, columns.id_kind(name)) for name in columns.scalars),
-        ]
-        self._stored = [one for one in every if one[0] not in columns.added]
+        numbers = (*columns.floats, *columns.scalars)
+        self._stored = [(n, columns.value_kind(n)) for n in numbers if n not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """For each stored column of numbers: whether nulls are filled. In floats, NaN and infinity are filled too."""
 
@@ -317,20 +285,17 @@ class Placer:
         """Moves the rows of a window to their places in chunks. `charge` is for them from then on."""
         chunks, pieces = self._chunks, [piece for _, piece in window.pieces]
         epoch = window.schedule.epoch
-        order = None if pieces[0].in_order else self._order(epoch, window.window)
-        stream_rows = self._plan.stream_rows
-        numbers = range(0)
-        if window.rows:
-            last = (window.end - 1) // stream_rows // chunks.steps
-            numbers = range(window.first // stream_rows // chunks.steps, last + 1)
-        taken = [chunks.take(epoch, number) for number in numbers]
+        order = _STORED_ORDER if pieces[0].in_order else self._order(epoch, window.window)
+        chunk_rows = self._plan.stream_rows * chunks.steps
+        last = -(-window.end // chunk_rows) if window.rows else 0
+        taken = [chunks.take(epoch, n) for n in range(window.first // chunk_rows, last)]
         nbytes = window.rows * chunks.row_bytes
         if taken:
             addresses, strides = np.stack([chunk.addresses for chunk in taken]), chunks.strides
             places, first = self._batch_places(window, chunks.steps), len(self._stored)
             self._move_numbers(pieces, order, places, addresses[:, :first], strides[:first])
             bags = self._bags(pieces, order)
-            if order is not None:
+            if len(order):
                 for number, name in enumerate(self._columns.stored_bags):
                     if name not in self._columns.histories:
                         bags[number] = with_copied_ids(bags[number], self._chunks.buffers)
@@ -344,7 +309,7 @@ class Placer:
     def gather_piece(self, piece: WindowPiece, epoch: int, window: Window | None) -> pa.RecordBatch:
         """Returns the rows of a piece in a batch's types, in new memory. If the piece is a whole `window`, its rows are
         in the window's order, otherwise in the row group's order."""
-        order = None if window is None else self._order(epoch, window)
+        order = _STORED_ORDER if window is None else self._order(epoch, window)
         rows = piece.stop - piece.start
         block = np.empty((len(self._stored), rows), np.int32)
         if rows:
@@ -372,9 +337,10 @@ class Placer:
 
     # ---- places
 
-    def _order(self, epoch: int, window: Window) -> npt.NDArray[np.uint64] | None:
+    def _order(self, epoch: int, window: Window) -> Any:
+        """Returns the order of a window's rows. Empty: they come as they are stored."""
         halves = self._plan.halves(epoch, window)
-        return None if halves is None else compose_order(*halves, window.rows)
+        return compose_order(*halves, window.rows) if halves else _STORED_ORDER
 
     def _batch_places(self, window: WindowRows, most: int) -> npt.NDArray[np.int64]:
         """Returns the places of a window's rows in chunks of `most` batches, in the form that `scatter` takes."""
@@ -395,16 +361,11 @@ class Placer:
 
     # ---- numbers
 
-    def _move_numbers(
-        self,
-        pieces: Sequence[WindowPiece],
-        order: npt.NDArray[np.uint64] | None,
-        *how: npt.NDArray[Any],
-    ) -> None:
-        """Moves all columns of numbers to their places. `how` are places, targets and strides (`scatter`)."""
+    def _move_numbers(self, pieces: Sequence[WindowPiece], *how: npt.NDArray[Any]) -> None:
+        """Moves all columns of numbers to their places. `how` are order, places, targets and strides (`scatter`)."""
         while True:
             try:
-                self._scatter(pieces, _STORED_ORDER if order is None else order, *how)
+                self._scatter(pieces, *how)
                 return
             except DamagedPage as error:
                 if error.decoded is None:
@@ -448,9 +409,8 @@ class Placer:
         return converted
 
     def _layout_of(self, decoded: Decoded) -> NumberColumns:
-        rows = decoded.rows
+        rows, layout = decoded.rows, self._layout
         stored = () if isinstance(rows, pa.Table) else rows.stored
-        layout = self._layout
         if layout is None or layout.stored != stored or not layout.schema.equals(rows.schema):
             layout = self._layout = NumberColumns(rows.schema, self._columns, stored)
         return layout
@@ -482,15 +442,13 @@ class Placer:
             kinds = np.full((1, len(arrays)), WORDS)
             scatter(pages, np.array([0]), np.array([rows]), kinds, _STORED_ORDER, *how)
 
-    def _bags(
-        self, pieces: Sequence[WindowPiece], order: npt.NDArray[np.uint64] | None
-    ) -> list[BagRows]:
+    def _bags(self, pieces: Sequence[WindowPiece], order: npt.NDArray[np.uint64]) -> list[BagRows]:
         """Returns the bags of each column, in the window's order."""
         names, kind = self._columns.stored_bags, self._columns.value_kind
         if not names:
             return []
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
-        if order is None:
+        if not len(order):
             order = np.arange(ends[-1], dtype=np.uint64)
         numbers, rows = (self._chunks.buffers.take_line(len(order), np.uint32) for _ in range(2))
         find_pieces(order, ends, numbers, rows)

@@ -245,13 +245,9 @@ def group_into_stages(
 
 def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:
     """Returns the columns of a batch for a function in a thread. Columns that are not its outputs are read-only."""
-    if not transform.outputs or MATRIX in arrays:
-        return dict(arrays)
-    visible = {}
-    for name, array in arrays.items():
-        visible[name] = (
-            array if name.removesuffix(".lengths") in transform.outputs else array.view()
-        )
-        if visible[name] is not array:
+    visible = dict(arrays)
+    for name in arrays if transform.outputs and MATRIX not in arrays else ():
+        if name.removesuffix(".lengths") not in transform.outputs:
+            visible[name] = arrays[name].view()
             visible[name].flags.writeable = False
     return visible

@@ -39,7 +39,7 @@ from sluice.ingest.stages.batch import BatchSeries, lengths_name
 from sluice.ingest.stages.completed_windows import NoWorkerAnswers, RemoteWork
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import RowQuarantine, isolate, kinds_of, weights_of
+from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of
 from sluice.ingest.stages.transform import (
     Arrays,
     Function,
@@ -58,7 +58,7 @@ class TransformStage:
 
     transform: Transform
     columns: Columns
-    quarantine: RowQuarantine
+    quarantine: Quarantine
     backend: str
     counters: StageCounters
     governor: Governor
@@ -179,7 +179,7 @@ class TransformWorker:
         return by_column(self.stage.names, given[MATRIX]) if given else None
 
     @property
-    def quarantine(self) -> RowQuarantine | None:
+    def quarantine(self) -> Quarantine | None:
         """Where bad rows go. None: an error ends the run."""
         return self.stage.quarantine if self.stage.quarantine.allowed else None
 
@@ -315,7 +315,7 @@ class TransformWorker:
         """Returns the batch with weight 0 for the rows on which the function fails, which stay as they were. Raises
         QuarantineError if they may not be quarantined."""
         stage, rows = self.stage, series.floats.shape[2]
-        weights = weights_of(series, number, stage.columns)
+        weights = series.weights[number]
         attempted = 0
 
         def quarantine(error: BaseException, rows: Iterable[int]) -> None:

@@ -32,13 +32,15 @@ class Transformer:
     stages: Sequence[Sequence[TransformStage]]
     """The transforms of each stage. They run as one, with one set of counters."""
     columns: Columns
-    end_of_fused: Callable[[], int]
-    """Returns the number of the next stage that has its own workers."""
+    fused: Callable[[], Container[str]]
+    """Returns the names of the stages without workers of their own."""
     clock: WorkerClock
     workers: dict[int, list[TransformWorker]] = field(default_factory=dict)
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
-        until = self.end_of_fused()
+        fused, until = self.fused(), self.first + 1
+        while until < len(self.stages) and self.stages[until][0].counters.name in fused:
+            until += 1
         self._close_from(until)
         for number in range(self.first, until):
             self.workers[number] = self.workers.get(number) or [
@@ -197,14 +199,9 @@ def _changed_bags(
             )
         if name not in new and ids.shape == arrays[bag].shape:
             continue  # all is in its place, or is written there
-        kind = arrays[bag].dtype
-        if not _can_become(ids.dtype, kind):
-            raise TransformError(
-                f"{where}: column {bag!r} came back as {ids.dtype}, which does not become {kind}"
-            )
         changed |= {
             name: lengths.astype(np.int32),
-            bag: _convert(ids, kind.type, f"{where}: column {bag!r}"),
+            bag: _convert(ids, arrays[bag].dtype, f"{where}: column {bag!r}"),
         }
     return changed
 
@@ -219,22 +216,16 @@ def _write_column(name: str, value: Any, arrays: Arrays, where: str) -> None:
     into = arrays[name]
     if value.shape != into.shape:
         raise TransformError(f"{what} came back with shape {value.shape} instead of {into.shape}")
-    if not _can_become(value.dtype, into.dtype):
-        raise TransformError(
-            f"{what} came back as {value.dtype}, which does not become {into.dtype}"
-        )
-    np.copyto(into, _convert(value, into.dtype.type, what))
+    np.copyto(into, _convert(value, into.dtype, what))
 
 
-def _can_become(given: np.dtype[Any], kind: np.dtype[Any]) -> bool:
-    """Whether numbers of this type may be converted to a column's type. Each value is checked separately."""
-    return np.can_cast(given, np.int32 if kind == np.uint32 else kind, "same_kind")
-
-
-def _convert(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:
+def _convert(value: npt.NDArray[Any], kind: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    """Converts numbers to a column's type. Raises TransformError for a type or a value that does not fit."""
     if np.can_cast(value.dtype, kind):
         return value
+    if not np.can_cast(value.dtype, np.int32 if kind == np.uint32 else kind, "same_kind"):
+        raise TransformError(f"{what} came back as {value.dtype}, which does not become {kind}")
     try:
-        return numbers(value.reshape(-1), kind).reshape(value.shape)
+        return numbers(value.reshape(-1), kind.type).reshape(value.shape)
     except ValueRefused as refused:
         raise TransformError(f"{what} came back with {refused}") from None

@@ -15,7 +15,6 @@ from sluice.ingest.row_order import Read
 from sluice.ingest.stages.quarantine import (
     Quarantine,
     QuarantineError,
-    RowQuarantine,
     isolate,
     kinds_of,
 )
@@ -87,7 +86,7 @@ def test_a_policy_is_checked(options, facts):
 
 def test_quarantined_rows_are_listed_and_summed(tmp_path):
     path = tmp_path / "aside.jsonl"
-    books = Quarantine(replace(SET_ASIDE, quarantine=path))
+    books = Quarantine(replace(SET_ASIDE, quarantine=path), None, None)
     assert not path.exists()
     books.count_rows(90)
     books.add(
@@ -112,7 +111,7 @@ def test_quarantined_rows_are_listed_and_summed(tmp_path):
 
 
 def test_one_row_too_many_stops_with_its_place(tmp_path):
-    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
+    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"), None, None)
     books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
     cause = ValueError("b")
     with raises(
@@ -125,7 +124,7 @@ def test_one_row_too_many_stops_with_its_place(tmp_path):
 
 
 def test_the_end_of_the_probation_judges_the_rows_quarantined_in_it(tmp_path):
-    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
+    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"), None, None)
     books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
     books.count_rows(43)
     with raises(QuarantineError, "6 of 50", "max_rate=0.1", tmp_path / "x"):
@@ -134,7 +133,9 @@ def test_the_end_of_the_probation_judges_the_rows_quarantined_in_it(tmp_path):
 
 
 def test_stages_share_the_books(tmp_path):
-    books = Quarantine(Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "x"))
+    books = Quarantine(
+        Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "x"), None, None
+    )
     barrier = threading.Barrier(4)
 
     def stage(number):
@@ -192,9 +193,9 @@ def test_the_search_gives_up():
     [pa.bool_(), pa.int8(), pa.float32(), pa.binary(), pa.list_(pa.int32()), pa.date32()],
 )
 def test_something_of_every_kind_stands_for_a_row_group_that_cannot_be_read(tmp_path, kind):
-    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "aside.jsonl"))
-    aside = RowQuarantine(books, None, lambda file: f"{file}.parquet")
-    table = aside.replace_group(
+    errors = replace(SET_ASIDE, quarantine=tmp_path / "aside.jsonl")
+    books = Quarantine(errors, None, lambda file: f"{file}.parquet")
+    table = books.replace_group(
         OSError("damaged"), Read(file=0, group=1, rows=3, parts=()), pa.schema([("x", kind)])
     )
     assert (table.num_rows, table.schema.field("x").type) == (3, kind)

@@ -44,10 +44,10 @@ _INSTEAD = {
     "sluice.ingest.progress": {"PROBE": _NO_PROBE},
     "sluice.ingest.pipeline": {
         "PROBE": _NO_PROBE,
-        "give_back": lambda: None,
         "WORKER_PROCESS_BYTES": 300,
         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40)),
     },
+    "sluice.ingest.memory.process_memory": {"give_back": lambda: None},
     "sluice.ingest.stages.transform_worker": {"WORKER_PROCESS_BYTES": 300},
     "sluice.ingest.process.protocol": {"_GRAIN": 64},
     "sluice.etl.table.commit": {

@@ -101,7 +101,7 @@ class _Run:
         self._done = [[0] * chain.items for _ in range(chain.stages)]
         self._taken = 0
         upstream: Any = self._input()
-        self._pools: list[Pool[Item, Item]] = []
+        self._pools: list[Pool] = []
         for stage in range(chain.stages):
             if chain.between[stage]:
                 upstream = (item for item in upstream)

@@ -20,7 +20,9 @@ import numpy.typing as npt
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import DECODE, Knobs, Limits
 from sluice.ingest.machine import Machine
-from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, differences_of, permutation
 from sluice.ingest.stage_spec import DECODING, limits_of
@@ -112,13 +114,11 @@ class RowGroupStage:
         self._cores = max(1, math.ceil(machine.cores()))
         self.knobs = Knobs(workers={DECODE: 1})
         self._counters = StageCounters(DECODE)
-        self._pool: Pool[ReadTask, Decoded] | None = None
-        self._base = machine.memory_used()
-        self._own_at_start = machine.memory_own()
-        self._limit = machine.memory_limit(memory_limit)
+        self._pool: Pool | None = None
+        self._memory = ProcessMemory(machine, memory_limit, Buffers())
         largest = max((rows for counts in groups.row_groups for rows in counts), default=0)
         self._minimum = groups.decoding.at_work(largest)
-        self._governor = self._new_governor()
+        self._governor = self._memory.new_governor(self._minimum)
         self._lock = threading.RLock()
         self.apply(self.limits.clamp(Knobs(workers={DECODE: workers})))
 
@@ -139,7 +139,7 @@ class RowGroupStage:
         """Yields row groups, starting with row group `number` of `epoch`, until `epochs` have ended. None: for ever."""
         self.close()
         with self._lock:
-            self._governor = self._new_governor()
+            self._governor = self._memory.new_governor(self._minimum)
             self._pool = Pool(
                 self._counters,
                 self._read_tasks(epoch, number, epochs),
@@ -173,17 +173,6 @@ class RowGroupStage:
             return decoded
 
         return shuffled
-
-    def _new_governor(self) -> Governor:
-        return Governor(
-            self._limit,
-            self._minimum,
-            self._base,
-            MemoryReadings(
-                used=lambda: self._base + self._machine.memory_own() - self._own_at_start,
-                pressure=self._machine.memory_pressure,
-            ),
-        )
 
     def durations(self) -> dict[str, tuple[int, ...]]:
         return {DECODE: tuple(self._counters.durations.counts)}
