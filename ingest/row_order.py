@@ -113,7 +113,7 @@ class Read:
         return replace(self, rows=stop - start, parts=tuple(parts), first=self.first + start)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochSchedule:
     """One rank's part of an epoch, starting with `step`. Windows and reads are in the order of need."""
 
@@ -138,7 +138,7 @@ class Position:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankShare:
     """A rank's share of each batch. It reads the streams of rank `reader` among `readers` ranks, and takes part `part`
     of `parts` of their rows."""

@@ -34,7 +34,7 @@ _UNMEASURED_STEPS = 2
 """The most batches of a series while the time of a transform is not yet measured."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cut:
     """Consecutive batches of a chunk whose rows are all there."""
 
@@ -55,7 +55,7 @@ class Cut:
         return slice(first, first + len(self.rows))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ids:
     """The ids of one batch in one array, column by column. Column n begins at `starts[n]`. Ids beyond int32 are stored
     as the same 32 bits."""
@@ -84,7 +84,7 @@ class Ids:
         return Ids(np.concatenate([self.values[:0], *parts]), lengths, starts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchSeries:
     """Several consecutive batches, `step` to `step + steps`: floats [batch, column, row], the ids of each batch, and
     weights [batch, row], which may be a view of a column of floats."""
@@ -110,7 +110,7 @@ class BatchSeries:
         return self.floats.nbytes + own + sum(ids.nbytes for ids in self.ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """Batches for the consumer. Their memory is charged until the consumer asks for the next batch after them."""
 
@@ -119,7 +119,7 @@ class Ready:
     charge: Charge
 
 
-def most_steps(plan: RowsPlan, ranks: int, row_bytes: int = 0) -> int:
+def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
     """Returns the most batches that a series may have: SERIES_ROWS rows or SERIES_BYTES, whichever is less."""
     rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
     return max(1, rows * ranks // plan.batch_size)
@@ -181,7 +181,6 @@ class Cutter:
         On some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a
         window."""
         plan, each = self._plan, self._plan.stream_rows
-        longest = most_steps(plan, self._share.readers)
         schedule: EpochSchedule | None = None
         placed: dict[int, deque[WindowRows]] = {}
         """For each stream: the windows with rows that are in no cut yet."""
@@ -204,7 +203,7 @@ class Cutter:
             ):
                 if step + steps > whole:
                     break
-                allowed = min(2 * allowed, longest)
+                allowed = min(2 * allowed, chunks.steps)
                 chunk = chunks.take(schedule.epoch, step // chunks.steps)
                 yield self._cut(schedule, step, steps, chunk, placed)
                 del chunk

@@ -25,7 +25,7 @@ _KEPT = 4 * 2**20
 _KEPT_PART = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MinimumMemory:
     """The least memory of a run in bytes, by purpose. It is computed from upper bounds, so a run may use less."""
 

@@ -30,13 +30,6 @@ class Closed(Exception):
     """The pool was closed while a thread was waiting for it."""
 
 
-class _Failure:
-    """An error instead of a result. The consumer raises it."""
-
-    def __init__(self, error: BaseException):
-        self.error = error
-
-
 class _Task:
     """An item that a worker is working on."""
 
@@ -47,13 +40,8 @@ class _Task:
         self.expected = expected
         self.reserved = reserved
         self.result: Any = None
+        """What the work returned, or the error that it raised."""
         self.rows = self.size = 0
-
-    def fail(self, error: BaseException) -> None:
-        self.result = _Failure(error)
-        self.rows = 0
-        self.size = 0
-        self.charge.release()
 
 
 class Pool:
@@ -169,8 +157,8 @@ class Pool:
             result = self._take_passing()
             if result is not None:
                 break
-        if isinstance(result, _Failure):
-            raise result.error
+        if isinstance(result, BaseException):
+            raise result
         return result
 
     @property
@@ -257,7 +245,8 @@ class Pool:
                     if self._corrects:
                         task.charge.correct(task.size)
                 except BaseException as error:  # the consumer gets the error in the item's place
-                    task.fail(error)
+                    task.result, task.rows, task.size = error, 0, 0
+                    task.charge.release()
                 with self._lock:
                     clock.end()
                     self._put(task)
@@ -340,13 +329,13 @@ class Pool:
         """Notes the end of the input, or an error that ends it."""
         with self._lock:
             if error is not None:
-                self._results[self._next_in] = (_Failure(error), 0)
+                self._results[self._next_in] = (error, 0)
                 self._next_in += 1
             self._end = self._next_in
             self._ready.notify_all()
 
     def _put(self, task: _Task) -> None:
-        if isinstance(task.result, _Failure):
+        if isinstance(task.result, BaseException):
             self._end = self._next_in  # items that workers have already taken still come
         else:
             self._counters.passed(task.rows, task.size)

@@ -47,7 +47,7 @@ CHUNK_ROWS = 65536
 _STORED_ORDER = np.empty(0, np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadTask:
     """One read of an epoch."""
 
@@ -69,8 +69,6 @@ class DamagedPage(ValueError):
 
 class Decoded:
     """The rows of one read, local or remote. Their memory is released when all parts have been placed."""
-
-    __slots__ = ("_charge", "_lock", "_pages", "_parts_left", "final", "nbytes", "rows", "task")
 
     def __init__(
         self,
@@ -131,7 +129,7 @@ class Decoded:
         self._charge.release()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowPiece:
     """The rows `start` to `stop` of a row group: a part of a window."""
 
@@ -144,8 +142,6 @@ class WindowPiece:
 
 class Chunk:
     """The memory of some consecutive batches, which are filled window by window: four arrays [batch, column, row]."""
-
-    __slots__ = ("__weakref__", "addresses", "floats", "ids", "lengths", "owners", "places")
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]], moved: Sequence[tuple[int, int]]):
         """`moved` are the columns that rows are moved to: the number of the array, and the column there."""
@@ -207,20 +203,6 @@ def chunk_steps(plan: RowsPlan, ranks: int) -> int:
 
 class WindowRows:
     """The rows of a window. Until they are placed, `pieces` says where they lie. Afterwards they are in `chunks`."""
-
-    __slots__ = (
-        "_charge",
-        "_lock",
-        "_rows_left",
-        "chunks",
-        "error",
-        "first",
-        "missing",
-        "nbytes",
-        "pieces",
-        "schedule",
-        "window",
-    )
 
     def __init__(self, schedule: EpochSchedule, window: Window, first: int):
         """`first` is the first row in the stream that is needed. A resumed run may have used earlier ones."""
