@@ -92,13 +92,12 @@ class Pipeline:
         """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
         self._fused = group_into_stages(given.transforms)
         self._specs = self._set_stages(reads_remotely)
-        self.stages = tuple(self._specs)
         self._cores = max(1, math.ceil(machine.cores()))
         defaults = stage_spec.first_knobs(self._specs.values(), self._cores)
         if remote is not None and reads_remotely:
             defaults = defaults.with_workers(decode=remote.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
-        self._counters = {name: StageCounters(name) for name in self.stages}
+        self._counters = {name: StageCounters(name) for name in self._specs}
         self._buffers = Buffers()
         self._cutter = Cutter(plan, columns, share, self._buffers, quarantine)
         self._collator = Collator(columns, share.rows, quarantine)
@@ -109,9 +108,10 @@ class Pipeline:
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._remote_bytes = 0
         """The memory of the remote workers that run on this host."""
+        self.held_back: Counter[str] = Counter()
+        """How often work had to wait for memory, by reason."""
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
-        self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool] = {}
         self._transform_stages: dict[str, list[TransformStage]] = {}
         self.restarts = 0
@@ -158,7 +158,7 @@ class Pipeline:
         """Computes the least memory for loading, in addition to what is in use before."""
         given = self._input
         # While a row group is decoded, the next one waits, and the one after it is on its way.
-        held = 3 * self._decoding.stored_bytes * (FETCH in self.stages)
+        held = 3 * self._decoding.stored_bytes * (FETCH in self._specs)
         return footprint_of(
             given.plan,
             given.columns,
@@ -190,7 +190,7 @@ class Pipeline:
         """Returns `given`, completed for the stages that it does not name: from `defaults`, or with one worker."""
         return replace(
             given,
-            workers={n: given.workers.get(n, defaults.workers.get(n, 1)) for n in self.stages}
+            workers={n: given.workers.get(n, defaults.workers.get(n, 1)) for n in self._specs}
             | dict(given.workers),
             backend={**defaults.backend, **given.backend},
         )
@@ -273,7 +273,7 @@ class Pipeline:
                 functools.partial(self._charge_early, self._governor),
             )
             tasks = self._read_tasks(position, epochs)
-            if FETCH in self.stages:
+            if FETCH in self._specs:
                 tasks = self._fetch(tasks)
             placed = self._pool(
                 SHUFFLE.name,
@@ -398,8 +398,6 @@ class Pipeline:
                 stage.close()
             self._transform_stages = {}
             self._closing_pools = [pool for pool in self._closing_pools + pools if not pool.gone]
-            self._held_back += self._governor.reasons
-            self._governor.reasons.clear()
         return self._closing_pools
 
     def stop(self) -> None:
@@ -485,9 +483,11 @@ class Pipeline:
             self.restarts += 1
 
     def _new_governor(self) -> Governor:
-        return self.memory.new_governor(
+        governor = self.memory.new_governor(
             self.footprint.total, str(self.footprint), outside=self._remote_bytes
         )
+        governor.reasons = self.held_back
+        return governor
 
     # ---- counters and reports
 
@@ -553,11 +553,6 @@ class Pipeline:
     def throttled(self) -> int:
         """How many requests stores refused, because there were too many."""
         return self._input.groups.stats().get("throttled", 0)
-
-    @property
-    def held_back(self) -> Counter[str]:
-        """How often work had to wait for memory, by reason."""
-        return self._held_back + self._governor.reasons
 
     @property
     def memory_free(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sluice.ingest.memory.governor import Charge
@@ -120,42 +121,37 @@ class RemoteWork(Protocol):
         """Sets the function that is called when workers on this host take memory (+) or give it back (-)."""
 
 
+@dataclass(eq=False)
 class ReadWorker:
     """One worker that reads rows, or calls the last function over rows, and places the windows that are complete."""
 
-    def __init__(
-        self,
-        read: Callable[[Any, Charge], Decoded],
-        windows: Windows,
-        clock: WorkerClock,
-    ):
-        self._read = read
-        self._windows = windows
-        self._clock = clock
+    read: Callable[[Any, Charge], Decoded]
+    windows: Windows
+    clock: WorkerClock
 
     def __call__(self, item: Any, charge: Charge) -> Decoded:
-        read = self._read(item, charge)
+        read = self.read(item, charge)
         # Corrected before `add`: after it, other workers may use the rows and release the charge.
         charge.correct(read.nbytes)
-        for number, window in self._windows.add(read):
-            window_charge = self._windows.charge_early(window, self._windows.ahead(window))
+        for number, window in self.windows.add(read):
+            window_charge = self.windows.charge_early(window, self.windows.ahead(window))
             if window_charge is not None:
-                self._clock.go_over(self._windows.counters)
+                self.clock.go_over(self.windows.counters)
                 self._place_early(window, window_charge)
-            self._windows.hand_on(number, window)
+            self.windows.hand_on(number, window)
         return read
 
     def close(self) -> None:
-        if close := getattr(self._read, "close", None):  # a function over rows may hold a process
+        if close := getattr(self.read, "close", None):  # a function over rows may hold a process
             close()
 
     def _place_early(self, window: WindowRows, charge: Charge) -> None:
         """Places a window now. Keeps an error instead of raising it, because the window may not be due yet."""
         try:
-            self._windows.place(window, charge)
+            self.windows.place(window, charge)
             charge.correct(window.nbytes)
         except BaseException as error:
             charge.release()
             window.error = error
         else:
-            self._clock.passed(self._windows.counters, window.rows, window.nbytes)
+            self.clock.passed(self.windows.counters, window.rows, window.nbytes)

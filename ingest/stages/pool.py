@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from sluice.ingest.memory.governor import Charge, Governor
@@ -30,18 +31,19 @@ class Closed(Exception):
     """The pool was closed while a thread was waiting for it."""
 
 
+@dataclass(eq=False)
 class _Task:
     """An item that a worker is working on."""
 
-    def __init__(self, sequence: int, item: Any, expected: int, reserved: int, charge: Charge):
-        self.sequence = sequence
-        self.item = item
-        self.charge = charge
-        self.expected = expected
-        self.reserved = reserved
-        self.result: Any = None
-        """What the work returned, or the error that it raised."""
-        self.rows = self.size = 0
+    sequence: int
+    item: Any
+    expected: int
+    reserved: int
+    charge: Charge
+    result: Any = None
+    """What the work returned, or the error that it raised."""
+    rows: int = 0
+    size: int = 0
 
 
 class Pool:

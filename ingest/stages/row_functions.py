@@ -82,7 +82,7 @@ class RowFunctionWorker:
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
         read = piece.task.read
-        rescue = self.caller.quarantine
+        rescue = self.groups.rescue
         try:
             rows = self._columns(piece.rows, read)
         except ColumnError as error:

@@ -2,8 +2,7 @@
 
 `scatter` moves all columns of numbers in one call, from Arrow's memory or from the pages of a Parquet file.
 `copy_bags` copies a batch's bags of ids. Between two numpy calls, a thread may have to wait for the interpreter's lock.
-`scatter` releases the lock once for a whole window. Compiled functions have no type hints, because numba finds the
-types.
+`scatter` releases the lock once for a whole window.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def compose_order(outer: Any, inner: Any, rows: int) -> Any:
 
 
 @compiled
-def _compose(outer, inner, order):
+def _compose(outer: Any, inner: Any, order: Any) -> None:
     count = 0
     for n in range(len(inner)):
         row = outer[inner[n]]
@@ -136,8 +135,8 @@ def _compose(outer, inner, order):
 
 @compiled
 def _scatter(  # noqa: PLR0917
-    values, column, order, places, targets, strides
-):
+    values: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
+) -> None:
     """Moves the values of one column to their places (see `scatter`)."""
     for m in range(len(places)):
         chunk, step, steps, at, width, row = places[m]
@@ -153,14 +152,14 @@ def _scatter(  # noqa: PLR0917
 
 
 @compiled
-def _index_at(begin, bit, mask):
+def _index_at(begin: Any, bit: Any, mask: Any) -> Any:
     """Returns the packed index at this bit. It reads eight bytes."""
     word = _uint64_at(begin + (bit >> np.uint64(3)))[0]
     return np.int32((word >> (bit & np.uint64(7))) & mask)
 
 
 @compiled
-def _read_indices(source, size, skip, count, into):
+def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> Any:
     """Reads `count` indices of a page to address `into`, after `skip` others. False: the page holds fewer, or is
     damaged.
 
@@ -216,7 +215,7 @@ def _read_indices(source, size, skip, count, into):
 
 
 @compiled
-def _look_up(begin, count, known, distinct, width, into):  # noqa: PLR0917
+def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into: Any) -> Any:  # noqa: PLR0917
     """Writes the values at these indices, which may begin at `into`, or in its second half. False: an index is too
     large."""
     indices = _int32_at(begin)
@@ -235,7 +234,7 @@ def _look_up(begin, count, known, distinct, width, into):  # noqa: PLR0917
 
 
 @compiled
-def _unpack_rows(pages, start, stop, width, into):
+def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> Any:
     """Unpacks the values of some rows of a column to address `into`. False: a page is damaged."""
     row = 0
     known = np.uint64(0)
@@ -284,16 +283,16 @@ def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> i
 
 @compiled
 def _scatter_columns(  # noqa: PLR0917
-    address,
-    pages,
-    starts,
-    ends,
-    kinds,
-    order,
-    places,
-    targets,
-    strides,
-):
+    address: Any,
+    pages: Any,
+    starts: Any,
+    ends: Any,
+    kinds: Any,
+    order: Any,
+    places: Any,
+    targets: Any,
+    strides: Any,
+) -> Any:
     result = address + np.uint64(8 * ends[-1])
     for c in range(pages.shape[1]):
         start = 0
@@ -332,7 +331,7 @@ def _scatter_columns(  # noqa: PLR0917
 
 
 @compiled
-def _narrow(kind, address, count, into):
+def _narrow(kind: Any, address: Any, count: Any, into: Any) -> Any:
     """Converts values of 8 bytes to 4 bytes. False: one does not fit."""
     lost = 0
     doubles, longs = _float64_at(address), _int64_at(address)
@@ -357,12 +356,12 @@ _LINE = 64  # bytes of a cache line
 
 
 @compiled
-def _address(low, high, n):
+def _address(low: Any, high: Any, n: Any) -> Any:
     return np.uint64(high[n]) << np.uint64(32) | np.uint64(low[n])
 
 
 @compiled
-def _copy_bags(lengths, low, high, into):
+def _copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
     begin = end = np.uint64(0)  # bags that lie one after the other are copied together
     for n in range(len(lengths)):
         source = _address(low, high, n)
@@ -384,7 +383,7 @@ def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
 
 
 @compiled
-def find_pieces(order, ends, pieces, rows):
+def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
     """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
     for n in range(len(order)):
         low, high = 0, len(ends) - 1
@@ -399,7 +398,7 @@ def find_pieces(order, ends, pieces, rows):
 
 
 @compiled
-def _offset(address, wide, row):
+def _offset(address: Any, wide: Any, row: Any) -> Any:
     """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
     if wide:
         return _int64_at(address)[row]
@@ -407,7 +406,7 @@ def _offset(address, wide, row):
 
 
 @compiled
-def find_bags(parts, pieces, rows, lengths, low, high):  # noqa: PLR0917
+def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> Any:  # noqa: PLR0917
     """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
     offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
     ids. Returns the number of the first bag that has no whole number of ids, or -1."""
@@ -427,7 +426,7 @@ def find_bags(parts, pieces, rows, lengths, low, high):  # noqa: PLR0917
 
 
 @compiled
-def lay_in_line(lengths, address, low, high):
+def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
     """Sets the address of each bag as if they lay one after the other from `address` on."""
     for n in range(len(lengths)):
         low[n] = address & np.uint64(0xFFFFFFFF)

@@ -178,11 +178,6 @@ class TransformWorker:
         given = self._run(series, number, {MATRIX: series.floats[number, own].T}, where)
         return by_column(self.stage.names, given[MATRIX]) if given else None
 
-    @property
-    def quarantine(self) -> Quarantine | None:
-        """Where bad rows go. None: an error ends the run."""
-        return self.stage.quarantine if self.stage.quarantine.allowed else None
-
     def call_on_rows(self, rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
         """Calls a function over rows, and returns the columns that it gives."""
         self._backend = self._current_backend()
