@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.ingest import stage_spec
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
@@ -29,7 +29,6 @@ from sluice.ingest.stages.batch import BatchSeries, Collator, Cutter, Ready, ser
 from sluice.ingest.stages.completed_windows import (
     NoWorkerAnswers,
     ReadWorker,
-    RemoteWork,
     Windows,
 )
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
@@ -58,6 +57,9 @@ from sluice.ingest.stages.transform_worker import (
 from sluice.ingest.stages.transformer import Transformer
 from sluice.ingest.stats import StageStats
 
+if TYPE_CHECKING:
+    from sluice.ingest.remote.asking import Asking
+
 STOP_WAIT_S = 1.5
 """How long `stop` waits for workers that are in the middle of an item."""
 
@@ -75,7 +77,7 @@ class Pipeline:
         share: RankShare,
         machine: Machine,
         quarantine: Quarantine,
-        remote: RemoteWork | None,
+        remote: Asking | None,
     ):
         """`remote` is the workers that can also read row groups and call functions. None: this process does all."""
         self._input, self._share, self._machine = given, share, machine

@@ -81,8 +81,8 @@ class Received(Decoded):
 
 
 class Asking:
-    """Gets units from a fleet of workers, and calls functions there. Many threads can use it. It is a pipeline's
-    `ingest.stages.completed_windows.RemoteWork`."""
+    """Gets units from a fleet of workers, and calls functions there, for a pipeline. Many threads can use it. If no
+    worker answers, `read` and `call` raise `NoWorkerAnswers`."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """Collects decoded row groups until windows are complete: `Windows`. `ReadWorker` reads row groups, in this process or
-through `RemoteWork`.
+on a remote worker.
 
 A row group holds rows of several windows. If the shuffle stage is fused with the read stage, the worker that reads a
 window's last row group also places the window's rows in batches. Otherwise the shuffle stage's own workers do. Windows
@@ -12,13 +12,12 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RowsPlan
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.shuffle import Decoded, ReadTask, WindowRows
-from sluice.ingest.stages.transform import Arrays
+from sluice.ingest.stages.shuffle import Decoded, WindowRows
 
 
 class Windows:
@@ -99,26 +98,6 @@ def _first(schedule: EpochSchedule, number: int) -> int:
 
 class NoWorkerAnswers(Exception):
     """No remote worker answers. The caller does the work itself."""
-
-
-class RemoteWork(Protocol):
-    """Remote workers (`ingest/remote`). Any thread may call all methods. `call` and `read` may raise
-    `NoWorkerAnswers`."""
-
-    requests: int
-    """How many reads to request at once at the start."""
-
-    def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
-        """Calls `module:function` and returns the columns that it changed or added. Does not write to `arrays`."""
-
-    def read(self, task: ReadTask, charge: Charge) -> Decoded:
-        """Returns the rows of a read that a worker did."""
-
-    def use(self, requests: int) -> None:
-        """Announces how many reads and calls will be under way at once. 0: no worker is needed."""
-
-    def watch(self, charge: Callable[[int], None]) -> None:
-        """Sets the function that is called when workers on this host take memory (+) or give it back (-)."""
 
 
 @dataclass(eq=False)

@@ -110,13 +110,5 @@ def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
 
 def same_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether two arrays hold the same bytes, so NaN equals NaN."""
-    return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and bool(
-            (
-                np.ascontiguousarray(one).view(np.uint8)
-                == np.ascontiguousarray(other).view(np.uint8)
-            ).all()
-        )
-    )
+    same_form = one.dtype == other.dtype and one.shape == other.shape
+    return same_form and one.tobytes() == other.tobytes()

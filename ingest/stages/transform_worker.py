@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from sluice.ingest.process.worker import (
     WorkerProcess,
 )
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
-from sluice.ingest.stages.completed_windows import NoWorkerAnswers, RemoteWork
+from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of
@@ -48,6 +48,9 @@ from sluice.ingest.stages.transform import (
     TransformError,
     visible_columns,
 )
+
+if TYPE_CHECKING:
+    from sluice.ingest.remote.asking import Asking
 
 _LENGTHS = lengths_name("")
 
@@ -66,7 +69,7 @@ class TransformStage:
     """Called when a process replaces one that died."""
     running: Mapping[str, Sequence[TransformStage]]
     """All stages of the pipeline's run. Their processes share its memory."""
-    remote: RemoteWork | None = None
+    remote: Asking | None = None
     """Remote workers that can also call the function."""
     burden: int = 1
     """How often the function runs for each batch. All calls but the last work on a copy."""
