@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -267,31 +267,26 @@ class Cutter:
             ids = tuple(Ids(scalars[n].reshape(-1), None, self._starts) for n in range(steps))
         for window, rows in cut.windows:
             window.give_away(rows)
-        real = cut.rows
+        series = BatchSeries(cut.schedule, cut.step, cut.rows, floats, ids, weights, (), charge)
         if self._share.parts > 1:
-            floats, ids, weights, real = self._part_of(floats, ids, weights, real)
-        checked = floats[:, 0] if self._checked is None else [one.of(self._checked) for one in ids]
-        checksums = tuple(crc32(array.data) for array in checked)
-        series = BatchSeries(cut.schedule, cut.step, real, floats, ids, weights, checksums, charge)
+            series = self._part_of(series)
+        number = self._checked
+        checked = series.floats[:, 0] if number is None else [one.of(number) for one in series.ids]
+        series = replace(series, checksums=tuple(crc32(array.data) for array in checked))
         self._quarantine.zero_lost_weights(series, columns)
         return series
 
-    def _part_of(
-        self,
-        floats: npt.NDArray[Any],
-        ids: tuple[Ids, ...],
-        weights: npt.NDArray[Any],
-        real: tuple[int, ...],
-    ) -> tuple[npt.NDArray[Any], tuple[Ids, ...], npt.NDArray[Any], tuple[int, ...]]:
+    def _part_of(self, series: BatchSeries) -> BatchSeries:
         """Returns this rank's rows of a stream that several ranks share. Padding rows are the last of the stream."""
-        own = self._share.bounds
-        columns = len(self._columns.sparse)
-        floats = np.ascontiguousarray(floats[:, :, own])
-        return (
-            floats,
-            tuple(one.part(own, columns, self._rows) for one in ids),
-            floats[:, -1] if self._columns.weight else np.ascontiguousarray(weights[:, own]),
-            tuple(min(max(0, rows - own.start), self._share.rows) for rows in real),
+        own, columns = self._share.bounds, len(self._columns.sparse)
+        floats = np.ascontiguousarray(series.floats[:, :, own])
+        weights = series.weights[:, own]
+        return replace(
+            series,
+            rows=tuple(min(max(0, rows - own.start), self._share.rows) for rows in series.rows),
+            floats=floats,
+            ids=tuple(one.part(own, columns, self._rows) for one in series.ids),
+            weights=floats[:, -1] if self._columns.weight else np.ascontiguousarray(weights),
         )
 
     def _with_bags(self, chunk: Chunk, number: int) -> Ids:

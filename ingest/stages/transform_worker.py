@@ -176,10 +176,18 @@ class TransformWorker:
     def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
         self._backend = self._current_backend()
         own = self.stage.matrix
-        if not own.stop or self._backend != "thread":
-            return self._run(series, number, self._select_columns(arrays), where)
-        given = self._run(series, number, {MATRIX: series.floats[number, own].T}, where)
-        return by_column(self.stage.names, given[MATRIX]) if given else None
+        in_place = bool(own.stop) and self._backend == "thread"
+        arrays = (
+            {MATRIX: series.floats[number, own].T} if in_place else self._select_columns(arrays)
+        )
+        before = self._copy_batch(arrays)
+        try:
+            given = self._call_as_often(arrays, before, where)
+        except (WorkerClosed, Closed, LoadingError):
+            raise
+        except BaseException as error:  # also sys.exit() in the function
+            given = self._quarantine_failing_rows(error, series, number, before, where)
+        return by_column(self.stage.names, given[MATRIX]) if in_place and given else given
 
     def call_on_rows(self, rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
         """Calls a function over rows, and returns the columns that it gives."""
@@ -188,15 +196,6 @@ class TransformWorker:
         given = self._call_as_often(arrays, arrays, where)
         assert given
         return decode(given[ROWS])
-
-    def _run(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
-        before = self._copy_batch(arrays)
-        try:
-            return self._call_as_often(arrays, before, where)
-        except (WorkerClosed, Closed, LoadingError):
-            raise
-        except BaseException as error:  # also sys.exit() in the function
-            return self._quarantine_failing_rows(error, series, number, before, where)
 
     def _call_as_often(self, arrays: Arrays, before: Arrays, where: str) -> Given:
         """Calls the function as often as the stage's burden says. If memory runs out, calls it again with all free

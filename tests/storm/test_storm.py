@@ -209,8 +209,8 @@ MUTANTS = {
         100,
         batch.Cutter,
         "_part_of",
-        "own = self._share.bounds",
-        "own = slice(0, self._share.rows)",
+        "own, columns = self._share.bounds",
+        "own, columns = slice(0, self._share.rows)",
     ),
     "a commit that was overtaken is made on what is there then": Mutant(
         run_table, 100, commit, "_commit", "max_commit_retries=0", "max_commit_retries=15", two_jobs
