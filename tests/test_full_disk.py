@@ -136,7 +136,7 @@ def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
 
 def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
     """A quarantined row that is listed nowhere would be lost silently."""
-    books = Quarantine(Errors(on_error="quarantine", quarantine=tmp_path / "q.jsonl"), None, None)
+    books = Quarantine(Errors(on_error="quarantine", quarantine=tmp_path / "q.jsonl"))
     books.add(ValueError("bad"), stage="clean", file="f", row_group=0, rows=[1])
     with (
         no_more_than(300),

@@ -46,8 +46,8 @@ def kinds_of(error: BaseException) -> tuple[str, ...]:
 class Quarantine:
     """Finds the rows of the table that a failure affects, and lists them in a file. All stages of one rank share it."""
 
-    def __init__(self, errors: Errors, origins: Origins, path: Callable[[int], str]):
-        """`path` returns the path of a file by its number."""
+    def __init__(self, errors: Errors, origins: Any = None, path: Callable[[int], str] = str):
+        """`origins` are the `Origins` of the rows in batches. `path` returns the path of a file by its number."""
         self.errors = errors
         self._origins, self._file_path = origins, path
         self._path = os.fspath(errors.quarantine)

@@ -86,7 +86,7 @@ def test_a_policy_is_checked(options, facts):
 
 def test_quarantined_rows_are_listed_and_summed(tmp_path):
     path = tmp_path / "aside.jsonl"
-    books = Quarantine(replace(SET_ASIDE, quarantine=path), None, None)
+    books = Quarantine(replace(SET_ASIDE, quarantine=path))
     assert not path.exists()
     books.count_rows(90)
     books.add(
@@ -111,7 +111,7 @@ def test_quarantined_rows_are_listed_and_summed(tmp_path):
 
 
 def test_one_row_too_many_stops_with_its_place(tmp_path):
-    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"), None, None)
+    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
     books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
     cause = ValueError("b")
     with raises(
@@ -124,7 +124,7 @@ def test_one_row_too_many_stops_with_its_place(tmp_path):
 
 
 def test_the_end_of_the_probation_judges_the_rows_quarantined_in_it(tmp_path):
-    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"), None, None)
+    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
     books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
     books.count_rows(43)
     with raises(QuarantineError, "6 of 50", "max_rate=0.1", tmp_path / "x"):
