@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sluice.etl.table import commit
-from sluice.ingest import loader, pipeline
+from sluice.ingest import loader
 from sluice.ingest.memory import buffers, governor
 from sluice.ingest.process import worker
 from sluice.ingest.stages import batch, pool
@@ -216,15 +216,6 @@ MUTANTS = {
         run_table, 100, commit, "_commit", "max_commit_retries=0", "max_commit_retries=15", two_jobs
     ),
     # What was there, and was found so.
-    "workers start before all fused stages are there": Mutant(
-        run_loader,
-        1000,
-        pipeline.Pipeline,
-        "start",
-        "steps,",
-        "steps[:len(self._pools) - 2],",
-        first=740,
-    ),
     "a consumer waits for a worker that waits for the consumer": Mutant(
         run_pools,
         4000,
