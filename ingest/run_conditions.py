@@ -75,10 +75,7 @@ class RunConditions:
             remote = loader.remote
             found |= {"remote": remote, "workers": remote["workers"], "retries": remote["retries"]}
         if self._injection is not None:
-            found["faults"] = {
-                "happened": self._injection.happened,
-                "missed": self._injection.missed,
-            }
+            found["faults"] = self._injection.outcome
         return found
 
 

@@ -8,51 +8,46 @@ from importlib import import_module, metadata
 _ETL = "sluice.etl.__main__"
 _INGEST = "sluice.ingest.__main__"
 _AGENT = "sluice.agent.__main__"
-Program = tuple[str, str | None, str]
-"""The module that holds a verb's program, the program's own first word if it has several, and what it does."""
-PATH: dict[str, dict[str, Program]] = {
+PATH: dict[str, dict[str, tuple[str, str]]] = {
     "from logs to a feature table": {
-        "guess": (_INGEST, "guess", "look at plain Parquet, and write a spec for it to edit"),
-        "etl": ("sluice.etl.job", None, "make a feature table from raw logs, on this machine"),
-        "synth": (_ETL, "synth", "write synthetic raw logs whose best reachable AUC is known"),
-        "show": (_ETL, "show", "say what a feature table holds"),
-        "check": (_ETL, "check", "verify a feature table's files, counts and checksums"),
-        "vacuum": (_ETL, "vacuum", "remove the files that no kept or pinned version needs"),
+        "guess": (_INGEST, "look at plain Parquet, and write a spec for it to edit"),
+        "etl": ("sluice.etl.job", "make a feature table from raw logs, on this machine"),
+        "synth": (_ETL, "write synthetic raw logs whose best reachable AUC is known"),
+        "show": (_ETL, "say what a feature table holds"),
+        "check": (_ETL, "verify a feature table's files, counts and checksums"),
+        "vacuum": (_ETL, "remove the files that no kept or pinned version needs"),
     },
     "loading": {
         "bench": (
             _INGEST,
-            "bench",
             "load a table as a trainer would: how fast, and what would help",
         ),
         "doctor": (
             _INGEST,
-            "doctor",
             "check whether this machine and this table are fit for loading",
         ),
-        "pack": (_INGEST, "pack", "rewrite Parquet so that a loader reads it fastest"),
+        "pack": (_INGEST, "rewrite Parquet so that a loader reads it fastest"),
         "worker": (
             "sluice.ingest.remote.worker",
-            None,
             "read row groups for loaders on other hosts",
         ),
     },
     "training and serving": {
         "train": (
             "sluice.dlrm.train",
-            None,
             "train a model (on several ranks: torchrun … -m sluice.dlrm.train)",
         ),
-        "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),
-        "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
-        "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
+        "evaluate": ("sluice.dlrm.evaluate", "judge a run's checkpoint on a split"),
+        "serve": ("sluice.dlrm.serve", "answer requests with a run's model"),
+        "plan": ("sluice.dlrm.plan", "size a model for a machine that you describe"),
     },
     "what a run did": {
-        "explain": (_AGENT, "explain", "tell what a run tuned, why, and what came of it"),
-        "report": (_AGENT, "report", "write a run's page again"),
+        "explain": (_AGENT, "tell what a run tuned, why, and what came of it"),
+        "report": (_AGENT, "write a run's page again"),
     },
 }
-"""The verbs in the order in which a user needs them, by what they are for."""
+"""The verbs in the order in which a user needs them, by what they are for: the module of the program, and what it does.
+A program named `__main__` has several verbs."""
 VERBS = {verb: program for verbs in PATH.values() for verb, program in verbs.items()}
 LEFT = {
     "audit": "flip the label of some rows of a sample, make a table from both, and compare the features of these rows",
@@ -71,7 +66,7 @@ LEFT = {
 def usage() -> str:
     width = max(map(len, VERBS))
     groups = "\n\n".join(
-        "\n".join([f"{title}:", *(f"  {verb:{width}}  {verbs[verb][2]}" for verb in verbs)])
+        "\n".join([f"{title}:", *(f"  {verb:{width}}  {verbs[verb][1]}" for verb in verbs)])
         for title, verbs in PATH.items()
     )
     return (
@@ -82,14 +77,13 @@ def usage() -> str:
 
 def main() -> None:
     """Runs the verb's program as if it had been called by its own name."""
-    from sluice.common.program import print_utf8, run
+    from sluice.common.program import run
 
     words = sys.argv[1:]
     if not words or words[0] not in VERBS:
         run(_answer)
-    print_utf8()
-    module, first, _ = VERBS[words[0]]
-    sys.argv[1:] = [*([first] if first else []), *words[1:]]
+    module, _ = VERBS[words[0]]
+    sys.argv[1:] = words if module.endswith("__main__") else words[1:]
     try:
         program = import_module(module).program
     except ModuleNotFoundError as error:
@@ -106,16 +100,14 @@ def _answer(words: list[str]) -> None:
     """Answers a command line without a verb."""
     from sluice.common.errors import UsageError
     from sluice.common.extras import DISTRIBUTION
-    from sluice.common.suggest import nearest
+    from sluice.common.program import command_of
 
     if words[:1] == ["--version"]:
         print(f"sluice {metadata.version(DISTRIBUTION)}")
-    elif not words or words[0] in ("-h", "--help"):
-        print(usage())
-    elif words[0] in LEFT:
+    elif words and words[0] in LEFT:
         raise UsageError(f"Sluice no longer has `{words[0]}`: {LEFT[words[0]]}")
     else:
-        raise UsageError(f"there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}")
+        command_of(words, VERBS, usage())
 
 
 if __name__ == "__main__":

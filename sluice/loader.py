@@ -134,9 +134,9 @@ class Loader(BatchLoader):
                 if name in getattr(kind, "__dataclass_fields__", ()):
                     hint = f"; write {argument}={kind.__name__}({name}=…)"
             raise TypeError(f"{cls.__name__} has no argument {name!r}{hint}")
-        for name, value in given.items():
-            kind, example = _KINDS.get(name, (object, ""))
-            if not (value is None or isinstance(value, kind)):
+        for name in given.keys() & _KINDS.keys():
+            value, (kind, example) = given[name], _KINDS[name]
+            if value is not None and not isinstance(value, kind):
                 raise LoaderError(
                     f"{name}={value!r} has the wrong type ({type(value).__name__}); write for instance {name}={example}"
                 )
@@ -181,20 +181,21 @@ class Loader(BatchLoader):
             given["read_ahead_epochs"] = epochs
         if tuning is None:
             tuning = "auto" if knobs is None else "fixed"
-        mode = policy_of(tuning).name
+        policy_of(tuning)  # refuses a wrong one before anything starts
         if as_ not in FORMS:
             raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
         self._convert = FORMS[as_]
-        given["machine"], given["memory_limit"] = _share_of_host(
-            ranks, None if memory_limit is None else parse_bytes(memory_limit)
-        )
-        names = (field.name for field in fields(LoaderConfig))
-        super().__init__(**{name: given[name] for name in names if name in given})
+        given["machine"], given["memory_limit"] = _share_of_host(ranks, memory_limit)
+        names = given.keys() & {field.name for field in fields(LoaderConfig)}
+        super().__init__(**{name: given[name] for name in names})
         try:
             if as_ == "kjt":
                 _refuse_without_weights(self.table, order, errors)
-            if knobs is None and mode == "fixed":
-                super().apply(self._one_worker_a_stage(remote=workers is not None))
+            if knobs is None and policy_of(tuning).name == "fixed":
+                one_each = dict.fromkeys(self.limits.workers, 1)
+                # Remote readers keep their number.
+                kept = {DECODE: self.knobs.workers[DECODE]} if workers is not None else {}
+                super().apply(Knobs(workers=one_each | kept))
             self._tuned = self._tune(tuning, None if rank else run_dir)
         except BaseException:
             super().close()
@@ -226,23 +227,11 @@ class Loader(BatchLoader):
                 **({"history": asdict(given.history)} if given.history else {}),
             }
             folder = RunFolder.create(run_dir, config, resume=_is_same_run(Path(run_dir), config))
-        tuned = TunedRun(
-            self.tunable,
-            policy,
-            folder=folder,
-            # It must not hold the loader, which may be garbage-collected before the run ends.
-            outcome=self.tunable.outcome,
-        )
+        # It must not hold the loader, which may be garbage-collected before the run ends.
+        tuned = TunedRun(self.tunable, policy, folder=folder, outcome=self.tunable.outcome)
         self.observer = tuned
         weakref.finalize(self, tuned.abandon).atexit = False
         return tuned
-
-    def _one_worker_a_stage(self, remote: bool) -> Knobs:
-        """Returns the setting of `tuning="fixed"` without knobs. Remote readers keep their number."""
-        workers = dict.fromkeys(self.limits.workers, 1)
-        if remote:
-            workers[DECODE] = self.knobs.workers[DECODE]
-        return Knobs(workers=workers)
 
     def __iter__(self) -> Iterator[Any]:
         return self._converted(super().__iter__())
@@ -273,8 +262,7 @@ class Loader(BatchLoader):
 
     def close(self) -> None:
         """Stops the agent and the pipeline, from any state. A second call does nothing."""
-        quarantined = self.quarantined
-        was_open = not self.closed
+        was_open, quarantined = not self.closed, self.quarantined
         try:
             self._tuned.close()
         finally:
@@ -329,12 +317,13 @@ def _report_plan(table: str, plan: RowsPlan) -> None:
         )
 
 
-def _share_of_host(ranks: int, memory_limit: int | None) -> tuple[Machine, int | None]:
+def _share_of_host(ranks: int, memory_limit: int | str | None) -> tuple[Machine, int | None]:
     """Returns this rank's part of the host's cores and memory, and its memory limit."""
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     sharers = max(1, int(local_ranks)) if local_ranks.isdigit() else ranks
-    if sharers == 1:
-        return Machine(), memory_limit
     machine = Machine(sharers=sharers)
-    share = machine.memory_limit() // sharers
-    return machine, share if memory_limit is None else min(memory_limit, share)
+    limits = [] if memory_limit is None else [parse_bytes(memory_limit)]
+    if sharers > 1:
+        share = machine.memory_limit() // sharers
+        limits.append(share)
+    return machine, min(limits, default=None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
@@ -57,33 +58,28 @@ __all__ = [
 ]
 
 _WORKERS = 10
-_ACCEPTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "shuffle_row_drop_partitions": ((1,), "rows are shuffled whole, by shuffle_rows"),
-    "results_queue_size": (
-        (50,),
-        "read-ahead is limited in bytes (knobs, memory_limit), and tuned",
-    ),
-    "rowgroup_selector": ((None,), "take a predicate, or give the list of files"),
-    "shard_seed": ((None,), "take seed"),
-    "cache_type": ((None, "null"), "Petastorm's cache unpickles files; take none"),
-    "cache_location": ((None,), "take no cache"),
-    "cache_size_limit": ((None,), "take no cache"),
-    "cache_row_size_estimate": ((None,), "take no cache"),
-    "cache_extra_settings": ((None,), "take no cache"),
-    "reader_pool_type": (
-        ("thread", "dummy"),
-        "threads decode, with 'dummy' one; for Python in processes take transforms of sluice.Loader",
-    ),
-    "hdfs_driver": (("libhdfs3",), "files are opened by Arrow and fsspec"),
-    "filters": ((None,), "take a predicate, or give the list of files"),
-    "storage_options": (
-        (None,),
-        "put them after the URL, as in s3://bucket/file?region=eu-west-1",
-    ),
-    "zmq_copy_buffers": ((True,), "no batch goes through a socket"),
-    "filesystem": ((None,), "files are opened by Arrow and fsspec, by their URLs"),
+_NO_CACHE = "take no cache"
+_FILES = "files are opened by Arrow and fsspec, by their URLs"
+_FILTER = "take a predicate, or give the list of files"
+_MEANINGLESS = {
+    "shuffle_row_drop_partitions": "rows are shuffled whole, by shuffle_rows",
+    "results_queue_size": "read-ahead is limited in bytes (knobs, memory_limit), and tuned",
+    "rowgroup_selector": _FILTER,
+    "shard_seed": "take seed",
+    "cache_type": "Petastorm's cache unpickles files; take none",
+    "cache_location": _NO_CACHE,
+    "cache_size_limit": _NO_CACHE,
+    "cache_row_size_estimate": _NO_CACHE,
+    "cache_extra_settings": _NO_CACHE,
+    "reader_pool_type": "threads decode, with 'dummy' one; for Python in processes take transforms of sluice.Loader",
+    "hdfs_driver": _FILES,
+    "filters": _FILTER,
+    "storage_options": "put them after the URL, as in s3://bucket/file?region=eu-west-1",
+    "zmq_copy_buffers": "no batch goes through a socket",
+    "filesystem": _FILES,
 }
-"""The options that accept only these values, and what to do instead."""
+"""The options that accept only their default, and what to do instead."""
+_ALSO_ACCEPTED = {"cache_type": None, "reader_pool_type": "dummy"}
 
 
 def make_reader(*_given: Any, **_options: Any) -> NoReturn:
@@ -156,8 +152,9 @@ def make_batch_reader(  # noqa: PLR0917
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
     """Raises if an argument of `make_batch_reader` has no meaning here."""
-    for name, (accepted, instead) in _ACCEPTED.items():
-        if given[name] not in accepted:
+    usual = signature(make_batch_reader).parameters
+    for name, instead in _MEANINGLESS.items():
+        if given[name] not in (usual[name].default, _ALSO_ACCEPTED.get(name, usual[name].default)):
             raise PetastormError(
                 f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
             )

@@ -138,7 +138,7 @@ def test_help_loads_no_large_library(helps, name):
 @pytest.mark.parametrize(
     ("verb", "answer"),
     [
-        ("evalute", "error: there is no verb 'evalute' (did you mean 'evaluate'?)"),
+        ("evalute", "error: no command 'evalute' (did you mean 'evaluate'?)"),
         *((verb, f"error: Sluice no longer has `{verb}`: {why}") for verb, why in LEFT.items()),
     ],
 )

@@ -116,9 +116,9 @@ def due(
 ) -> list[int]:
     """Returns the numbers of the faults that are due, earliest first. `percent` is the loaded share of an epoch. It
     goes on counting: 150 is the middle of the second epoch."""
-    waiting = [
-        n
-        for n, fault in enumerate(faults)
-        if n not in done and fault.at_s <= elapsed_s and fault.at_percent <= percent
-    ]
-    return sorted(waiting, key=lambda n: (faults[n].at_s, faults[n].at_percent))
+    waiting = sorted(
+        (fault.at_s, fault.at_percent, number)
+        for number, fault in enumerate(faults)
+        if number not in done and fault.at_s <= elapsed_s and fault.at_percent <= percent
+    )
+    return [number for *_, number in waiting]

@@ -71,13 +71,13 @@ class Injection:
                 self._record({"kind": "fault", "fault": str(fault), "did": did})
 
     @property
-    def happened(self) -> list[str]:
-        return [str(self._faults[n]) for n in sorted(self._done)]
-
-    @property
-    def missed(self) -> list[str]:
-        """The requested faults that never happened, because the run was too short or had nothing to harm."""
-        return [str(f) for n, f in enumerate(self._faults) if n not in self._done]
+    def outcome(self) -> dict[str, list[str]]:
+        """The faults that happened, and those that were missed, because the run was too short or had nothing to
+        harm."""
+        found: dict[str, list[str]] = {"happened": [], "missed": []}
+        for number, fault in enumerate(self._faults):
+            found["happened" if number in self._done else "missed"].append(str(fault))
+        return found
 
     def _cause(self, fault: Fault) -> str | None:
         """Causes a fault and returns what was done. None: not possible now, try again at the next step."""

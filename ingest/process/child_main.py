@@ -7,6 +7,7 @@ owner's side.
 from __future__ import annotations
 
 import fcntl
+import functools
 import importlib
 import mmap
 import os
@@ -35,12 +36,40 @@ def main(_owner: str, name: str, *descriptors: str) -> None:
         try:
             function = load(name)
         except BaseException as error:
-            protocol.send(sock, {"kind": "error", **protocol.describe(error)})
+            protocol.send(sock, {"error": protocol.describe(error)})
             return
-        protocol.send(sock, {"kind": "ready"})
-        _Server(sock, function, region).run()
+        serve(sock, function, region)
     except protocol.Gone:
         return
+
+
+def serve(sock: socket.socket, function: Callable[..., Any], fd: int) -> None:
+    """Calls the function on each item that comes in the region `fd`, and adds its result there."""
+
+    @functools.lru_cache(maxsize=1)
+    def mapped(size: int) -> protocol.Array:
+        return np.frombuffer(mmap.mmap(fd, size), np.uint8)
+
+    def call(size: int, index: list[int]) -> dict[str, Any]:
+        columns, places = protocol.read(mapped(size), index)
+        result = new_columns(function, columns)
+        lying = {id(array): places[name] for name, array in columns.items()}
+        layout = protocol.RegionLayout({**columns, **result}, index[1], lying)
+        if layout.size > size:
+            try:
+                size = protocol.grow(fd, layout.size)
+            except OSError as error:
+                return {"refused": [layout.size, error.strerror]}
+        return {"index": layout.write(mapped(size))}
+
+    protocol.send(sock, {})
+    while True:
+        message = protocol.receive(sock)
+        try:
+            answer = call(*message["region"])
+        except BaseException as error:  # sys.exit() in a user's function counts as an error too
+            answer = {"error": protocol.describe(error)}
+        protocol.send(sock, answer)
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -76,39 +105,3 @@ def end_with_parent(lifeline: int) -> None:
     poll.register(lifeline, select.POLLIN)
     if poll.poll(0):  # the parent died before the signal was set up
         os._exit(1)
-
-
-class _Server:
-    def __init__(self, sock: socket.socket, function: Callable[..., Any], fd: int):
-        """`fd` is the descriptor of the region that items come in."""
-        self._sock = sock
-        self._function = function
-        self._fd = fd
-        self._region: mmap.mmap | None = None
-
-    def run(self) -> None:
-        while True:
-            message = protocol.receive(self._sock)
-            try:
-                answer = self._call(*message["region"])
-            except BaseException as error:  # sys.exit() in a user's function counts as an error too
-                answer = {"kind": "error", **protocol.describe(error)}
-            protocol.send(self._sock, answer)
-
-    def _call(self, size: int, index: list[int]) -> dict[str, Any]:
-        """Calls the function on what lies in the region, and adds its result there."""
-        columns, places = protocol.read(self._map(size), index)
-        result = new_columns(self._function, columns)
-        lying = {id(array): places[name] for name, array in columns.items()}
-        layout = protocol.RegionLayout({**columns, **result}, index[1], lying)
-        if layout.size > size:
-            try:
-                size = protocol.grow(self._fd, layout.size)
-            except OSError as error:
-                return {"kind": "refused", "bytes": layout.size, "why": error.strerror}
-        return {"kind": "done", "index": layout.write(self._map(size))}
-
-    def _map(self, size: int) -> protocol.Array:
-        if self._region is None or len(self._region) != size:  # it has grown
-            self._region = mmap.mmap(self._fd, size)
-        return np.frombuffer(self._region, np.uint8)

@@ -154,7 +154,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     except Exception as second:
         text = f"(its text cannot be made: {type(second).__name__})"
     try:
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        trace = "".join(traceback.format_exception(error))
     except Exception:
         trace = "".join(traceback.format_tb(error.__traceback__))
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]

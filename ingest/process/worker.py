@@ -105,11 +105,6 @@ class WorkerProcess:
         return Region(lambda size: self.charge(size, False))
 
     @property
-    def shared_bytes(self) -> int:
-        """The bytes of shared memory that it holds now."""
-        return self._region.size
-
-    @property
     def is_starting(self) -> bool:
         """Whether the process is being started in the background."""
         return self._starter is not None and self._starter.is_alive()
@@ -204,11 +199,11 @@ class WorkerProcess:
         region.reserve(layout.size)
         child.send({"region": [region.size, layout.write(region.bytes())]})
         reply = child.receive(self.limit_s)
-        if reply["kind"] == "refused":
-            raise region.refusal(reply["bytes"], reply["why"])
+        if "refused" in reply:
+            raise region.refusal(*reply["refused"])
         region.measure()
-        if reply["kind"] == "error":
-            raise FunctionError.of(label, reply)
+        if "error" in reply:
+            raise FunctionError.of(label, reply["error"])
         return protocol.read(region.bytes(), reply["index"])[0]
 
     def _running(self) -> Child:
@@ -223,9 +218,9 @@ class WorkerProcess:
                 raise WorkerClosed("the worker is closed")
             child = self._child = Child(self.function, self._region.fd)
         reply = child.receive(_START_S)
-        if reply["kind"] == "error":
+        if "error" in reply:
             self._forget()
-            raise FunctionError.of(f"worker for {self.function} cannot start", reply)
+            raise FunctionError.of(f"worker for {self.function} cannot start", reply["error"])
         self._lost = False
         return child
 

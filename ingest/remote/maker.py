@@ -127,17 +127,11 @@ class UnitMaker:
 
     def rows(self, unit: Unit) -> pa.RecordBatch:
         """Returns the rows of a unit's parts, one part after the other, as batches hold them."""
-        groups = self._groups.row_groups
-        rows = (
-            groups[unit.file][unit.group]
-            if unit.file < len(groups) and unit.group < len(groups[unit.file])
-            else -1
-        )
-        if (
-            any(not part.start <= part.stop <= rows for part in unit.parts)
-            or rows < 0
-            or not unit.parts
-        ):
+        try:
+            rows = self._groups.row_groups[unit.file][unit.group]
+        except IndexError:
+            rows = -1
+        if not unit.parts or any(not part.start <= part.stop <= rows for part in unit.parts):
             raise RemoteError(f"{unit.description}: the table has no such rows")
         read = Read(
             unit.file,

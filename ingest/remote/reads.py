@@ -22,17 +22,15 @@ _MOST = 256
 def remote_reads(workers: str, given: LoaderInput) -> Asking:
     """Makes what one loader reads by, from the text in `workers`."""
     reading = given.config.reading
-    local_only = {
-        "a store that is slow or faulty on purpose": reading.files is not None
-        and reading.files.is_disturbed,
-        "what Petastorm's Reader is asked for": reading.petastorm.predicate is not None
-        or "TransformSpec" in given.code,
-    }
-    for what, wanted in local_only.items():
-        if wanted:
-            raise RemoteError(
-                f"workers={workers!r}: {what} works only in this process; leave one of the two out"
-            )
+    local_only = ""
+    if reading.files is not None and reading.files.is_disturbed:
+        local_only = "a store that is slow or faulty on purpose"
+    elif reading.petastorm.predicate is not None or "TransformSpec" in given.code:
+        local_only = "what Petastorm's Reader is asked for"
+    if local_only:
+        raise RemoteError(
+            f"workers={workers!r}: {local_only} works only in this process; leave one of the two out"
+        )
     source = given.table
     job = job_of(given)
     fleet_of = partial(

@@ -78,11 +78,12 @@ class ControlGroups:
         """Returns the cores that each group with a quota allows."""
         for groups in self.groups("cpu"):
             for folder in groups.path:
-                if groups.version == 2:
-                    quota, _, period = (text_of(folder / "cpu.max") or "max").partition(" ")
-                else:
-                    quota = text_of(folder / "cpu.cfs_quota_us") or ""
-                    period = text_of(folder / "cpu.cfs_period_us") or ""
+                names = (
+                    ("cpu.max",)
+                    if groups.version == 2
+                    else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                )
+                quota, _, period = " ".join(text_of(folder / n) or "" for n in names).partition(" ")
                 if quota.isdigit() and period.isdigit() and int(period):
                     yield int(quota) / int(period)
 
@@ -90,12 +91,8 @@ class ControlGroups:
         """Returns the groups that limit memory."""
         for groups in self.groups("memory"):
             for folder in groups.path:
-                text = (
-                    text_of(
-                        folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")
-                    )
-                    or "max"
-                )
+                name = "memory.max" if groups.version == 2 else "memory.limit_in_bytes"
+                text = text_of(folder / name) or ""
                 if text.isdigit() and int(text) < UNLIMITED:
                     yield MemoryGroup(groups.version, folder, int(text))
 
@@ -108,11 +105,10 @@ class ControlGroups:
             fields, tail = before.split(), after.split()
             if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
                 continue
-            kinds = ["cgroup2"] if tail[0] == "cgroup2" else tail[2].split(",")
-            mounts += [(kind, fields[3], fields[4]) for kind in kinds]
+            kinds = "cgroup2" if tail[0] == "cgroup2" else tail[2]
+            mounts += [(kind, fields[3], fields[4]) for kind in kinds.split(",")]
         for line in (self._text("cgroup") or "").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, group = rest.partition(":")
+            _, controllers, group = line.split(":", 2)
             version = 1 if controllers else 2
             if version == 1 and controller not in controllers.split(","):
                 continue

@@ -7,28 +7,17 @@ from importlib import metadata
 
 DISTRIBUTION = "sluice-recsys"
 """The name that pip knows this project by. The name `sluice` belongs to another project there."""
-EXTRAS = {
-    "deltalake": "table",
-    "pyiceberg": "iceberg",
-    "petastorm": "petastorm",
-    "fsspec": "petastorm",
-    "six": "petastorm",
-    "future": "petastorm",
-    "dill": "petastorm",
-    "diskcache": "petastorm",
-    "zmq": "petastorm",
-    "pandas": "petastorm",
-    "pyspark": "etl",
-    "py4j": "etl",
-    "safetensors": "tuning",
-    "torchrec": "trainer",
-    "fbgemm_gpu": "trainer",
-    "tensorboardX": "trainer",
-    "prometheus_client": "trainer",
-    "uvicorn": "serve",
-    "httptools": "serve",
+_PACKAGES = {
+    "table": "deltalake",
+    "iceberg": "pyiceberg",
+    "petastorm": "petastorm fsspec six future dill diskcache zmq pandas",
+    "etl": "pyspark py4j",
+    "tuning": "safetensors",
+    "trainer": "torchrec fbgemm_gpu tensorboardX prometheus_client",
+    "serve": "uvicorn httptools",
     "ray": "ray",
 }
+EXTRAS = {package: extra for extra, names in _PACKAGES.items() for package in names.split()}
 """A package, by the name that it is imported by, and the least extra that holds it."""
 OF_VERBS = {"train": "trainer", "evaluate": "trainer", "serve": "serve"}
 """A verb that needs more than one package, and the extra that holds all that it imports."""

@@ -43,13 +43,6 @@ def say(text: str) -> None:
         pass
 
 
-def print_utf8() -> None:
-    """Makes this program print UTF-8 in every locale."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-
-
 def command_of(argv: Sequence[str], known: Collection[str], usage: str) -> str | None:
     """Returns the command that a command line begins with. Without one, or with --help, prints the usage and returns
     None. Raises UsageError for an unknown command."""
@@ -76,12 +69,12 @@ def run(
     try:
         code = _run(main, sys.argv[1:] if argv is None else argv)
     except SystemExit as end:
-        code = end.code
+        code = end.code or DONE
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     if at_once:
-        os._exit(code if isinstance(code, int) else DONE if code is None else FAILED)
+        os._exit(code if isinstance(code, int) else FAILED)
     gc.freeze()  # Otherwise Python looks through all objects once more, which takes two seconds after torch.
     raise SystemExit(code)
 
@@ -89,7 +82,9 @@ def run(
 def _run(main: Callable[[list[str]], Mapping[str, Any] | None], argv: list[str]) -> int:
     """Runs `main` and prints its result, or what went wrong. Returns the exit code."""
     try:
-        print_utf8()
+        for stream in (sys.stdout, sys.stderr):  # this program prints UTF-8 in every locale
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         for word in argv:  # Arrow and stores take all names for UTF-8
             word.encode("utf-8" if _NAMES == "utf-8" else "ascii")
         code = DONE

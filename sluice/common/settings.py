@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -119,10 +119,7 @@ class Option:
 
 def setting(default: Any = MISSING, help: str = "", **how: Any) -> Any:
     """Returns a field of a settings class, with the properties of its `Option`. Without a default it is required."""
-    option = {"option": Option(help=help, **how)}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=dict, metadata=option)
-    return dataclasses.field(default=default, metadata=option)
+    return dataclasses.field(default=default, metadata={"option": Option(help=help, **how)})
 
 
 def read(
@@ -144,10 +141,8 @@ def read(
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         _add(groups[title], field, hint)
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in parser.read(argv).items()
-    }
+    given = parser.read(argv)
+    return given | {name: (*value,) for name, value in given.items() if isinstance(value, list)}
 
 
 def parse(
@@ -164,29 +159,22 @@ def parse(
 
 def make(kind: type[T], given: Given, **known: Any) -> T:
     """Returns the settings of this class from given values, known values, and defaults, in this order."""
-    hints = get_type_hints(kind)
-    return kind(
-        **{
-            f.name: make(hints[f.name], given)
-            if dataclasses.is_dataclass(hints[f.name])
-            else given[f.name]
-            for f in dataclasses.fields(kind)  # type: ignore[arg-type]
-            if f.name not in known and (dataclasses.is_dataclass(hints[f.name]) or _said(f, given))
-        },
-        **known,
-    )
+    parts = {
+        name: make(hint, given)
+        for name, hint in get_type_hints(kind).items()
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and name not in known
+    }
+    return kind(**(_said(kind, given) | parts | known))
 
 
 def replaced(settings: T, given: Given, **known: Any) -> T:
     """Returns these settings with the given and the known values replaced."""
-    found: dict[str, Any] = {}
-    for f in dataclasses.fields(settings):  # type: ignore[arg-type]
-        value = getattr(settings, f.name)
-        if dataclasses.is_dataclass(value):
-            found[f.name] = replaced(value, given)
-        elif _said(f, given):
-            found[f.name] = given[f.name]
-    return dataclasses.replace(settings, **(found | known))  # type: ignore[type-var]
+    parts = {
+        f.name: replaced(part, given)
+        for f in dataclasses.fields(settings)  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(part := getattr(settings, f.name))
+    }
+    return dataclasses.replace(settings, **(_said(settings, given) | parts | known))  # type: ignore[type-var]
 
 
 def check(settings: Any, error: type[UsageError] = OptionError) -> None:
@@ -197,15 +185,15 @@ def check(settings: Any, error: type[UsageError] = OptionError) -> None:
         if option is None or value is None:
             continue
         kind, many = _kind(hints[f.name])
-        problem = next(
-            filter(None, (option.problem(one, kind) for one in (value if many else (value,)))), ""
-        )
-        if problem:
-            raise error(f"{_flags(f)[0]}: {problem}")
+        for one in value if many else (value,):
+            if problem := option.problem(one, kind):
+                raise error(f"{_flags(f)[0]}: {problem}")
 
 
-def _said(field: dataclasses.Field[Any], given: Given) -> bool:
-    return "option" in field.metadata and field.name in given
+def _said(settings: Any, given: Given) -> Given:
+    """Returns the given values of the fields that are options."""
+    names = [f.name for f in dataclasses.fields(settings) if "option" in f.metadata]
+    return {name: given[name] for name in names if name in given}
 
 
 def _options(kind: type) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -225,11 +213,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
     """Returns the type of one value, and whether there are several."""
     if get_origin(hint) in (Union, UnionType):
         hint = next(one for one in get_args(hint) if one is not type(None))
-    return (
-        (get_args(hint)[0], True)
-        if get_origin(hint) is tuple
-        else (get_origin(hint) or hint, False)
-    )
+    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
 
 
 def _flags(field: dataclasses.Field[Any]) -> tuple[str, ...]:
@@ -246,7 +230,7 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     option: Option = field.metadata["option"]
     kind, many = _kind(hint)
     how: dict[str, Any] = {} if option.positional else {"dest": field.name}
-    required = field.default is MISSING and field.default_factory is MISSING and not option.later
+    required = field.default is MISSING and not option.later
     if kind is bool:
         how["action"] = "store_false" if field.default else "store_true"
     else:
@@ -292,7 +276,7 @@ def _reader(option: Option, kind: type, commas: bool) -> Callable[[str], Any]:
 
     def one(text: str) -> Any:
         try:
-            value = (option.parse or _pairs if kind is dict else option.parse or kind)(text)
+            value = (option.parse or kind)(text)
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:
@@ -302,11 +286,3 @@ def _reader(option: Option, kind: type, commas: bool) -> Callable[[str], Any]:
         return value
 
     return (lambda text: tuple(one(part) for part in text.split(",") if part)) if commas else one
-
-
-def _pairs(text: str) -> Mapping[str, str]:
-    """Reads `COLUMN=KIND,…`."""
-    pairs = [part.partition("=") for part in text.split(",") if part]
-    if not all(name and equals and value for name, equals, value in pairs):
-        raise UsageError(f"{text!r}: write COLUMN=KIND[:ROWS…], with commas between")
-    return {name: value for name, _, value in pairs}

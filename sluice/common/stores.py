@@ -109,23 +109,22 @@ class Place:
     @property
     def delta(self) -> dict[str, Any]:
         """The arguments with which delta-rs opens a table here."""
-        options = dict[str, str]()
-        if self._endpoint:
-            options["AWS_ENDPOINT_URL"] = self._endpoint
-        # delta-rs refuses plain HTTP unless it is allowed.
-        if self._endpoint.startswith("http://"):
-            options["AWS_ALLOW_HTTP"] = "true"
-        if "region" in self.options:
-            options["AWS_REGION"] = self.options["region"]
+        options = {
+            "AWS_ENDPOINT_URL": self._endpoint,
+            # delta-rs refuses plain HTTP unless it is allowed.
+            "AWS_ALLOW_HTTP": "true" if self._endpoint.startswith("http://") else "",
+            "AWS_REGION": self.options.get("region", ""),
+        }
         # A delayed path is a local path for delta-rs.
         uri = self.name.rstrip("/") if self.scheme else os.path.abspath(self.path)
-        return {"table_uri": uri, "storage_options": options or None}
+        return {"table_uri": uri, "storage_options": _without_empty(options) or None}
 
     @property
     def iceberg(self) -> dict[str, str]:
         """The properties with which pyiceberg opens this place."""
-        properties = {"s3.endpoint": self._endpoint, "s3.region": self.options.get("region", "")}
-        return {name: value for name, value in properties.items() if value}
+        return _without_empty(
+            {"s3.endpoint": self._endpoint, "s3.region": self.options.get("region", "")}
+        )
 
     def files(self, *, attempts: int | None = None) -> tuple[pafs.FileSystem, str]:
         """Returns the file system, and the path in it. `attempts` limits the attempts of each request to S3,
@@ -174,6 +173,10 @@ class Place:
         """Opens the file for reading."""
         files, path = self.files()
         return files.open_input_file(path)
+
+
+def _without_empty(texts: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if text}
 
 
 def plain_path(uri: str) -> str:

@@ -45,7 +45,6 @@ _SETTLED = 2 / 3  # of the time, after which rates count as settled
 
 def run_bench(options: BenchOptions) -> dict[str, Any]:
     """Loads as the options say, prints what happens and what would help, and returns the figures."""
-    reader = reader_of(options.reader)
     policies.make(options.tuning)  # a wrong name is reported before anything is opened
     conditions = RunConditions(
         options.table[0], options.conditions, options.quarantine, options.store_latency_ms
@@ -70,7 +69,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
                     streams=options.streams,
                     window_rows=options.window_rows,
                 ),
-                reading=conditions.reading(reader),
+                reading=conditions.reading(reader_of(options.reader)),
                 errors=conditions.errors,
                 workers=conditions.workers,
             )
@@ -87,13 +86,19 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
             f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch{left}; "
             f"needs at least {loader.memory_need}; {loader.knobs}"
         )
-        outcome, what_would_help = _load(options, loader, conditions, memory, folder)
-    if folder is not None:
-        told = outcome["outcome"]
-        report = page.written(folder.path, say)
-        outcome |= {"report": report and str(report), "occasions": told["occasions"]}
-        for text in (*last_lines(told), *([f"report: {report}"] if report else [])):
-            say(text)
+        # A fault on purpose is marked when it happens, not when it is noticed.
+        record = _Record(folder, "fault" if options.conditions.inject else "occasion")
+        outcome, what_would_help = _load(options, loader, conditions, memory, record)
+        if folder is not None:
+            told = outcome["outcome"] = summary(Run.read(folder.path), outcome)
+            if told["rows_per_s_settled"] is not None:  # as the report has it
+                outcome["rows_per_s_settled"] = round(told["rows_per_s_settled"])
+                outcome["stall_fraction_settled"] = round(told["stall_settled"], 4)
+            record.write("event", {"kind": "end", **outcome})
+            report = page.written(folder.path, say)
+            outcome |= {"report": report and str(report), "occasions": told["occasions"]}
+            for text in (*last_lines(told), *([f"report: {report}"] if report else [])):
+                say(text)
     say(what_would_help)
     if outcome["order_hash"] is None:
         say("no epoch was finished, so there is no order hash; give more --seconds")
@@ -105,12 +110,10 @@ def _load(
     loader: BatchLoader,
     conditions: RunConditions,
     memory: KnobMemory,
-    folder: RunFolder | None,
+    record: _Record,
 ) -> tuple[dict[str, Any], str]:
     """Loads for the requested time. Returns the figures, and what would help."""
     policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
-    # A fault on purpose is marked when it happens, not when it is noticed.
-    record = _Record(folder, "fault" if options.conditions.inject else "occasion")
     controller = Controller(
         loader,
         policy,
@@ -119,7 +122,14 @@ def _load(
         looks=partial(record.write, "look"),
         learned=memory.learned,
     )
-    peak = _Peak(loader.memory_used)
+    peak_bytes = 0
+
+    def look_at_memory() -> bool:
+        nonlocal peak_bytes
+        peak_bytes = max(peak_bytes, loader.memory_used())
+        return True
+
+    peak = Ticker("sluice-peak", lambda: _PEAK_S, look_at_memory)
     begun = loader.snapshot()
     with ExitStack() as stack:
         stack.callback(peak.stop)
@@ -138,11 +148,11 @@ def _load(
         measured = rates(begun, loader.snapshot())
         what_would_help = advice(measured.joined(knobs, loader.limits)) if measured else ""
         memory.finish(policy=policy.name, learned=controller.learned())
-        peak.look()
+        look_at_memory()
         loader.close()
         outcome = {
             **figures,
-            "peak_bytes": peak.bytes,
+            "peak_bytes": peak_bytes,
             "decisions": controller.decisions,
             "opening": controller.opening,
             "knobs": knobs.to_dict(),
@@ -151,13 +161,6 @@ def _load(
             "reader": loader.reader,
             **conditions.outcome(loader),
         }
-    if folder is not None:
-        told = summary(Run.read(folder.path), outcome)
-        outcome["outcome"] = told
-        if told["rows_per_s_settled"] is not None:  # as the report has it
-            outcome["rows_per_s_settled"] = round(told["rows_per_s_settled"])
-            outcome["stall_fraction_settled"] = round(told["stall_settled"], 4)
-        record.write("event", {"kind": "end", **outcome})
     return outcome, what_would_help
 
 
@@ -203,18 +206,15 @@ def consume(
 
 def measurement(metric: Mapping[str, Any]) -> str:
     """Describes the pipeline and each of its stages at a look of the agent, in one line."""
-    words = [
-        f"{metric['rows_per_s']:,.0f} rows/s",
-        f"stall {percent(metric['stall'])}",
-        f"{metric['cpu']:.1f} of {metric['cpu_quota']:.3g} cores",
-        format_bytes(metric["memory_used"]),
-        *([f"held back {times}× for memory"] if (times := metric["held_back"]) else []),
-    ]
+    held = f", held back {times}× for memory" if (times := metric["held_back"]) else ""
     stages = (
         f"{name} {stage['busy']:.1f} of {stage['workers']} busy"
         for name, stage in metric["stages"].items()
     )
-    return f"{', '.join(words)} | {'; '.join(stages)}"
+    return (
+        f"{metric['rows_per_s']:,.0f} rows/s, stall {percent(metric['stall'])}, {metric['cpu']:.1f} of "
+        f"{metric['cpu_quota']:.3g} cores, {format_bytes(metric['memory_used'])}{held} | {'; '.join(stages)}"
+    )
 
 
 def advice(measured: PipelineRates) -> str:
@@ -222,8 +222,9 @@ def advice(measured: PipelineRates) -> str:
     waited = f"the trainer waited {percent(measured.stall)} of its time"
     if measured.stall < _NOISE:
         return f"{waited}: a faster loader brings nothing"
-    busy = {name: stage.busy / stage.workers for name, stage in measured.stages.items()}
-    slowest = max(busy, key=lambda name: busy[name])
+    share, slowest = max(
+        (stage.busy / stage.workers, name) for name, stage in measured.stages.items()
+    )
     gain = 1 / max(1 - measured.stall, 1e-9)
     most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
     what = (
@@ -232,21 +233,9 @@ def advice(measured: PipelineRates) -> str:
         else "only more cores or --workers on other hosts help"
     )
     return (
-        f"{waited}{most}; the busiest stage is {slowest} ({percent(min(busy[slowest], 1.0))}), with "
+        f"{waited}{most}; the busiest stage is {slowest} ({percent(min(share, 1.0))}), with "
         f"{measured.cpu:.1f} of {measured.cpu_quota:.3g} cores in use: {what}"
     )
-
-
-class _Peak(Ticker):
-    """Keeps the peak of memory while it runs."""
-
-    def __init__(self, memory_used: Callable[[], int]) -> None:
-        super().__init__("sluice-peak", lambda: _PEAK_S, self.look)
-        self.bytes, self._memory_used = 0, memory_used
-
-    def look(self) -> bool:
-        self.bytes = max(self.bytes, self._memory_used())
-        return True
 
 
 class _Record:

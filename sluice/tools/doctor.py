@@ -46,9 +46,9 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
         *checks.check_orphans(options.clean),
         *(checks.check_table(options.table, options.code) if options.table else ()),
     ]
-    result: dict[str, Any] = {
+    result = {
         "problems": [
-            f"{one.what}: {one.value}" + (f" ({one.advice})" if one.advice else "")
+            f"{one.what}: {one.value} ({one.advice})".removesuffix(" ()")
             for one in findings
             if one.well is False
         ],

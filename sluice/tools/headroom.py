@@ -44,13 +44,12 @@ class Headroom:
 
     @property
     def verdict(self) -> str:
+        nearly = "nearly " if self.loading < self.consumer else ""
+        what = f"balanced: loading alone {nearly}keeps up, but together "
         if self.stall < _COUNTS:
             what = "consumer-bound: "
         elif self.loading < _KEEPS_UP * self.consumer:
             what = "input-bound: "
-        else:
-            nearly = "nearly " if self.loading < self.consumer else ""
-            what = f"balanced: loading alone {nearly}keeps up, but together "
         best = (
             f"a faster loader brings at best +{self.gain:.0%}"
             if self.gain < _NO_STEP
@@ -60,13 +59,12 @@ class Headroom:
 
     def __str__(self) -> str:
         """Formats a table whose first line is the verdict."""
-        rates = {
-            "consumer alone, on cached batches": self.consumer,
-            "loading alone": self.loading,
-            "both together": self.together,
-        }
-        lines = [f"  {name:36} {rate:14,.4g} batches/s" for name, rate in rates.items()]
-        return "\n".join([self.verdict, *lines])
+        return (
+            f"{self.verdict}\n"
+            f"  consumer alone, on cached batches    {self.consumer:14,.4g} batches/s\n"
+            f"  loading alone                        {self.loading:14,.4g} batches/s\n"
+            f"  both together                        {self.together:14,.4g} batches/s"
+        )
 
 
 def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> tuple[float, float]:

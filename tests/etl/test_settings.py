@@ -23,7 +23,6 @@ def size(text: str) -> int:
 class Inner:
     title = "model"
     layers: tuple[int, ...] = setting((8, 4), "sizes", least=1)
-    kinds: dict[str, str] = setting({}, "a kind each", metavar="COLUMN=KIND,…")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ def test_what_is_given_is_told_from_a_default():
 def test_every_kind_of_value_arrives():
     words = (
         "--no-shuffle --mode append --limit 64MiB --rate=2 --share 1 --follow --mine a --mine b "
-        "--out o --best --layers 3,2 --kinds C1=x:1,C2=y"
+        "--out o --best --layers 3,2"
     )
     assert outer(*words.split()) == Outer(
         data="t",
@@ -77,7 +76,7 @@ def test_every_kind_of_value_arrives():
         mine=("a", "b"),
         out=Path("o"),
         best=True,
-        inner=Inner(layers=(3, 2), kinds={"C1": "x:1", "C2": "y"}),
+        inner=Inner(layers=(3, 2)),
     )
     assert outer("--follow", "parts").follow == "parts"
 
@@ -96,12 +95,12 @@ def test_words_of_an_option_that_is_given_again_are_added():
 
 def test_what_is_given_replaces_what_a_run_recorded_and_nothing_else_does():
     recorded = outer("--rate", "3", "--layers", "7")
-    given = read(Outer, argv=["u", "--kinds", "C1=x", "--seed", "0"], prog="p")
+    given = read(Outer, argv=["u", "--seed", "0"], prog="p")
     assert replaced(recorded, given, ranks=4) == Outer(
-        data="u", rate=3.0, ranks=4, inner=Inner(layers=(7,), kinds={"C1": "x"})
+        data="u", rate=3.0, ranks=4, inner=Inner(layers=(7,))
     )
     assert make(Outer, given, seed=9).seed == 9
-    assert asdict(recorded)["inner"] == {"layers": (7,), "kinds": {}}
+    assert asdict(recorded)["inner"] == {"layers": (7,)}
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ class CommandFailed(Exception):
 
 def call(verb: str, *words: object) -> dict[str, Any]:
     """Returns the JSON object with which a command ends."""
-    module, first, _ = VERBS[verb]
+    module, _ = VERBS[verb]
     said = io.StringIO()
-    argv = [*([first] if first else []), *map(str, words)]
+    argv = [*([verb] if module.endswith("__main__") else []), *map(str, words)]
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         try:
             return dict(import_module(module).main(argv))

@@ -100,8 +100,8 @@ def test_each_fault_happens_once_and_is_recorded():
         "did": "reads wait for 5 s",
     }
     assert len(events) == 2
-    assert run.happened == ["slow-transform=2@5s", "stall-store=5s@2s"]
-    assert run.missed == []
+    happened = ["slow-transform=2@5s", "stall-store=5s@2s"]
+    assert run.outcome == {"happened": happened, "missed": []}
 
 
 def idle_processes(count):
@@ -115,13 +115,13 @@ def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
     victims, events = [], []
     run = injection("kill-worker@0s", events.append, worker_pids=victims)
     run.step()
-    assert run.missed == ["kill-worker=1@0s"]
+    assert run.outcome["missed"] == ["kill-worker=1@0s"]
     [worker] = idle_processes(1)
     victims.append(worker.pid)
     run.step()
     worker.communicate()
     assert worker.returncode == -signal.SIGKILL
-    assert run.missed == []
+    assert not run.outcome["missed"]
 
 
 @pytest.mark.parametrize(("strength", "hit"), [(1, 1), (2, 2), (float("inf"), 3)])

@@ -83,7 +83,7 @@ def test_what_the_function_does_not_return_stays_as_it_left_it():
 
 def test_items_of_one_size_share_their_memory_and_the_last_result_outlives_the_worker():
     with WorkerProcess(NAME + "double") as worker:
-        held = {worker.call(A) and worker.shared_bytes for _ in range(20)}
+        held = {worker.call(A) and worker._region.size for _ in range(20)}
         last = worker.call(A)["a"]
     assert len(held) == 1
     assert (last == A["a"] * 2).all()
@@ -107,7 +107,7 @@ def test_items_of_one_size_share_their_memory_and_the_last_result_outlives_the_w
 def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
     with WorkerProcess(NAME + "fail") as worker:
         worker.call({"kind": np.zeros(0, np.uint8)})
-        pid, held = worker.pid, worker.shared_bytes
+        pid, held = worker.pid, worker._region.size
         for _ in range(3):
             with raises(FunctionError, "part-0 row group 3") as caught:
                 worker.call({"kind": np.frombuffer(kind.encode(), np.uint8)}, "part-0 row group 3")
@@ -118,7 +118,7 @@ def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
         assert len(str(error)) < 20_000
         assert "worker_functions.py" in error.trace or kind in ("list", "objects")
         assert worker.call({"kind": np.zeros(0, np.uint8)}) is not None
-        assert (worker.pid, worker.shared_bytes) == (pid, held)
+        assert (worker.pid, worker._region.size) == (pid, held)
 
 
 def test_a_function_that_is_not_there_is_an_error_at_the_start():
@@ -297,7 +297,7 @@ def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
         pid = worker.pid
         with raises(SharedMemoryError, "shared memory", "MiB", "backend=thread"):
             worker.call(columns)
-        assert sum(charges) == worker.shared_bytes
+        assert sum(charges) == worker._region.size
         assert worker.call({"count": np.array([2])})["out"].tolist() == [7.0, 7.0]
         assert worker.pid == pid, "the worker lives"
     assert sum(charges) == 0

@@ -173,9 +173,7 @@ class StormChild(Child):
         try:
             self._fate.meet(self)
             function = child_main.load(self._function)
-            protocol.send(self, {"kind": "ready"})  # type: ignore[arg-type]
-            server = child_main._Server(self, function, self._region)  # type: ignore[arg-type]
-            server.run()
+            child_main.serve(self, function, self._region)  # type: ignore[arg-type]
         except protocol.Gone:
             pass
         finally:
