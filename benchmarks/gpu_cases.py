@@ -28,6 +28,7 @@ from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training.assemble import parts_of
 from sluice.dlrm.training.input_checks import BatchChecker
+from sluice.dlrm.training.step_figures import StepFigures
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.ingest.batch import Batch
 
@@ -147,17 +148,18 @@ def train_case(here: Ranks, name: str, folder: Path, *, steps: int, rows: int) -
         checkpoints=checkpoints,
         validator=Mock(),
         journal=Mock(),
+        figures=StepFigures(here),
         synced_batches=SyncedBatches(here),
     )
     start = CheckpointMeta(
         config={}, version=0, fingerprint={}, columns=ROWS, dense=DENSE, trained={}
     )
     with closing(checkpoints):
-        outcome = trainer.train(start)
+        trainer.train(start)
         checkpoints.wait()
     return {
         "losses": [call.args[0]["loss"] for call in trainer.journal.metric.call_args_list],
-        "samples_per_s": outcome.timing.samples_per_s,
+        "samples_per_s": trainer.figures.samples_per_s,
         "backend": dist.get_backend(),
     }
 

@@ -39,6 +39,7 @@ from sluice.ingest.machine import Machine
 _FIRST_SPEAKS_S = 10.0
 
 
+@without_collections()
 def main(argv: list[str]) -> dict[str, Any] | None:
     first, in_touch = os.environ.get("RANK", "0") == "0", False
     ending = RankExit(first=first)
@@ -47,8 +48,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         given = options.parse(argv, __doc__)
         quiet()
         wait_briefly(os.environ, Machine().cores())
-        with without_collections():
-            from sluice.dlrm.session.run import open_run
+        from sluice.dlrm.session.run import open_run
 
         training_run = open_run(given)
         if "check" in given:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from sluice.agent.report import narrative, page
 from sluice.agent.report.run_folder import RunFolder, check_unused
-from sluice.common.collector import without_collections
 from sluice.common.errors import Preempted
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.follow import versions
@@ -149,13 +148,10 @@ class TrainingSession:
         """Trains on one version of the table after the other, until none follows. Returns the result of the last
         one."""
         # This import takes seconds. Signals are answered meanwhile.
-        with without_collections():
-            from sluice.dlrm.session.version import train_version
+        from sluice.dlrm.session.version import train_version
 
-        result = None
-        while result is None:
+        while (result := train_version(self)) is None:
             gc.collect()  # The model of the version before is freed before the next one is made.
-            result = train_version(self)
         return {**result, "ranks": self.ranks.ranks, "run": str(self.run.folder)}
 
     def journal(self) -> Journal:

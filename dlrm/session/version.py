@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import time
 from contextlib import ExitStack, suppress
@@ -27,6 +28,7 @@ from sluice.dlrm.session.train import TrainingSession
 from sluice.dlrm.session.trainer import Trainer, TrainingOutcome
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.input_checks import BatchChecker
+from sluice.dlrm.training.step_figures import StepFigures
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -64,6 +66,10 @@ def train_version(session: TrainingSession) -> dict[str, Any] | None:
         stack.callback(trainer.checkpoints.close)
         _restore(run, trainer, knobs_known=knobs_known)
         _report_start(run, trainer, plan, time.perf_counter() - started_at)
+        # No collection has run since the program began. None will visit what exists now: it lives as long as the model.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
+        gc.enable()
         if config.follow == "parts" and run.changes is not None:
             journal.say("before it is trained on:")
             with suppress(Stopped):
@@ -117,7 +123,7 @@ def _make_trainer(
         checkpoints=checkpoints,
         validator=validator,
         journal=journal,
-        hosts=ranks.gather_objects(platform.node()),
+        figures=StepFigures(ranks, ranks.gather_objects(platform.node())),
     )
 
 
@@ -214,7 +220,7 @@ def _evaluate_at_end(
     run: TrainingRun, trainer: Trainer, outcome: TrainingOutcome
 ) -> dict[str, Any]:
     """Evaluates the model on its test split, unless the run was asked to stop. Returns the figures of the run."""
-    meta, splits = outcome.meta, run.table.splits
+    meta, splits, timed = outcome.meta, run.table.splits, trainer.figures
     figures: dict[str, Any] = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows"))
     split = None
     if not outcome.stopped:
@@ -233,15 +239,13 @@ def _evaluate_at_end(
         )
     set_aside = trainer.feed.quarantined["rows_set_aside"]
     peaks_bytes, first_batches_s, rows_set_aside = zip(
-        *trainer.world.gather_objects(
-            (outcome.peak_bytes, outcome.first_batch_s or 0.0, set_aside)
-        ),
+        *trainer.world.gather_objects((timed.peak_bytes, timed.first_batch_s or 0.0, set_aside)),
         strict=True,
     )
     return {
         **figures,
-        "samples_per_s": round(outcome.timing.samples_per_s, 1),
-        "stall_fraction": round(outcome.timing.stall, 5),
+        "samples_per_s": round(timed.samples_per_s, 1),
+        "stall_fraction": round(timed.stall, 5),
         "first_batch_s": round(max(first_batches_s), 3),
         "peak_bytes": sum(peaks_bytes),
         "steps": meta.step,

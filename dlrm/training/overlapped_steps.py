@@ -10,13 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
-from sluice.dlrm.model.ranker import loss_of
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.assemble import TrainingParts
-from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.model_input import ModelInput
 from sluice.dlrm.training.synced_batches import TrainingStep
 from sluice.ingest.batch import Batch
@@ -39,12 +38,17 @@ class OverlappedSteps:
     """Makes training steps. Call `pause()` before the model is used for anything else. The next step continues."""
 
     def __init__(
-        self, parts: TrainingParts, world: Ranks, guard: FiniteGuard, update: Callable[[], None]
+        self,
+        parts: TrainingParts,
+        world: Ranks,
+        compute_loss: Callable[[ModelInput, int, Batch], Tensor | None],
+        update: Callable[[], None],
     ) -> None:
-        """`update` is called after each backward pass."""
+        """`compute_loss` gets a batch twice: as the model takes it, and as it was loaded. `update` is called after each
+        backward pass."""
         self._parts = parts
         self._ranks = world.ranks
-        self._guard = guard
+        self._compute_loss = compute_loss
         self._update = update
         self._step = 0
         self._skipped = False
@@ -64,14 +68,10 @@ class OverlappedSteps:
 
     def _forward(self, sample: ModelInput | None) -> tuple[Tensor, Tensor]:
         assert sample is not None
-        self._parts.rates.set_step(self._step)
-        logits = self._parts.model(sample.dense, sample.sparse, sample.rows)
-        loss = loss_of(logits, sample.label, sample.weight, sample.rows)
-        if self._guard.skips:
-            batch = self._started[0].batch
-            self._skipped = not self._guard.admits(self._step + 1, (batch.epoch, batch.step), loss)
-            if self._skipped:  # the pipeline makes its backward pass through nothing
-                return loss.new_zeros((), requires_grad=True), loss.detach()
+        loss = self._compute_loss(sample, self._step, self._started[0].batch)
+        self._skipped = loss is None
+        if loss is None:  # the pipeline makes its backward pass through nothing
+            loss = torch.zeros((), device=sample.label.device, requires_grad=True)
         return loss, loss.detach()
 
     def steps(

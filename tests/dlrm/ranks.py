@@ -29,6 +29,7 @@ from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
 from sluice.dlrm.training.finite_guard import NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
+from sluice.dlrm.training.step_figures import StepFigures
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.ingest.errors import LoaderError
 from tests.dlrm.rig import (
@@ -212,6 +213,7 @@ def trainer_of(
         checkpoints=saved,
         validator=SimpleNamespace(evaluate_and_check=evaluate),
         journal=SimpleNamespace(metric=observe, event=lambda _: None, warn=lambda *_: None),
+        figures=StepFigures(here),
         **{"synced_batches": SyncedBatches(here), **more},
     )
 
@@ -349,7 +351,7 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
         ),
         "loss": abs(lines[-1]["loss"] - loss.item()),
         "rows": outcome.meta.rows - ROWS,
-        "timed": outcome.timing.rows,
+        "timed": trainer.figures.rows,
     }
 
 

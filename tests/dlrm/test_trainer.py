@@ -13,9 +13,10 @@ import torch
 
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import packed, unpacked
-from sluice.dlrm.session.trainer import Trainer, late_rank, slow_rank
+from sluice.dlrm.session.trainer import Trainer
 from sluice.dlrm.training.finite_guard import FiniteGuard, NotANumber
 from sluice.dlrm.training.input_checks import BatchChecker
+from sluice.dlrm.training.step_figures import StepFigures, late_rank, slow_rank
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import DENSE, META, SIZES, batch
 from tests.raises import raises
@@ -147,25 +148,26 @@ def run(
         journal=SimpleNamespace(metric=lines.append, event=lambda _: None, warn=lambda *_: None),
         clock=clock,
         own_clock=lambda: clock.own,
-        hosts=["host0", "host1"],
-        memory_used=lambda: 7,
+        figures=StepFigures(here, ["host0", "host1"], memory_used=lambda: 7),
         synced_batches=SyncedBatches(
             here, lambda: stop_at is not None and clock.now >= stop_at, clock
         ),
     )
     trainer.loss = loss
     meta = replace(META, **(begun or {}))
-    return trainer.train(meta), lines, done
+    outcome = trainer.train(meta)
+    found = SimpleNamespace(meta=outcome.meta, stopped=outcome.stopped, figures=trainer.figures)
+    return found, lines, done
 
 
 def test_the_stall_is_the_wait_in_next_alone():
     """5 steps wait 4 × 2 s (the first batch, 3 s, is told apart) and compute 5 × 6 s; saving counts nowhere."""
     outcome, lines, _ = run(5)
-    assert outcome.first_batch_s == 3
-    assert outcome.timing.wait_s == 8
-    assert outcome.timing.compute_s == 30
-    assert outcome.timing.stall == pytest.approx(8 / 38)
-    assert outcome.timing.samples_per_s == pytest.approx(5 * ROWS / 38)
+    assert outcome.figures.first_batch_s == 3
+    assert outcome.figures.wait_s == 8
+    assert outcome.figures.compute_s == 30
+    assert outcome.figures.stall == pytest.approx(8 / 38)
+    assert outcome.figures.samples_per_s == pytest.approx(5 * ROWS / 38)
     assert [line["step"] for line in lines] == [2, 4, 5]
     assert lines[1]["stall"] == pytest.approx(4 / 16)
 
@@ -302,4 +304,4 @@ def test_a_checkpoint_falls_on_every_nth_step_and_none_twice():
 
 
 def test_the_peak_is_what_was_seen():
-    assert run(3)[0].peak_bytes == 7
+    assert run(3)[0].figures.peak_bytes == 7
