@@ -32,7 +32,6 @@ from sluice.dlrm.ranks import Ranks, machine, world
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
-from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import Batch
 from sluice.ingest.loader import BatchLoader
@@ -89,10 +88,7 @@ def learned(
             rows += batch.rows
         seconds, core_s = time.perf_counter() - began, time.process_time() - worked
     with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches:
-        checker = BatchChecker(
-            {t.name: t.rows for t in now.layout.columns}, batches.dense_names, split
-        )
-        quality = evaluate(parts, batches, checker, here).quality
+        quality = evaluate(parts, batches, split, here).quality
     return {
         "auc": quality.auc,
         "samples_per_s": rows / seconds,

@@ -108,7 +108,6 @@ class EvaluationRequest:
         from sluice.dlrm.evaluation.split import evaluate
         from sluice.dlrm.ranks import machine, world
         from sluice.dlrm.training import assemble, loaders
-        from sluice.dlrm.training.input_checks import BatchChecker
 
         with (
             world() as members,
@@ -121,8 +120,7 @@ class EvaluationRequest:
                 config, planned.layout, len(batches.dense_names), planned.placement, members
             )
             Checkpoint(checkpoint).load(parts, members, optimisers=False)
-            checker = BatchChecker.of(planned.layout, batches, self.split)
-            findings = evaluate(parts, batches, checker, members)
+            findings = evaluate(parts, batches, self.split, members)
             return findings if members.first else None
 
 

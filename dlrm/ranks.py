@@ -126,12 +126,6 @@ class Ranks:
         dist.all_reduce(values, group=self.control)
         return values
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Equally long CPU tensors of all ranks, one after the other, on every rank."""
-        parts = [torch.empty_like(values) for _ in range(self.ranks)]
-        dist.all_gather(parts, values, group=self.control)
-        return torch.cat(parts)
-
     def gather_objects(self, value: Any, group: Any = None) -> list[Any]:
         """Gives every rank one small value of each rank, in the order of ranks; `sluice.dlrm.ranks.gather` says what a
         value may be. It goes over `control`, unless another group is named."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import resource
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -17,7 +17,7 @@ from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.program import run, say
-from sluice.dlrm.telemetry.journal import TrainingProgress, written_journal
+from sluice.dlrm.telemetry.journal import Journal, TrainingProgress
 from sluice.ingest.choices import Errors
 from sluice.ingest.stages.quarantine import Quarantine, QuarantineError
 from tests.agent.fake import FakeStage
@@ -51,7 +51,8 @@ def metric(step: int) -> dict:
 def test_a_log_without_room_stops_no_training_and_holds_whole_lines(tmp_path, said, size):
     """The curves' file is the first to be full, or, where that was made before, the metrics'."""
     folder = RunFolder.create(tmp_path / "run", {"kind": "train"})
-    with written_journal(folder) as journal:
+    with closing(Journal()) as journal:
+        journal.open(folder)
         for step in range(50):
             journal.metric(metric(step))
         with no_more_than(size):

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import uuid
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from benchmarks.small_table import small_table
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime.saved_state import KnobContext, Registry, SavedState
-from sluice.dlrm.telemetry.journal import written_journal
+from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.table.pins import PinKeeper
@@ -59,9 +59,10 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         table = small_table(place / "table", rows=20, files=1, splits={"train": 1.0})
         with (
             RunFolder.create(place / "run", {"kind": "train"}) as folder,
-            written_journal(folder) as journal,
+            closing(Journal()) as journal,
         ):
-            journal.event({"kind": "start"})
+            journal.open(folder)
+            journal.event({"kind": "start", "steps": 1})
             journal.metric(
                 {"kind": "train", "step": 1, "loss": 0.5, "samples_per_s": 1.0, "stall": 0.0}
             )

@@ -54,16 +54,17 @@ class Findings:
 def evaluate(
     parts: TrainingParts,
     feed: BatchLoader,
-    checker: BatchChecker,
+    split: str,
     world: Ranks,
     *,
     exact_rows: int = EXACT_ROWS,
     singles: SingleColumns | None = None,
     through: Callable[[Any], Iterable[Batch]] = iter,
 ) -> Findings:
-    """Evaluates all batches of `through(feed)` on all ranks. Rows of weight 0 are ignored. `through` may end the
-    evaluation early. `singles` receives each batch."""
+    """Evaluates all batches of `through(feed)` on all ranks. The batches are those of a split. Rows of weight 0 are
+    ignored. `through` may end the evaluation early. `singles` receives each batch."""
     names = list(feed.sparse_names)
+    checker = BatchChecker.of(parts.layout, feed, split)
     kept: list[Array] = []
     binned: Binned | None = None
     ranges = _Ranges(len(feed.dense_names), len(names))

@@ -22,7 +22,6 @@ from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.training import loaders
 from sluice.dlrm.training.assemble import TrainingParts
-from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.etl.table.table import FeatureTable
 
@@ -67,7 +66,7 @@ class Validator:
             findings = evaluate(
                 self.parts,
                 batches,
-                BatchChecker.of(self.parts.layout, batches, split),
+                split,
                 world,
                 singles=singles if is_first else None,
                 through=self.synced_batches.all_of,

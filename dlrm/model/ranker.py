@@ -204,8 +204,10 @@ class Ranker(nn.Module):
         # of a slice for each table takes ten times as long.
         pooled = found.to_dict() if isinstance(found, KeyedTensor) else found
         vectors = torch.stack([pooled[name] for name in self._own], 1)
-        if self._decay:
-            vectors = decayed(vectors, self._decay / (rows or len(dense)))
+        if self._decay and vectors.requires_grad:
+            # The gradient of rate/2 · ‖x‖². The fused kernels silently ignore weight decay on a CPU.
+            rate, values = self._decay / (rows or len(dense)), vectors.detach()
+            vectors.register_hook(lambda gradient: gradient + rate * values)  # type: ignore[no-untyped-call]
         inputs = [dense, vectors]
         if self._wide:
             inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
@@ -216,29 +218,6 @@ class Ranker(nn.Module):
                 inputs += [history, lengths, vectors[:, self._target]]
             logits: torch.Tensor = self.tower(*inputs)
         return logits.float()  # bfloat16 until here
-
-
-class _Decay(torch.autograd.Function):
-    """Adds the gradient of rate/2 · ‖x‖² in the backward pass.
-
-    The fused kernels silently ignore weight decay on a CPU. This works on every device."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rate: float) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        ctx.rate = rate
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return gradient + ctx.rate * x, None
-
-
-@torch.fx.wrap
-def decayed(x: torch.Tensor, rate: float) -> torch.Tensor:
-    found: torch.Tensor = _Decay.apply(x, rate)  # type: ignore[no-untyped-call]
-    return found
 
 
 def loss_of(

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -27,14 +27,12 @@ from sluice.dlrm.liveness import (
 )
 from sluice.dlrm.ranks import Ranks, world
 from sluice.dlrm.session.run import TrainingRun
+from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import LostVersion
 from sluice.ingest.row_order import rank_rows
-
-if TYPE_CHECKING:
-    from sluice.dlrm.telemetry.journal import Journal
 
 
 def train(
@@ -106,7 +104,6 @@ class TrainingSession:
     say: Callable[[str], None]
     _pins: PinKeeper | None = None
     """Keeps versions of the table from being vacuumed. Only the first rank has it."""
-    _journal: Journal | None = None
     _evaluations: int = 0
 
     def __enter__(self) -> TrainingSession:
@@ -114,6 +111,7 @@ class TrainingSession:
         if self.ranks.first:
             check_unused(self.run.folder)
         self.endpoint = Endpoint(self.ranks.rank)
+        self.journal = Journal(self.endpoint)
         with ExitStack() as stack:
             stack.enter_context(
                 served(self.endpoint, self.run.config.metrics_port, self.ranks.local_rank)
@@ -154,15 +152,14 @@ class TrainingSession:
             gc.collect()  # The model of the version before is freed before the next one is made.
         return {**result, "ranks": self.ranks.ranks, "run": str(self.run.folder)}
 
-    def journal(self) -> Journal:
-        """Returns the run's journal. The first call creates it."""
-        from sluice.dlrm.telemetry.journal import Journal, written_journal
-
-        if self._journal is None and self.ranks.first:
+    def open_folder(self) -> None:
+        """Makes the run folder, or goes on with it. Does nothing if it is open."""
+        if self.ranks.first and self.journal.looks is None:
             record = {"kind": "train", **self.run.config.to_dict()}
-            folder = RunFolder.create(self.run.folder, record, resume=self.run.options.goes_on)
-            self._journal = self._stack.enter_context(written_journal(folder, self.endpoint))
-        return self._journal or Journal(self.endpoint)
+            self.journal.open(
+                RunFolder.create(self.run.folder, record, resume=self.run.options.goes_on)
+            )
+            self._stack.callback(self.journal.close)
 
     def on_evaluation(self) -> None:
         """Called on every rank after each evaluation of the validation split. Stops the run where it should pause."""

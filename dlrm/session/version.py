@@ -55,7 +55,8 @@ def train_version(session: TrainingSession) -> dict[str, Any] | None:
         session.signals.workers = loader.stacks
         session.endpoint.show_loader(loader, run.table.version)
         stack.callback(session.endpoint.show_loader, None, run.table.version)
-        journal = session.journal()
+        session.open_folder()
+        journal = session.journal
         needs = f"a rank's loader needs at least {loader.memory_need}"
         for line in (plan.text, run.chosen, left_out(loader.plan), needs):
             if line:
@@ -97,7 +98,7 @@ def _make_trainer(
     session: TrainingSession, loader: BatchLoader, plan: run_plan.RunPlan, config: Config
 ) -> Trainer:
     """Makes the model with its first weights, the parts that a step calls, and the trainer that calls them."""
-    run, ranks, journal = session.run, session.ranks, session.journal()
+    run, ranks, journal = session.run, session.ranks, session.journal
     parts = assemble.parts_of(config, plan.layout, len(loader.dense_names), plan.placement, ranks)
     checkpoints = Checkpoints(run.checkpoints, parts, ranks, keep=config.keep, record=journal.event)
     batches = SyncedBatches(ranks, session.signals.stop.is_set, activity=session.activity)
@@ -162,13 +163,10 @@ def _report_start(
 ) -> None:
     """Reports what is trained, from where on, and with which plan. `seconds` were needed to begin."""
     meta, table, journal = run.meta, run.table, trainer.journal
-    steps = meta.steps_in_all(len(trainer.feed), trainer.config.epochs)
-    journal.expect(steps)
     if run.changes is None:
         began = {
             "kind": "start",
             "ranks": trainer.world.ranks,
-            "steps": steps,
             "resumed_at": meta.step,
             "data": table.uri,
             "version": table.version,
@@ -182,7 +180,8 @@ def _report_start(
             "seconds": round(seconds, 3),
             **run.changes.to_dict(),
         }
-    journal.event({**began, **plan.to_dict()})
+    steps = meta.steps_in_all(len(trainer.feed), trainer.config.epochs)
+    journal.event({**began, "steps": steps, **plan.to_dict()})
     for text in early_warnings(trainer.config, table, trainer.feed.plan):
         journal.warn(meta.step, text)
     journal.say(trainer.checkpoints.memory().text)

@@ -1,4 +1,4 @@
-"""Passes what a run reports to its sinks: the run folder, TensorBoard, the terminal and Prometheus (`Journal`)."""
+"""`Journal`: all that a run reports goes through it, to the run folder, TensorBoard, the terminal and Prometheus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrainingProgress:
 
     def __init__(self, *, out: TextIO | None = None) -> None:
         self.steps = 0
-        """The steps of the whole run, as far as is known."""
+        """The steps of the whole run, as the newest start on a version says."""
         self._out = sys.stderr if out is None else out
         self._on_terminal = self._out.isatty()
         self._next_line_at = time.monotonic()
@@ -40,7 +40,9 @@ class TrainingProgress:
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Prints what the agent decides, and what a fault does."""
-        if event["kind"] in ("decision", "occasion", "fault"):
+        if event["kind"] in ("start", "follow"):
+            self.steps = event["steps"]
+        elif event["kind"] in ("decision", "occasion", "fault"):
             self.say(line(event))
 
     def metric(self, metric: Mapping[str, Any]) -> None:
@@ -78,24 +80,27 @@ class Journal:
 
     What has no room on the disk is left out, and the first file affected is named: a log never stops the training."""
 
-    def __init__(
-        self,
-        *sinks: Sink,
-        folder: RunFolder | None = None,
-        progress: TrainingProgress | None = None,
-    ) -> None:
-        self.looks: Callable[[Line], None] | None = None if folder is None else folder.look
+    def __init__(self, *sinks: Sink) -> None:
+        self.looks: Callable[[Line], None] | None = None
         """Takes what the agent's policy was asked (`sluice.agent.report.looks`)."""
         self._sinks = sinks
-        self._folder = folder
-        self._progress = progress
+        self._folder: RunFolder | None = None
+        self._progress: TrainingProgress | None = None
         self._reported = False
 
-    def expect(self, steps: int) -> None:
-        """Sets how many steps the run has in all. The number changes when the run moves on to another version of its
-        table."""
-        if self._progress is not None:
-            self._progress.steps = steps
+    def open(self, folder: RunFolder) -> None:
+        """Adds the sinks that only the first rank has. `close` frees the folder."""
+        from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
+
+        self._folder, self._progress, self.looks = folder, TrainingProgress(), folder.look
+        self._tensorboard = TensorBoardLog(folder.path / "tensorboard", time.time)
+        self._sinks = (*self._sinks, folder, self._progress, self._tensorboard)
+
+    def close(self) -> None:
+        if self._folder is not None:
+            with self.reporting_disk_errors():
+                self._tensorboard.close()
+            self._folder.close()
 
     def event(self, event: Line) -> None:
         for sink in self._sinks:
@@ -132,20 +137,3 @@ class Journal:
                     f"{place}: cannot be written ({error.strerror or error}); training goes on, and what "
                     "is not written is missing in the report"
                 )
-
-
-@contextmanager
-def written_journal(folder: RunFolder, *sinks: Sink) -> Iterator[Journal]:
-    """Returns a context with the journal of the first rank, which also writes. Its end frees the run folder."""
-    from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
-
-    progress = TrainingProgress()
-    tensorboard = TensorBoardLog(folder.path / "tensorboard", time.time)
-    sinks = (*sinks, folder, progress, tensorboard)
-    journal = Journal(*sinks, folder=folder, progress=progress)
-    try:
-        yield journal
-    finally:
-        with journal.reporting_disk_errors():
-            tensorboard.close()
-        folder.close()

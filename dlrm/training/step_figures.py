@@ -72,22 +72,21 @@ class StepFigures:
         """Returns the loss and the rate of all ranks since the last sum, and the rank that the others wait for. All
         ranks call it. Empty: all batches were skipped. The loss is NaN if one of a rank is."""
         self.peak_bytes = max(self.peak_bytes, self._memory_used())
-        figures = torch.tensor([self._loss.item(), *self._own], dtype=torch.float64)
-        ranks = self._world.gather(figures).view(-1, len(figures))
-        loss, rows, wait_s, compute_s, *_ = ranks.sum(0).tolist()
+        ranks = self._world.gather_objects([self._loss.item(), *self._own])
+        losses, rows_of, wait, compute, others, own = zip(*ranks, strict=True)
+        rows, wait_s, compute_s = sum(rows_of), sum(wait), sum(compute)
         self.begin()
         self.rows += rows
         self.wait_s += wait_s
         self.compute_s += compute_s
         if not rows:
             return {}
-        own_s = ranks[:, 5].tolist()
         return {
-            "loss": loss / rows,
+            "loss": sum(losses) / rows,
             "samples_per_s": self._rate(rows, wait_s + compute_s),
             "stall": _stall(wait_s, compute_s),
-            **late_rank(ranks.T[2:5].tolist(), self._hosts),
-            **slow_rank(own_s, (wait_s + compute_s) / self._world.ranks, self._hosts),
+            **late_rank((wait, compute, others), self._hosts),
+            **slow_rank(own, (wait_s + compute_s) / self._world.ranks, self._hosts),
         }
 
     def _rate(self, rows: float, seconds: float) -> float:

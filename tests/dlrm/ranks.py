@@ -242,9 +242,7 @@ def trained(
     fake = FakeSplit([batch(7000, ROWS, here.rank, here.ranks)])
 
     def judge(_) -> bool:
-        looks.append(
-            evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here).quality.logloss
-        )
+        looks.append(evaluate(parts, fake, "fake", here).quality.logloss)
         return False
 
     looks: list[float] = []
@@ -303,7 +301,10 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     after = whole_weights(parts.model, here)
     tables = {k for k in before if "embedding_bags" in k}
     return {
-        "logits": (here.gather(found.detach()) - logits.detach()).abs().max().item(),
+        "logits": (torch.cat(here.gather_objects(found.detach())) - logits.detach())
+        .abs()
+        .max()
+        .item(),
         "tables": max(
             (before[k] - after[k] - alone.get_parameter(k).grad).abs().max().item() for k in tables
         ),
@@ -648,7 +649,7 @@ def recut(here: Ranks, folder: Path) -> dict:
 
 
 def judged(parts: TrainingParts, split: FakeSplit, here: Ranks) -> dict[str, float]:
-    quality = evaluate(parts, split, BatchChecker(SIZES, DENSE, "fake"), here).quality
+    quality = evaluate(parts, split, "fake", here).quality
     return {"auc": quality.auc or 0.0, "logloss": quality.logloss}
 
 
@@ -684,7 +685,7 @@ def resumed(here: Ranks, folder: Path) -> dict:
                 here, "auto", base / "d", stop_at=4, resume=theirs, **settings
             )
     fake = FakeSplit([batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)])
-    findings = evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here)
+    findings = evaluate(parts, fake, "fake", here)
     found["quality"] = findings.quality.to_dict()
     losses = []
     with torch.no_grad():

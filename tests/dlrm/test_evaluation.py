@@ -22,7 +22,6 @@ from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.telemetry.journal import Journal
-from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import FakeBatch, FakeSplit
 from tests.raises import assert_names
@@ -84,7 +83,7 @@ def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
 
 
 def findings(feed: FakeSplit, world=Alone, **how):
-    return evaluate(PARTS, feed, BatchChecker(SIZES, ["d0", "d1"], "fake"), world(), **how)  # type: ignore[arg-type]
+    return evaluate(PARTS, feed, "fake", world(), **how)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,6 @@ class Alone:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        return values.clone()
-
     def gather_objects(self, value):
         return [unpacked(packed(value))]
 
@@ -103,11 +100,10 @@ class WithAnother(Alone):
         self.clock.now += 4
         return 2 * values
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        steps = values[1] / ROWS
-        loss = SlowTrainer.loss * ROWS
-        other = torch.tensor([loss, ROWS, 6.0, 6.0, 0.0, 1.5], dtype=values.dtype) * steps
-        return torch.cat([values, other])
+    def gather_objects(self, value):
+        steps = value[1] / ROWS
+        other = [SlowTrainer.loss * ROWS, ROWS, 6.0, 6.0, 0.0, 1.5]
+        return [*super().gather_objects(value), [steps * figure for figure in other]]
 
 
 def run(
