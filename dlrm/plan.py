@@ -159,7 +159,7 @@ def _describe_chosen(
     streams = args.streams or default_streams(batch)
     rows = batch // min(placed.ranks, streams)
     sent = step_traffic(placed, tables, batch=batch, wire=args.wire).total
-    holds, vector_bytes = placed.most_bytes, round(placed.most_reads * batch)
+    holds, vector_bytes = placed.most_bytes, round(max(placed.loads("reads")) * batch)
     steps = -(-args.samples // batch)
     say(
         f"each rank, at most: holds {gb(holds)}; reads {rows:,} rows and {gb(vector_bytes)} of vectors a step; "
@@ -175,7 +175,7 @@ def _describe_chosen(
     }
     return {
         "each_rank": each_rank,
-        "bytes_per_rank": [placed.bytes_on(r) for r in range(placed.ranks)],
+        "bytes_per_rank": placed.loads("bytes"),
         "balance": _balance(placed),
         "plan": summary(placed, tables),
     }

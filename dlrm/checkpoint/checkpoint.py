@@ -188,6 +188,14 @@ class Checkpoint:
         self.read(pieces)
         return {piece.key: piece.tensor for piece in pieces}
 
+    def fill_row_states(self, key: str, value: Any, rows: int, new_rows: int) -> None:
+        """Fills this rank's parts of the row-wise state of a table of `new_rows`, whose first `rows` are stored. Either
+        may be cut by columns."""
+        states = mean_row_states(self.tensors([key])[key], rows)
+        for first, part in local_parts(value):
+            values = states[first[0] % new_rows :][: len(part)]
+            part[: len(values)] = values
+
     def table(self, name: str) -> Tensor:
         """Returns all rows of an embedding table."""
         key = self._weight(name)
@@ -237,10 +245,7 @@ class Checkpoint:
                 and not saved[0] % table_rows[key]
             ):
                 # The table was cut by columns in another way. Each part of the columns gets the state of the full row.
-                states = mean_row_states(self.tensors([key])[key], table_rows[key])
-                for first, part in local_parts(value):
-                    top = first[0] % len(states)
-                    part.copy_(states[top : top + len(part)])
+                self.fill_row_states(key, value, table_rows[key], table_rows[key])
             else:
                 raise CheckpointError(
                     f"checkpoint {self.path}: {key} has the size {saved} there, and {size} is needed"

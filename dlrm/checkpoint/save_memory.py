@@ -77,7 +77,9 @@ class SaveMemory:
 def planned_save(plan: RunPlan, local_ranks: int) -> SaveMemory:
     """Returns what a checkpoint of a planned run needs on its fullest host, if each host is like this one."""
     placed = plan.placement
-    ranks = [placed.bytes_on(rank) + placed.host_bytes_on(rank) for rank in range(placed.ranks)]
+    ranks = [
+        sum(both) for both in zip(placed.loads("bytes"), placed.loads("host_bytes"), strict=True)
+    ]
     hosts = [
         sum(ranks[first : first + local_ranks]) for first in range(0, placed.ranks, local_ranks)
     ]

@@ -99,11 +99,7 @@ def _rows(
         return
     if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != new_rows):
         # The table is, or was, cut by columns.
-        states = mean_row_states(stored.tensors([key])[key], rows)
-        for first, part in local_parts(value):
-            top = first[0] % new_rows
-            values = states[top : top + len(part)]
-            part[: len(values)] = values
+        stored.fill_row_states(key, value, rows, new_rows)
         return
     for first, part in local_parts(value):
         height = min(len(part), rows - first[0])

@@ -67,10 +67,7 @@ def place(
         for t in largest:
             load.kernels[t.name] = "uvm_caching"  # this moves its bytes to the hosts' memory
             spilled, left = _fitted(load, machine, fixed, free)
-            if (
-                max(spilled.host_bytes_on(r) for r in range(machine.ranks))
-                > machine.host_memory_bytes
-            ):
+            if max(spilled.loads("host_bytes")) > machine.host_memory_bytes:
                 break
             if not left:
                 return spilled

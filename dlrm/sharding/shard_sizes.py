@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sluice.common.errors import UsageError
 from sluice.dlrm.options import Table
@@ -96,36 +97,24 @@ class ModelPlacement:
     places: tuple[TablePlacement, ...]
     ranks: int
 
-    def parts_on(self, rank: int) -> list[TableShard]:
-        return [part for place in self.places for part in place.parts if part.rank == rank]
-
-    def bytes_on(self, rank: int) -> int:
-        return sum(part.bytes for part in self.parts_on(rank))
-
-    def host_bytes_on(self, rank: int) -> int:
-        return sum(part.host_bytes for part in self.parts_on(rank))
-
-    def reads_on(self, rank: int) -> float:
-        return sum(part.reads for part in self.parts_on(rank))
-
-    @property
-    def most_reads(self) -> float:
-        """The bytes that the busiest rank reads for one sample."""
-        return max(self.reads_on(r) for r in range(self.ranks))
+    def loads(self, figure: str) -> list[Any]:
+        """Returns for each rank the sum over its parts of `bytes`, `host_bytes` or `reads`."""
+        sums: list[Any] = [0] * self.ranks
+        for place in self.places:
+            for part in place.parts:
+                sums[part.rank] += getattr(part, figure)
+        return sums
 
     @property
     def most_bytes(self) -> int:
         """The bytes on the fullest rank, in its own memory."""
-        return max(self.bytes_on(r) for r in range(self.ranks))
+        return max(self.loads("bytes"))
 
     @property
     def balance(self) -> tuple[float, float]:
         """The largest over the mean, of bytes and of reads. 1: all ranks are alike; the number of ranks: one holds
         everything."""
-        return (
-            _uneven([self.bytes_on(r) for r in range(self.ranks)]),
-            _uneven([self.reads_on(r) for r in range(self.ranks)]),
-        )
+        return _uneven(self.loads("bytes")), _uneven(self.loads("reads"))
 
 
 def _uneven(loads: Sequence[float]) -> float:

@@ -43,7 +43,7 @@ def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(fou
     for t, rows, off in ((table, ids, 0.03), (spread, spread_rows(ids, ROWS), 0.07)):
         placement = place([t], machine, asked={"C": "row"})
         real = torch.bincount(rows // block, minlength=RANKS) / len(ids)
-        told = [placement.reads_on(r) / (16 * 4) for r in range(RANKS)]
+        told = [reads / (16 * 4) for reads in placement.loads("reads")]
         assert told == pytest.approx(real.tolist(), abs=off)
     assert place([table], machine, asked={"C": "row"}).balance[1] > 3
 
