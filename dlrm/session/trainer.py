@@ -50,7 +50,6 @@ class TrainingOutcome:
     """Whether training ended early because of a stop signal."""
     good_enough: bool = False
     """Whether training ended because the model was good enough."""
-    table_changed: bool = False
 
 
 @dataclass(kw_only=True)
@@ -91,15 +90,13 @@ class Trainer:
     def train(self, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
         self._outcome = outcome = TrainingOutcome(meta, saved_at=meta.step)
-        while outcome.meta.epoch < self.config.epochs:
-            self._train_epoch()
-            if outcome.stopped or outcome.good_enough or outcome.table_changed:
-                break
+        while outcome.meta.epoch < self.config.epochs and self._train_epoch():
+            pass
         return outcome
 
-    def _train_epoch(self) -> None:
+    def _train_epoch(self) -> bool:
         """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough. Reports, saves
-        and evaluates on the way, and at the end of the epoch."""
+        and evaluates on the way, and at the end of the epoch. Returns whether another epoch may follow."""
         config, feed, outcome = self.config, self.feed, self._outcome
         steps = len(feed)
         evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
@@ -120,7 +117,7 @@ class Trainer:
             if evaluation_due:
                 self._evaluate()
                 if outcome.good_enough:
-                    return
+                    return False
             started_at, own_at = self.clock(), self.own_clock()
         outcome.stopped = self.synced_batches.stopped
         if step is not None:
@@ -131,7 +128,7 @@ class Trainer:
                 self._save(step.position if outcome.stopped else feed.state_dict())
         if not outcome.stopped:
             self._evaluate()
-            outcome.table_changed = not outcome.good_enough and self._has_new_version()
+        return not (outcome.stopped or outcome.good_enough or self._has_new_version())
 
     def _steps(self, batches: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
         """Makes one step after the other, one for each batch. On a GPU they overlap."""

@@ -108,7 +108,7 @@ class ModelPlacement:
     @property
     def most_bytes(self) -> int:
         """The bytes on the fullest rank, in its own memory."""
-        return max(self.loads("bytes"))
+        return int(max(self.loads("bytes")))
 
     @property
     def balance(self) -> tuple[float, float]:
