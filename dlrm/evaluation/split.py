@@ -61,8 +61,8 @@ def evaluate(
     singles: SingleColumns | None = None,
     through: Callable[[Any], Iterable[Batch]] = iter,
 ) -> Findings:
-    """Evaluates all batches of `through(feed)` on all ranks. The batches are those of a split. Rows of weight 0 are
-    ignored. `through` may end the evaluation early. `singles` receives each batch."""
+    """Evaluates the batches of a split, `through(feed)`, on all ranks. Rows of weight 0 are ignored. `through` may end
+    the evaluation early. `singles` receives each batch."""
     names = list(feed.sparse_names)
     checker = BatchChecker.of(parts.layout, feed, split)
     kept: list[Array] = []
