@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,8 @@ def evaluate(
 ) -> Findings:
     """Evaluates the batches of a split, `through(feed)`, on all ranks. Rows of weight 0 are ignored. `through` may end
     the evaluation early. `singles` receives each batch."""
-    names = list(feed.sparse_names)
-    checker = BatchChecker.of(parts.layout, feed, split)
-    kept: list[Array] = []
+    names, checker = feed.sparse_names, BatchChecker.of(parts.layout, feed, split)
+    kept: list[Array] = [np.zeros((3, 0))]
     binned: Binned | None = None
     ranges = _Ranges(len(feed.dense_names), len(names))
     staging = staging_for(world.device)
@@ -91,20 +91,20 @@ def evaluate(
         if real.any():
             ranges.add(rows[0], rows[1], batch.dense[real], ids)
     if binned is None:
-        own = np.concatenate(kept, axis=1) if kept else np.zeros((3, 0))
-        measured = quality(*np.concatenate(world.gather_objects(own), axis=1))
+        kept = world.gather_objects(np.concatenate(kept, axis=1))
+        measured = quality(*np.concatenate(kept, axis=1))
     else:
         measured = Binned(np.sum(world.gather_objects(binned.numbers), axis=0)).quality
     ranges.merge(world)
-    largest_dense = None
-    if len(ranges.largest):
-        top = int(ranges.largest.argmax())
-        largest_dense = feed.dense_names[top], float(ranges.largest[top])
     return Findings(
         quality=measured,
         positives=ranges.positives,
         spread=ranges.spread,
-        largest_dense=largest_dense,
+        largest_dense=max(
+            zip(feed.dense_names, ranges.largest.tolist(), strict=True),
+            key=itemgetter(1),
+            default=None,
+        ),
         columns=len(names),
         constant=tuple(
             name
