@@ -37,7 +37,6 @@ CONTRACTS_OF_ETL = (
     "sluice.etl.spec.code_options",
     "sluice.etl.spec.table_transform",
     "sluice.etl.spec.input_section",
-    "sluice.etl.spec.input_values",
     "sluice.etl.spec.nested_columns",
     "sluice.etl.spec.row_split",
     "sluice.etl.apply.cells",

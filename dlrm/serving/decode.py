@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -18,12 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.common.suggest import nearest
-from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, json_cell
+from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, json_column
 from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.apply.parse import LONG_TEXT
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
-from sluice.etl.spec.input_section import NUMBERS
-from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.input_section import ARROW_TYPES, NUMBERS
 from sluice.etl.spec.spec import Spec
 
 TOGETHER_BYTES = 2**15
@@ -75,8 +75,13 @@ class Decoder:
         """The numbers that a request may write as texts, as the input does."""
         self._fingerprint = fingerprint
         self._row_limit = most_rows
-        # In TSV an empty text and a missing one look the same. The other formats distinguish them.
-        self._empty_is_none = spec.input.format == "tsv"
+        # In TSV an empty text and a missing one look the same. In CSV a missing number is an empty text.
+        self._empty_is_none = {
+            name
+            for name, kind in self.kinds.items()
+            if spec.input.format in (("tsv",) if kind == "text" else ("tsv", "csv"))
+            and (kind == "text" or name in self._may_be_texts)
+        }
 
     def read(
         self, bodies: Sequence[bytes], problems: Problems
@@ -142,7 +147,9 @@ class Decoder:
         ):
             raise ValueError("a body may be one to refuse")
         if b'""' in text:
-            columns = {name: self._without_empty(values) for name, values in columns.items()}
+            for name in self._empty_is_none:
+                if self.kinds[name] == "text":
+                    columns[name] = pc.if_else(pc.equal(columns[name], ""), None, columns[name])
         return counts.to_pylist(), columns
 
     def _json(self, body: bytes) -> list[dict[str, Any]]:
@@ -188,49 +195,32 @@ class Decoder:
 
     def _column(self, name: str, rows: Sequence[dict[str, Any]], problems: Problems) -> pa.Array:
         """Makes one feature's values from JSON objects. A value that does not fit is null, and a problem of its row."""
-        kind = self.kinds[name]
         values = [row.get(name) for row in rows]
-        if kind == "text" and self._empty_is_none and "" in values:
+        if name in self._empty_is_none and "" in values:
             values = [None if value == "" else value for value in values]
-        is_text_read = name in self._may_be_texts
-        cells = []
-        for number, value in enumerate(values):
-            is_text = is_text_read and isinstance(value, str)
-            try:
-                cells.append(json_cell(value, "text" if is_text else kind))
-            except (ValueError, OverflowError):
-                cells.append(None)
-                shown = json.dumps(value, ensure_ascii=False)[:60]
-                hint = ""
-                if kind == "text" and isinstance(value, int | float):
-                    hint = f'; write "{shown}"'
-                elif kind in NUMBERS and isinstance(value, str):
-                    hint = "; write a number without quotes, or null"
-                problems.setdefault(number, f"feature {name!r} is {shown}, {WRONG[kind]}{hint}")
-        if not (is_text_read and str in map(type, cells)):
-            return pa.array(cells, ARROW_TYPES[kind])
-        texts = [cell if isinstance(cell, str) else None for cell in cells]
-        numbers = [None if isinstance(cell, str) else cell for cell in cells]
-        read = self._read_texts(name, pa.array(texts, pa.string()), problems)
-        return pc.coalesce(pa.array(numbers, ARROW_TYPES[kind]), read)
-
-    def _read_texts(self, name: str, texts: pa.Array, problems: Problems) -> pa.Array:
-        """Parses numbers and times that are written as in the input, as the ETL job does."""
-        why = f"{WRONG[self.kinds[name]]}; write it as the spec's input does, or without quotes"
-        if name in self._times:
-            texts = pc.if_else(pc.equal(texts, ""), None, texts)
-            form = self._times[name].format
-            why = f"which is no time in its format {form!r}; write it so, or as seconds since 1970"
-        values, bad = self._texts.column(name, texts)
+        texts = partial(self._texts.column, name) if name in self._may_be_texts else None
+        column, bad = json_column(values, self.kinds[name], texts)
         for row in bad:
-            problems.setdefault(row, f"feature {name!r} is {texts[row].as_py()[:60]!r}, {why}")
-        return values
+            why = self._why_unfit(name, values[row])
+            problems.setdefault(row, f"feature {name!r} is {why}")
+        return column
 
-    def _without_empty(self, values: pa.Array) -> pa.Array:
-        """Returns texts with null for an empty one, if the input's format has no empty texts."""
-        if self._empty_is_none and pa.types.is_string(values.type):
-            return pc.if_else(pc.equal(values, ""), None, values)
-        return values
+    def _why_unfit(self, name: str, value: Any) -> str:
+        """Returns a value that does not fit, why, and what to send."""
+        kind, shown = self.kinds[name], json.dumps(value, ensure_ascii=False)[:60]
+        hint = ""
+        if isinstance(value, str) and name in self._may_be_texts:
+            shown, hint = repr(value[:60]), "; write it as the spec's input does, or without quotes"
+            if name in self._times:
+                form = self._times[name].format
+                hint = (
+                    f", and no time in its format {form!r}; write it so, or as seconds since 1970"
+                )
+        elif kind == "text" and isinstance(value, int | float):
+            hint = f'; write "{shown}"'
+        elif kind in NUMBERS and isinstance(value, str):
+            hint = "; write a number without quotes, or null"
+        return f"{shown}, {WRONG[kind]}{hint}"
 
 
 def _reject_duplicate_keys(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -252,5 +242,6 @@ def _is_usual(body: bytes) -> bool:
     return (
         body[:1] == b"{"
         and body[-1:] == b"}"
+        and b"NaN" not in body
         and not ((b"\\u" in body or b"-0" in body) and _ODD.search(body))
     )

@@ -1,22 +1,49 @@
 """What a cell of a declared type is, in each form in which it comes.
 
-`TextCells` reads texts as the input writes them, `json_cell` reads a value of JSON, and `stored_column` a column of
-Parquet, of a table or of a side table. Jobs and the server use these three."""
+`TextCells` reads texts as the input writes them, `json_column` values of JSON, and `stored_column` a column of Parquet
+or of a table. Jobs use them for the input and for side tables, loaders for plain files, and servers for requests."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.spec.input_section import NUMBERS, Input
-from sluice.etl.spec.input_values import ARROW_TYPES, converted, grouped_digits, is_text
+from sluice.etl.ops.hashing import Flags
+from sluice.etl.spec.input_section import ARROW_TYPES, NUMBERS, Input
+from sluice.etl.spec.nested_columns import is_list, is_text
 
+_SPARK = {
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "uint64": "decimal(20,0)",
+    "halffloat": "float",
+    "bool": "boolean",
+    "large_string": "string",
+    "string_view": "string",
+    "date32[day]": "date",
+}
+_NUMBERS = ("boolean", "tinyint", "smallint", "int", "bigint")
+_READ = {
+    "int": _NUMBERS,
+    "float": (*_NUMBERS, "float", "double", "decimal(20,0)"),
+    "text": (*_NUMBERS, "decimal(20,0)", "string", "date"),
+    "texts": tuple(f"array<{kind}>" for kind in ("string", *_NUMBERS[1:])),
+    "floats": tuple(f"array<{kind}>" for kind in (*_NUMBERS[1:], "float", "double")),
+}
+_SECONDS_OF_A_DAY = 86_400
+_EXACT_DIGITS = 15
+"""Whole numbers of up to so many digits become floats without rounding."""
 WRONG = {
     "int": "not a whole number of 64 bits",
     "float": "not a number of 64 bits",
@@ -37,6 +64,11 @@ _PLAIN = {
 """For each type, a pattern of cells that certainly convert to it."""
 INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
 """A pattern of cells that name an infinity. Any other cell that Arrow reads as infinite has too large a number."""
+
+
+def grouped_digits(thousands: str) -> str:
+    """Returns a pattern of the digits of a number with marks of thousands."""
+    return rf"[1-9][0-9]{{0,2}}(?:{re.escape(thousands)}[0-9]{{3}})+"
 
 
 class TextCells:
@@ -98,13 +130,6 @@ class TextCells:
             pa.array(converted, ARROW_TYPES[kind]),
         ), bad
 
-    def number(self, text: str, kind: str) -> Any:
-        """Returns the number in one text, or None. Raises a ValueError if it has none of that type."""
-        values, bad = self.convert(pa.array([text.encode()]), kind)
-        if bad:
-            raise ValueError(f"{text!r} is no {kind}")
-        return values[0].as_py()
-
     def _rewrite(self, cells: pa.Array) -> pa.Array:
         """Returns numbers as Arrow reads them. A wrong mark stays wrong."""
         if self._thousands:
@@ -154,12 +179,40 @@ def is_whole_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def json_cell(value: Any, kind: str, texts: TextCells | None = None) -> Any:
+def json_column(
+    values: Sequence[Any],
+    kind: str,
+    read_texts: Callable[[pa.Array], tuple[pa.Array, list[int]]] | None = None,
+) -> tuple[pa.Array, list[int]]:
+    """Returns values of JSON in a type of the spec, and the rows that do not fit it: their value is null. With
+    `read_texts`, a number may be a text."""
+    cells, bad, texts = list[Any](), list[int](), dict[int, str]()
+    for row, value in enumerate(values):
+        cell = None
+        try:
+            if read_texts and isinstance(value, str):
+                texts[row] = json_cell(value, "text")
+            else:
+                cell = json_cell(value, kind)
+        except (ValueError, OverflowError):
+            bad.append(row)
+        cells.append(cell)
+    column = pa.array(cells, ARROW_TYPES[kind])
+    if read_texts and texts:
+        rows = np.array([*texts])
+        read, wrong = read_texts(pa.array(texts.values(), pa.string()))
+        bad += rows[wrong].tolist()
+        is_text = np.zeros(len(cells), bool)
+        is_text[rows] = True
+        column = pc.replace_with_mask(column, is_text, read)
+    return column, sorted(bad)
+
+
+def json_cell(value: Any, kind: str) -> Any:
     """Returns a value of JSON as Arrow reads it in a column of that type. Raises a ValueError or an OverflowError if it
     does not fit.
 
-    As numbers, true and false are 1 and 0. In a list of texts, a whole number becomes the text of its digits. With
-    `texts`, a number may be a text."""
+    As numbers, true and false are 1 and 0. In a list of texts, a whole number becomes the text of its digits."""
     if value is None:
         return None
     if isinstance(value, list) and kind in _ELEMENT:
@@ -168,8 +221,6 @@ def json_cell(value: Any, kind: str, texts: TextCells | None = None) -> Any:
     if isinstance(value, str) and kind == "text":
         value.encode()  # fails for half of a surrogate pair
         return value
-    if isinstance(value, str) and texts and kind in NUMBERS:
-        return texts.number(value, kind)
     if isinstance(value, int) and kind == "int" and -(2**63) <= value < 2**63:
         return int(value)
     if isinstance(value, (int, float)) and kind == "float" and not math.isinf(value):
@@ -177,30 +228,110 @@ def json_cell(value: Any, kind: str, texts: TextCells | None = None) -> Any:
     raise ValueError(f"{value!r} is no {kind}")
 
 
-def stored_column(
-    values: pa.Array, kind: str, texts: TextCells
-) -> tuple[pa.Array, npt.NDArray[np.bool_] | None]:
+def spark_name(kind: pa.DataType) -> str:
+    """Returns Spark's name for a type in a Parquet file."""
+    if pa.types.is_dictionary(kind):
+        return spark_name(kind.value_type)
+    if is_list(kind):
+        return f"array<{spark_name(kind.value_type)}>"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return _SPARK.get(str(kind), str(kind).replace("decimal128", "decimal").replace(", ", ","))
+
+
+def is_read_as_text(stored: pa.DataType, kind: str) -> bool:
+    """Returns whether the stored values are texts of another type's values, or bytes of texts."""
+    is_bytes = pa.types.is_binary(stored) or pa.types.is_large_binary(stored)
+    return (is_text(stored) and kind in NUMBERS) or (is_bytes and kind == "text")
+
+
+_STORED_TEXTS = TextCells(Input(columns={}))
+
+
+def stored_column(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
     """Returns the values of a stored column in a type of the spec, and which do not fit it, or None if all do. Raises
-    ArrowInvalid for types that are not read. A number may be stored as a text, and a text as bytes."""
+    ArrowInvalid for types that are not read. A fraction does not fit `int`. A number may be stored as a text, and a
+    text as bytes. Times become seconds since 1970. Times without a zone are in UTC."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    is_bytes = pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
-    if (is_text(values.type) and kind in NUMBERS) or (is_bytes and kind == "text"):
-        found, bad = texts.convert(values, kind)
-        lost = np.zeros(len(values), bool)
+    have = values.type
+    if is_read_as_text(have, kind):
+        read, bad = _STORED_TEXTS.convert(values, kind)
+        lost: Flags = np.zeros(len(values), bool)
         lost[bad] = True
-        return found, lost
-    return converted(values, kind)
+        return read, lost
+    want = ARROW_TYPES[kind]
+    name = spark_name(values.type)
+    if pa.types.is_decimal(have) and kind in ("int", "float"):
+        if kind == "float":
+            return _floats(values), None
+        # Without floats, which would miss the last digits of a long id.
+        whole = values.cast(pa.int64(), safe=False)
+        exact = pa.decimal256(76, max(0, have.scale))
+        lost = pc.fill_null(pc.not_equal(whole.cast(exact), values.cast(exact)), False)
+        kept = pc.if_else(lost, pa.scalar(None, pa.int64()), whole)
+        return kept, np.asarray(lost)
+    if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):
+        return _whole(values)
+    if kind in ("int", "float") and (pa.types.is_timestamp(have) or name == "date"):
+        seconds = _seconds(values)
+        return (pc.floor(seconds).cast(want) if kind == "int" else seconds), None
+    if pa.types.is_decimal(have) and kind == "text" and have.scale == 0:
+        return values.cast(want), None
+    if have == want or pa.types.is_null(have) or name in _READ[kind]:
+        # A float rounds large whole numbers.
+        return values.cast(want, safe=not kind.startswith("float")), None
+    raise pa.ArrowInvalid(f"{name} is not read as {kind}")
+
+
+def _floats(values: pa.Array) -> pa.Array:
+    """Returns the nearest float to each decimal. Arrow's own cast misses the last digit of some."""
+    kind, end = values.type, values.offset + len(values)
+    if not (
+        len(values)
+        and pa.types.is_decimal128(kind)
+        and kind.precision <= _EXACT_DIGITS
+        and kind.scale >= 0
+    ):
+        return values.cast(pa.string()).cast(pa.float64())
+    # These are the lower halves of 128 bits.
+    whole = np.frombuffer(values.buffers()[1], np.int64)[2 * values.offset : 2 * end : 2]
+    return pa.array(whole / 10.0**kind.scale, mask=np.asarray(values.is_null()))
+
+
+def _seconds(values: pa.Array) -> pa.Array:
+    if not pa.types.is_timestamp(values.type):
+        return pc.multiply(values.cast(pa.int32()).cast(pa.float64()), float(_SECONDS_OF_A_DAY))
+    unit = values.type.unit
+    try:
+        micros = values.cast(pa.timestamp("us", values.type.tz), safe=unit != "ns").cast(pa.int64())
+    except pa.ArrowInvalid:  # thousands of years after any log, microseconds do not fit 64 bits
+        return pc.divide(
+            values.cast(pa.int64()).cast(pa.float64(), safe=False), {"s": 1.0, "ms": 1e3}[unit]
+        )
+    # From the year 2255 on, this is the nearest float.
+    return pc.divide(micros.cast(pa.float64(), safe=False), 1e6)
+
+
+def _whole(values: pa.Array) -> tuple[pa.Array, Flags]:
+    """Returns numbers as int64, and which of them do not fit: fractions, and numbers beyond 64 bits."""
+    nulls = np.asarray(pc.is_null(values))
+    numbers = np.asarray(pc.fill_null(values, pa.scalar(0, values.type)))
+    fits = (
+        numbers < np.uint64(2**63)
+        if values.type == pa.uint64()
+        else (numbers >= -(2.0**63)) & (numbers < 2.0**63) & (np.trunc(numbers) == numbers)
+    )
+    return pa.array(np.where(fits, numbers, 0).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls
 
 
 def stored_cells(rows: pa.RecordBatch, source: Input) -> pa.RecordBatch:
     """Returns the spec's columns of stored rows, and `_bad`, the name of the first column whose value does not fit its
     type. A column that the rows lack is null."""
     columns, bad = [], np.full(rows.num_rows, "", object)
-    texts = TextCells(source)
     for name, kind in source.read_as.items():
         known = rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
-        values, lost = stored_column(known, kind, texts)
+        values, lost = stored_column(known, kind)
         columns.append(values)
         if lost is not None:
             bad[lost & (bad == "")] = name

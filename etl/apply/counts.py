@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -253,25 +253,4 @@ def is_full(collected: list[pa.RecordBatch], rows: int) -> bool:
     return bool(
         sum(b.num_rows for b in collected) >= rows
         or sum(b.nbytes for b in collected) >= _MOST_BYTES
-    )
-
-
-def kept_sums(key: int, counts: Sequence[pa.Table], least: int) -> pa.Table:
-    """Returns a key's sums from `least` on, as rows of (key, value, count). With 1 it keeps all, because sums of
-    numbers may be negative."""
-    total = sum_by_value(counts)
-    if least > 1:
-        total = total.filter(pc.greater_equal(total["count"], least))
-    keys = pa.array(np.full(len(total), key, np.int32))
-    return total.add_column(0, COUNTS.field("key"), keys).cast(COUNTS)
-
-
-def sum_by_value(counts: Sequence[pa.Table]) -> pa.Table:
-    """Returns the sum of each value. `counts` have columns (value, count)."""
-    none = pa.table(COUNTS.empty_table().columns[1:], ["value", "count"])
-    return (
-        pa.concat_tables([none, *counts])
-        .group_by("value", use_threads=False)
-        .aggregate([("count", "sum")])
-        .rename_columns(["value", "count"])
     )

@@ -76,50 +76,18 @@ def refuse_header(file: str, line: str, source: Input) -> None:
         )
 
 
-_WHOLE = ("tinyint", "smallint", "int", "bigint")
-_NUMBERS = (*_WHOLE, "float", "double")
-
-
-def common_type(types: Collection[str], kind: str) -> str | None:
-    """Returns the type, by Spark's name, to which these types of a column convert. `kind` is the spec's type. None:
-    there is no such type. Whole numbers of any size are compatible. All numbers are, if `kind` is a number. Parquet
-    stores a column without any value as whole numbers."""
-    types = {"int" if one == "null" else one for one in types}
-    if len(types) == 1:
-        return next(iter(types))
-    if kind in ("int", "float"):
-        compatible = set(_NUMBERS)
-    elif kind == "text":
-        compatible = set(_WHOLE)
-    else:
-        compatible = set()
-    if not types <= compatible:
-        return None
-    return "bigint" if types <= set(_WHOLE) else "double"
-
-
-def refuse_differences(
-    files: Mapping[str, Mapping[str, str]], columns: Mapping[str, str], optional: Collection[str]
+def refuse_lacking(
+    files: Mapping[str, Collection[str]], columns: Iterable[str], optional: Collection[str]
 ) -> None:
-    """Raises an error with file and column if a file lacks a column that is not `optional`. Raises one too if its type
-    does not fit that of the first file with this column. `columns` has the spec's types. Another check covers columns
-    that no file has."""
-    for column, kind in columns.items():
-        having = [file for file, types in files.items() if column in types]
-        for file, types in files.items() if having else ():
-            if column not in types and column not in optional:
+    """Raises an InputError if a file lacks a column that another file has, unless the column is `optional`. `files` has
+    the columns of each file."""
+    for column in columns:
+        having = next((file for file, there in files.items() if column in there), None)
+        for file, there in files.items() if having else ():
+            if column not in there and column not in optional:
                 raise InputError(
-                    f"{file}: there is no column {column!r}, which {having[0]} has; write it there, or "
+                    f"{file}: there is no column {column!r}, which {having} has; write it there, or "
                     "list it in input.optional, to have nulls there"
-                )
-            if (
-                column in types
-                and common_type((types[column], files[having[0]][column]), kind) is None
-            ):
-                raise InputError(
-                    f"{file}: column {column!r} holds {types[column]}, in {having[0]} it holds "
-                    f"{files[having[0]][column]}; write the files with one type, or read them in jobs of "
-                    "their own"
                 )
 
 

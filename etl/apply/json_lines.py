@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, is_whole_number, json_cell
+from sluice.etl.apply.cells import TextCells, has_infinity, is_whole_number, json_column
 from sluice.etl.apply.lines import find_irregular, join_lines, strip_end
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import NUMBERS, Input
@@ -53,7 +54,7 @@ class JsonObjects:
 
     - If a name occurs twice, the last one counts.
     - A column with a dotted name is a part of an object, unless a line has a member with this full name.
-    - `json_cell` says which values fit a column."""
+    - `json_column` says which values fit a column."""
 
     def __init__(self, source: Input) -> None:
         self._schema, self._kinds = source.schema, source.read_as
@@ -88,8 +89,9 @@ class JsonObjects:
         except pa.ArrowInvalid:
             found = {
                 name: kind
-                for line in lines[:_LOOKED_AT].to_pylist()
-                for name, value in self._values(line).items()
+                for line in map(self.values, lines[:_LOOKED_AT].to_pylist())
+                if isinstance(line, dict)
+                for name, value in line.items()
                 if (kind := self._written_kind(value, self._kinds[name])) is not None
             }
             if found == self._written_as:
@@ -128,18 +130,6 @@ class JsonObjects:
             raise pa.ArrowInvalid("a number is too large")
         return read
 
-    def _values(self, line: bytes) -> dict[str, Any]:
-        """Returns the values of a line's columns, or none if the line is no object."""
-        try:
-            value = _DECODER.decode(strip_end(line).decode())
-        except ValueError:
-            return {}
-        return (
-            {name: self._value(value, name) for name in self._kinds}
-            if isinstance(value, dict)
-            else {}
-        )
-
     def _value(self, value: Any, name: str) -> Any:
         """Returns the member with that name. For a dotted name without a member, it returns the part of an object."""
         if name in value or name not in self._parts:
@@ -148,8 +138,8 @@ class JsonObjects:
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
-    def one(self, line: bytes) -> dict[str, Any] | str:
-        """Reads the values of any one line, or returns why it is rejected."""
+    def values(self, line: bytes) -> dict[str, Any] | str:
+        """Returns the values of the columns in any one line, or why it is no row."""
         try:
             text = strip_end(line).decode()
             if _is_too_deep(text):
@@ -159,13 +149,17 @@ class JsonObjects:
             return "not a JSON object"
         if not isinstance(value, dict):
             return "not a JSON object"
-        found = {}
+        return {name: self._value(value, name) for name in self._kinds}
+
+    def columns(
+        self, rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, pa.Array], dict[str, list[int]]]:
+        """Returns the columns of such values, and for each column the rows whose value does not fit."""
+        columns, unfit = dict[str, pa.Array](), dict[str, list[int]]()
         for name, kind in self._kinds.items():
-            try:
-                found[name] = json_cell(self._value(value, name), kind, self._texts)
-            except (ValueError, OverflowError):
-                return f"{name}: {WRONG[kind]}{' in quotes' if kind == 'text' else ''}"
-        return found
+            texts = partial(self._texts.column, name) if self._texts and kind in NUMBERS else None
+            columns[name], unfit[name] = json_column([row[name] for row in rows], kind, texts)
+        return columns, unfit
 
     def _written_kind(self, value: Any, kind: str) -> pa.DataType | None:
         """Returns the type of a value that a line may write in place of one of that kind. None: there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,11 @@ from sluice.etl.ops.hashing import hash_rows, mix
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, split_of, whole_rows
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.new_files import NewFile, write_file
 from sluice.etl.table.sketch import Gathered, HashBounds, gather
+from sluice.etl.table.store import TableStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,32 @@ class WritePlan:
                 if len(small := self.bounds.smallest(name, hashes[split == place])):
                     found[rule.recognition, name] = small
         return found
+
+
+def write_rows(
+    placement: FileAssignment,
+    store: TableStore,
+    job: str,
+    *,
+    file: int,
+    pieces: Iterable[pa.Table],
+    attempt: int | None = None,
+) -> NewFile:
+    """Writes the sorted rows of a file, on every engine. `pieces` are its row groups. If several attempts may write it,
+    each has a path of its own."""
+    spec = placement.spec
+    ends = zip(spec.table.split, placement.ends, strict=True)
+    split = next(split for split, end in ends if file < end)
+    suffix = "" if attempt is None else f"-{attempt}"
+    return write_file(
+        store,
+        f"{folder_of(job)}/split={split}/part-{file:05}{suffix}.parquet",
+        pieces,
+        spec.fields({}),
+        split=split,
+        speed=spec.table.layout == "speed",
+        buckets={c.name: op.oov for c in spec.columns for op in c.ops if hasattr(op, "oov")},
+    )
 
 
 class RowPlacement:

@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from sluice.common.machine import memory_limit, processors
 from sluice.etl.apply.compiled_lines import LEAST_BYTES
-from sluice.etl.apply.counts import CountsOfRows, selected, split_keys, with_key_column
+from sluice.etl.apply.count_sums import CountSums
+from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected, split_keys, with_key_column
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.file_writer import FileWriter
 from sluice.etl.apply.input_checks import rows_before
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.apply.rejected import (
@@ -34,14 +34,13 @@ from sluice.etl.apply.rejected import (
     may_reject_late,
     read_again,
 )
-from sluice.etl.apply.row_placement import RowPlacement, WritePlan
+from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
-from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
@@ -103,14 +102,16 @@ class LocalEngine(Engine):
                 rows += len(keys)
             return rows
 
-        with contextlib.closing(CountSums(self._threads, self._budget, least)) as sums:
+        with contextlib.closing(CountSums(self._budget, least)) as sums:
             self._over(
                 read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, "
             )
-            table = sums.total(MAX_VALUES)
-        if table is None:
-            raise too_many_values(self.job.input_names, MAX_VALUES)
-        return Sums(table)
+            tables, values = [COUNTS.empty_table()], 0
+            for table in sums.tables(self._threads.map):
+                tables.append(table)
+                if (values := values + table.num_rows) > MAX_VALUES:
+                    raise too_many_values(self.job.input_names, MAX_VALUES)
+        return Sums(pa.concat_tables(tables))
 
     def _rows(
         self,
@@ -194,7 +195,6 @@ class LocalEngine(Engine):
             return count
 
         self._over(place, "pass 1 of 2, ")
-        writer = FileWriter(placement, self.job.store, self.job.name, self._threads.check_wanted)
         # About how many bytes each file takes.
         sizes = {file: count * widest[0] for file, count in sorted(self._finished.rows.items())}
         self._pass = Pass("pass 2 of 2, ", sum(sizes.values()))
@@ -203,7 +203,13 @@ class LocalEngine(Engine):
             with contextlib.closing(SortedRows(self._budget)) as rows:
                 for batch in self._finished.get(file):
                     rows.add(batch)
-                made = writer.write(file, rows)
+                made = write_rows(
+                    placement,
+                    self.job.store,
+                    self.job.name,
+                    file=file,
+                    pieces=self._threads.while_wanted(rows.pieces(self.spec.table.row_group_rows)),
+                )
             self._pass.add(made.record.rows, sizes[file])
             return made
 

@@ -33,6 +33,12 @@ class Threads:
         if self._stopped.is_set():
             raise JobEnded
 
+    def while_wanted(self, items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            self.check_wanted()
+            yield item
+        self.check_wanted()
+
     def map(
         self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None
     ) -> Iterator[R]:

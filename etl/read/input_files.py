@@ -70,11 +70,8 @@ class InputFiles:
     def tasks(self, task_bytes: int) -> Sequence[tuple[Part, ...]]:
         """Returns all of the input in order, in parts of about `task_bytes`."""
         if self._source.has_columns:
-            return self.tasks_of_groups(task_bytes)
+            return pack(((group, group.size + OPEN_BYTES) for group in self.row_groups), task_bytes)
         return split_into_tasks(self.files, task_bytes, self._records)
-
-    def tasks_of_groups(self, task_bytes: int) -> list[tuple[RowGroups, ...]]:
-        return pack(((group, group.size + OPEN_BYTES) for group in self.row_groups), task_bytes)
 
     def check(self) -> None:
         """Raises an InputError if a file has another header or other columns than the spec."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.cells import TextCells, stored_cells, stored_column
-from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
+from sluice.etl.apply.cells import spark_name, stored_cells, stored_column
+from sluice.etl.apply.input_checks import refuse_lacking, refuse_missing
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
 from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.input_values import spark_name
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 
@@ -78,26 +77,21 @@ def row_groups_of(
 
 
 def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -> None:
-    """Raises an InputError if the columns of the files differ, are not those of the spec, or cannot be converted."""
+    """Raises an InputError if files lack columns of the spec, or columns cannot be converted."""
     stored = {
         file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()
     }
-    types = {
-        file: {name: spark_name(kind) for name, kind in kinds.items()}
-        for file, kinds in stored.items()
-    }
-    everywhere = dict.fromkeys(name for found in types.values() for name in found)
+    everywhere = dict.fromkeys(name for kinds in stored.values() for name in kinds)
     if source.format == "parquet":
-        refuse_differences(types, source.read_as, source.optional)
+        refuse_lacking(stored, source.columns, source.optional)
     refuse_missing(
         named, everywhere, [name for name in source.columns if name not in source.optional]
     )
-    texts = TextCells(source)
-    for file in schemas:
-        for name in source.columns.keys() & types[file].keys():
-            kind, have = source.read_as[name], stored[file][name]
+    for file, kinds in stored.items():
+        for name in source.columns.keys() & kinds.keys():
+            kind, have = source.read_as[name], kinds[name]
             try:
-                stored_column(pa.array([], have), kind, texts)
+                stored_column(pa.array([], have), kind)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 better = "write the column in another type, or leave it out of input.columns"
                 if pa.types.is_floating(have):
@@ -108,5 +102,5 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -
                 elif pa.types.is_timestamp(have):
                     better = "read times as float, seconds since 1970"
                 raise InputError(
-                    f"{file}: column {name!r} holds {types[file][name]}, which is not read as {kind}; {better}"
+                    f"{file}: column {name!r} holds {spark_name(have)}, which is not read as {kind}; {better}"
                 ) from None

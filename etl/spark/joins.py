@@ -81,7 +81,6 @@ def _add_side_columns(rows: DataFrame, table: SideTable) -> DataFrame:
     join, side = table.join, table.rows
     keys = [f"_on{i}" for i in range(len(join.on))]
     added = list(join.columns)
-    whole = sql.struct(*map(quoted, added))
     left = spread_missing_keys(
         rows.select(
             "*",
@@ -91,7 +90,7 @@ def _add_side_columns(rows: DataFrame, table: SideTable) -> DataFrame:
     )
     if join.time is None:
         # If several side rows have the same key, the largest one is taken, so that no row is doubled.
-        one = side.groupBy(*keys).agg(sql.max(whole).alias("_side"))
+        one = side.groupBy(*keys).agg(sql.max(table.ordered).alias("_side"))
         one = one.select(
             *keys,
             sql.lit(0).alias("_salt"),
@@ -104,18 +103,20 @@ def _add_side_columns(rows: DataFrame, table: SideTable) -> DataFrame:
     # ranges of time would compare all pairs of a key.
     ours = left.select(
         "*",
-        sql.col(quoted(join.time)).cast(side.schema["_since"].dataType).alias("_at"),
+        sql.col(quoted(join.time)).alias("_at"),
         sql.lit(1).alias("_side_first"),
-        sql.lit(None).cast(side.select(whole.alias("v")).schema["v"].dataType).alias("_side"),
+        sql.lit(None)
+        .cast(side.select(table.ordered.alias("v")).schema["v"].dataType)
+        .alias("_side"),
     )
     theirs = side.select(
         *keys,
         sql.lit(0).alias("_salt"),
-        sql.col("_since").alias("_at"),
+        "_at",
         sql.lit(0).alias("_side_first"),
-        whole.alias("_side"),
+        table.ordered.alias("_side"),
     )
-    both = ours.unionByName(theirs.where("_at is not null"), allowMissingColumns=True)
+    both = ours.unionByName(theirs, allowMissingColumns=True)
     window = (
         Window.partitionBy(*keys, "_salt")
         .orderBy("_at", "_side_first", "_side")

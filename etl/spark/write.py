@@ -17,10 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.features import FileAssignment
-from sluice.etl.apply.file_writer import FileWriter
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.rejected import Rejects, read_again
-from sluice.etl.apply.row_placement import RowPlacement, WritePlan
+from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
 from sluice.etl.jobs.engine import Written
@@ -162,7 +161,10 @@ def _write_file(placement: FileAssignment, uri: str, job: str, batches: Batches)
             for part in read_stream(cell):
                 rows.add(part)
     if file is not None:
-        made = FileWriter(placement, TableStore(uri), job).write(file, rows, task.taskAttemptId())
+        pieces = rows.pieces(placement.spec.table.row_group_rows)
+        made = write_rows(
+            placement, TableStore(uri), job, file=file, pieces=pieces, attempt=task.taskAttemptId()
+        )
         text = json.dumps([asdict(made.record), made.profile.columns])
         yield pa.record_batch([[text], pa.nulls(1, pa.binary())], ["made", "late"])
     rows.close()

@@ -12,7 +12,6 @@ import pyarrow as pa
 from sluice.common.suggest import nearest
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import read_operator
-from sluice.etl.spec.input_values import ARROW_TYPES, THOUSANDS
 from sluice.etl.spec.toml_keys import (
     Columns,
     SpecError,
@@ -25,6 +24,15 @@ from sluice.etl.spec.toml_keys import (
 TABLES = ("delta", "iceberg")
 WITH_COLUMNS = ("parquet", *TABLES)
 NUMBERS = ("int", "float")
+ARROW_TYPES = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "text": pa.string(),
+    "texts": pa.list_(pa.string()),
+    "floats": pa.list_(pa.float64()),
+}
+THOUSANDS = (".", ",", " ", "'", "\u00a0", "\u202f")
+"""The marks that may separate thousands in texts of numbers."""
 INPUT_TYPES = {
     "int": "number",
     "float": "number",

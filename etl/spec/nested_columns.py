@@ -45,6 +45,18 @@ def _columns(name: str, column: Any) -> Iterator[tuple[str, Any]]:
         yield from _columns(f"{name}.{inner.name}", pc.struct_field(column, [number]))
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are texts."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind))
+
+
 def join_chunks(column: pa.ChunkedArray) -> pa.Array:
     """Returns a column as one array. Copies nothing if it has one chunk."""
     if column.num_chunks == 1:

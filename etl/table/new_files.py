@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.schema import Field
-from sluice.etl.spec.input_values import is_text
+from sluice.etl.spec.nested_columns import is_text
 from sluice.etl.table.data_files import arrow_schema, with_dictionaries
 from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.profile import Profile

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.ops.hashing import Flags
-from sluice.etl.spec.input_values import is_list, is_text
+from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.plain.probe import ColumnFacts, elements
 from sluice.ingest.plain.recipe import is_number
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from sluice.common.suggest import nearest
-from sluice.etl.spec.input_values import is_list, is_text
+from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.recipe import Recipe, check_kind, is_number

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sluice.common.suggest import meant
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.etl.spec.input_values import is_list, is_text
+from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.plain.column_kind import (
     Spread,
     is_amount,

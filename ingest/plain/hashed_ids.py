@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sluice.etl.ops.base import FIRST, MAX_ID, NULL, spread
 from sluice.etl.ops.hashing import A, G, mix
 from sluice.etl.ops.ids import Hash
-from sluice.etl.spec.input_values import is_list, is_text
+from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.stages.scatter_kernel import compiled
 
 MOST_IDS = MAX_ID - FIRST

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.input_section import ARROW_TYPES
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.base import as_one_column
 from sluice.etl.ops.chain import lacks, reading, step
-from sluice.etl.spec.input_values import is_list
-from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
+from sluice.etl.spec.nested_columns import flattened, is_list, join_chunks, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.footer_chunks import check_chunks

@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl import ops
+from sluice.etl.apply.cells import WRONG, is_read_as_text, stored_column
 from sluice.etl.ops.base import as_one_column, id_kind, on_distinct
 from sluice.etl.ops.chain import make_labels, step
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
-from sluice.etl.spec.input_values import ARROW_TYPES, converted, is_text
+from sluice.etl.spec.input_section import ARROW_TYPES
+from sluice.etl.spec.nested_columns import is_text
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
 from sluice.ingest.stages.number_types import to_batch_type
@@ -123,6 +125,7 @@ class Recipe:
             and not first.salt
             and can_hash(arrays[0].type)
             and set(self.kinds) <= {"int", "text", "texts"}
+            and not any(is_read_as_text(arrays[0].type, kind) for kind in self.kinds)
         ):
             return hashed_ids(arrays[0], first).cast(self.type(()))
         columns = []
@@ -170,7 +173,7 @@ def is_number(kind: pa.DataType) -> bool:
 def check_kind(name: str, have: pa.DataType, kind: str) -> None:
     """Raises ColumnError if a column of type `have` cannot be read as the spec's type `kind`."""
     try:
-        converted(pa.array([], have), kind)
+        stored_column(pa.array([], have), kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise ColumnError(
             f"column {name!r} holds {have}, which is not read as {kind}: give it another type in "
@@ -180,10 +183,10 @@ def check_kind(name: str, have: pa.DataType, kind: str) -> None:
 
 def typed(name: str, array: pa.Array, kind: str) -> pa.Array:
     """Converts a column to the spec's type. Raises ColumnError if a value does not fit."""
-    values, lost = converted(array, kind)
+    values, lost = stored_column(array, kind)
     if lost is not None and lost.any():
         raise ColumnError(
-            f"column {name!r} holds {array[int(lost.argmax())]}, which is no whole number of 64 bits: "
-            "read it as float in input.columns of the spec"
+            f"column {name!r} holds {array[int(lost.argmax())]}, which is {WRONG[kind]}: correct it, or give the "
+            "column another type, such as float, in input.columns of the spec"
         )
     return values

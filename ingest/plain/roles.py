@@ -15,7 +15,7 @@ from sluice.common.number_checks import is_whole
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.etl.ops.user_function import Python
-from sluice.etl.spec.input_values import is_list, is_text
+from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import nearest

@@ -23,8 +23,7 @@ from sluice.etl.apply.cells import TextCells
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile, files_of
 from sluice.etl.read.pieces import FileRange, Piece, is_compressed, pieces_of_ranges
-from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.input_values import THOUSANDS
+from sluice.etl.spec.input_section import THOUSANDS, Input
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 from sluice.ingest.plain.guess import share_of_values, times_of, usual_label
 

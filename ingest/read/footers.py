@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
 from sluice.etl.schema import DataFile
-from sluice.etl.spec.input_values import is_list
-from sluice.etl.spec.nested_columns import parts
+from sluice.etl.spec.nested_columns import is_list, parts
 from sluice.etl.table.table_columns import FileColumns, PartitionError, refuse_twice
 from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.plain.footer_chunks import chunks_of_group

@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
+from sluice.etl.apply.cells import stored_column
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import is_reserved_name
-from sluice.etl.spec.input_values import converted, is_text
+from sluice.etl.spec.nested_columns import is_text
 from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.guess import Proposal, label_values, proposals, user_of
@@ -234,7 +235,7 @@ def _time_bounds(proposal: Proposal) -> tuple[int, int, int] | None:
         return None
     facts = proposal.facts
     ends = pa.array([facts.low, facts.high], facts.type)
-    low, high = converted(ends, "float")[0].to_pylist()
+    low, high = stored_column(ends, "float")[0].to_pylist()
     (start, end), times = _seconds(ends, proposal), _seconds(facts.sampled, proposal)
     first, second = np.array_split(times, 2)
     if first.max(initial=start) > second.min(initial=end):
@@ -255,7 +256,7 @@ def _seconds(values: pa.Array, proposal: Proposal) -> npt.NDArray[np.float64]:
     """Returns the seconds since 1970 for the numbers or times of a column."""
     if proposal.formats:
         values = ParseTime(format=proposal.formats).apply(values.cast(pa.string()), None)
-    seconds, _ = converted(values, "float")
+    seconds, _ = stored_column(values, "float")
     return np.asarray(seconds) / proposal.unit
 
 

@@ -126,7 +126,7 @@ def test_compiled_functions_read_each_line_as_the_parser_does(form):
     for some in (lines, [line for line in lines if not has_other_bytes(line)]):
         compiled, usual = (InputParser(spec, compiled=which) for which in (True, False))
         assert by_line(parsed(compiled, some), len(some)) == by_line(parsed(usual, some), len(some))
-        irregular = compiled._compiled.read(batch_of(some)["line"])[1]
+        irregular = compiled._lines._compiled.read(batch_of(some)["line"])[1]
         assert 0.2 < irregular.mean() < 0.9  # both are met often
 
 

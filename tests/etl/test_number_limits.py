@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sluice.etl.apply.cells import stored_column
 from sluice.etl.jobs.job_run import Result, TooManyRejects
-from sluice.etl.spec.input_values import converted
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, rows_of, run, words_of
 from tests.etl.local.test_engines import alike
@@ -231,7 +231,7 @@ def test_an_append_applies_what_was_learned_and_rejects_by_that(tmp_path):
 )
 def test_a_time_is_never_wrapped_around(unit, value, seconds):
     for kind in ("int", "float"):
-        values, lost = converted(pa.array([value], pa.timestamp(unit)), kind)
+        values, lost = stored_column(pa.array([value], pa.timestamp(unit)), kind)
         assert (values[0].as_py(), lost) == (seconds, None)
 
 

@@ -77,6 +77,7 @@ def test_a_side_tables_time_may_be_of_any_type_and_a_wrong_unit_is_reported(spar
         "day": pa.array([datetime.date(2023, 11, day) for day in (13, 14, 15)]),
         "number": pa.array([stamp / 1e6 for stamp in STAMPS]),
         "millis": pa.array([stamp // 1000 for stamp in STAMPS]),
+        "nan": pa.array([STAMPS[0] / 1e6, np.nan, STAMPS[2] / 1e6]),
     }
     for name, since in kinds.items():
         write_rows(tmp_path / f"{name}.parquet", user=[1, 1, 1], since=since, **{name: [0, 1, 2]})
@@ -109,6 +110,9 @@ def test_a_side_tables_time_may_be_of_any_type_and_a_wrong_unit_is_reported(spar
     want = {name: [-1, 0, 2, -1] for name in kinds}
     want |= {"day": [1, 1, 1, -1], "millis": [-1] * 4}
     assert {name: [row[name] for row in rows] for name in kinds} == want
+    asked = {"user": pa.array([1]), "at": pa.array([2_000_000_000])}
+    newest = Serving.open(FeatureTable.open(tmp_path / "t")).complete(asked)
+    assert {name: newest[name].to_pylist() for name in kinds} == {name: [2] for name in kinds}
     warnings = [line for line in said.text.splitlines() if line.startswith("warning: join.path")]
     assert len(warnings) == 2
     assert_names(warnings[0], "millis.parquet", "at", "seconds", "since", "milliseconds")
@@ -125,7 +129,9 @@ def test_names_with_dots_can_be_joined_lagged_and_kept_and_differences_are_exact
         for row, time in enumerate(at)
     ]
     (tmp_path / "rows.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    (tmp_path / "side.csv").write_text("land;tax.rate;big\nfr;0,2;7\nde;0,19;1.000\n")
+    (tmp_path / "side.csv").write_text(
+        f"land;tax.rate;big;since\nfr;0,2;7;0\nde;0,19;1.000;{start + 1}\n"
+    )
     text = write_spec(
         "click:int user.id:int user.geo.country:text at:int row:int",
         section(
@@ -137,6 +143,8 @@ def test_names_with_dots_can_be_joined_lagged_and_kept_and_differences_are_exact
             on="user.geo.country",
             their_on="land",
             columns=["tax.rate:float"],
+            time="at",
+            their_time="since",
         ),
         section("lag", name="gap", of="at", by="user.id", order="at", difference=True),
         section("history", name="past", of="user.geo.country", by="user.id", order="at", length=2),
@@ -148,7 +156,7 @@ def test_names_with_dots_can_be_joined_lagged_and_kept_and_differences_are_exact
     table = build_table(spark, tmp_path / "t", tmp_path / "rows.json", text=text)
     rows = sorted(rows_of(table), key=lambda row: row["row"])
     assert [row["gap"] for row in rows] == [-1, -1, 1, 100, 200]
-    assert [row["tax.rate"] for row in rows] == [np.float32(0.19)] * 5
+    assert [row["tax.rate"] for row in rows] == [-1, -1, *[np.float32(0.19)] * 3]
     assert [len(row["past"]) // 4 for row in rows] == [0, 1, 2, 2, 2]
     serving = Serving.open(table)
     later = start + 301 + np.array([1, 100, 200])

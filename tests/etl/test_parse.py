@@ -92,14 +92,17 @@ def test_flags_and_parts_of_objects_in_json():
             zip(*(c.to_pylist() for c in found.columns.values()), strict=True)
         ), found.rejected
 
-    alone, parser._objects.one = parser._objects.one, None  # which nobody may call here
+    alone, parser._lines._objects.columns = (
+        parser._lines._objects.columns,
+        None,
+    )  # which nobody may call here
     rows, rejected = parsed(*lines)
     assert rows == [(1, 0, None, "x", 7), (0, None, 2.0, None, None), (0, None, None, None, None)]
     assert rejected == [(2, "label: missing")]
     assert parsed(b'{"label": 1, "a": {"n": true}}')[0] == [(1, None, None, None, 1)], (
         "numbers again"
     )
-    parser._objects.one = alone
+    parser._lines._objects.columns = alone
     odd = [
         b'{"label": true, "a": {"b": {"C": "inner"}}, "a.b.C": "named so"}',
         b'{"label": 1, "I": false, "a": "text"}',

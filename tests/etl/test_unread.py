@@ -151,6 +151,6 @@ their_time = "since"
 """
     )
     for accepted, name, value in (((), "age", "twelve"), (("age",), "since", "2024-01-05")):
-        facts = ("join.path", f"'{name}'", f"'{value}'", f"--accept-nulls {name}")
+        facts = ("join.path", f"'{name}'", value, f"--accept-nulls {name}")
         with raises(JobFailure, *facts), clearly():
             run(spark, table, usual, text=join, mode="overwrite", accept_nulls=accepted)

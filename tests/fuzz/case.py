@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.spec.input_section import NUMBERS
-from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.input_section import ARROW_TYPES, NUMBERS
 from tests.etl.tables import section
 
 KEY = "number"

@@ -47,8 +47,7 @@ from sluice.etl.jobs.engine import Engine, Sums
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import plain
 from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.input_values import ARROW_TYPES
+from sluice.etl.spec.input_section import ARROW_TYPES, Input
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import HistorySpec, Join, RowRules
 from sluice.etl.spec.row_split import fold_keys, row_keys, split_of

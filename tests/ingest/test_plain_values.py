@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.etl.apply.cells import stored_column
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES
-from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -102,14 +102,14 @@ def splits_by_files_and_by_a_job(folder, files, asked: Spec, **job) -> dict[str,
     ],
 )
 def test_a_fraction_is_no_whole_number(values):
-    found, lost = converted(values, "int")
+    found, lost = stored_column(values, "int")
     assert found.to_pylist() == [2, None, None, -7]
     assert lost.tolist() == [False, False, True, False]
 
 
 def test_a_long_decimal_keeps_its_last_digit():
     ids = [Decimal(2**53 + 1), Decimal(2**63 - 1), Decimal(-(2**63)), None, Decimal(2**63)]
-    found, lost = converted(pa.array(ids, pa.decimal128(30, 4)), "int")
+    found, lost = stored_column(pa.array(ids, pa.decimal128(30, 4)), "int")
     assert found.to_pylist() == [*ids[:4], None]
     assert lost.tolist() == [False] * 4 + [True]
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNTS, kept_sums, sum_by_value
+from sluice.etl.apply.count_sums import CountSums
+from sluice.etl.apply.counts import COUNTS
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.workers.cells import read_stream, slices, write_cell
 
-_ROWS_BEFORE_SUM = 1 << 19
+_BUDGET = 1 << 30
+"""The memory of the counts of a part. A part has seldom more than a few MiB."""
 
 
 def count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
@@ -43,28 +44,13 @@ def read_counts(batches: Batches) -> Batches:
 def sum_cells(least: Mapping[int, int], batches: Batches) -> Batches:
     """Yields cells with the sums of one part, each with its key and its number of sums. Leaves out a key's sums below
     `least`."""
-    tables: dict[int, list[pa.Table]] = defaultdict(list)
-    limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
-    for batch in read_counts(batches):
-        for key, counts in _by_key(batch):
-            tables[key].append(counts)
-            if sum(map(len, tables[key])) > limit[key]:
-                tables[key] = [sum_by_value(tables[key])]
-                limit[key] = max(_ROWS_BEFORE_SUM, 2 * len(tables[key][0]))
-    for key in sorted(tables):
-        for rows in kept_sums(key, tables.pop(key), least.get(key, 1)).to_batches():
-            for few in slices(rows):
-                cell = write_cell([few], COUNTS, COMPRESSED)
-                yield pa.record_batch(
-                    [pa.array([key], pa.int32()), pa.array([few.num_rows], pa.int64()), cell],
-                    ["key", "sums", "counts"],
-                )
-
-
-def _by_key(counts: pa.RecordBatch) -> Iterator[tuple[int, pa.Table]]:
-    """Yields the values and counts of each key. Rows with the same key are next to each other."""
-    keys = counts["key"].to_numpy()
-    starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1))
-    for start, end in itertools.pairwise([*starts.tolist(), len(keys)]):
-        part = counts.slice(start, end - start)
-        yield int(keys[start]), pa.table(part.columns[1:], ["value", "count"])
+    with contextlib.closing(CountSums(_BUDGET, least)) as sums:
+        sums.add(read_counts(batches))
+        for table in sums.tables():
+            for rows in table.to_batches():
+                for few in slices(rows):
+                    cell = write_cell([few], COUNTS, COMPRESSED)
+                    yield pa.record_batch(
+                        [few["key"][:1], pa.array([few.num_rows], pa.int64()), cell],
+                        ["key", "sums", "counts"],
+                    )

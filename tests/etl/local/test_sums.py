@@ -1,7 +1,6 @@
 """The counts of many pieces are added up with work that grows with their number only."""
 
-from sluice.etl.local.sums import CountSums
-from sluice.etl.local.threads import Threads
+from sluice.etl.apply.count_sums import CountSums
 
 
 class Counted:
@@ -17,7 +16,7 @@ class Counted:
 
 def test_the_rows_of_a_piece_are_looked_at_once_however_many_pieces_came_before():
     Counted.looks = 0
-    sums = CountSums(Threads(1), 2**20, {})
+    sums = CountSums(2**20, {})
     for _ in range(100):
         sums._add(0, Counted())
     assert Counted.looks == 100
