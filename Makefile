@@ -89,16 +89,15 @@ docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; de
 bench: setup  ## the loader beside the decoder's limit and a loop of the least work
 	@$(PY) -m benchmarks.loaders
 
-bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming, SPDL, LanceDB and litData
+bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming, SPDL, LanceDB, litData and Grain
 	@bash .ci/peers
 
 race: setup  ## loaders side by side on one table, drawn as they run: a minute, no Java, no Spark (FULL=1: all peers)
 	@$(PY) -m benchmarks.race $(if $(FULL),--full)
 
-.PHONY: bench-peers-etl
-bench-peers-etl: setup  ## environment for benchmarks.etl_peers: pandas, Polars, DuckDB
-	@test -x .venv-peers-etl/bin/python || $(PY) -m venv .venv-peers-etl
-	@.venv-peers-etl/bin/python -m pip install -q -r requirements-peers-etl.txt
+.PHONY: tuned-race
+tuned-race: setup  ## loaders where there is something to tune, in five minutes a lane (LANES=python,far; FULL=1: three rounds, hours)
+	@$(PY) -m benchmarks.tuned_race $(if $(FULL),,--short) $(if $(LANES),--lanes $(LANES)) --output build/tuned-race.json
 
 .PHONY: wheel
 wheel: .venv-build/made  ## dist/: the wheel, and the source archive that it is built from; checked as a package index does

@@ -27,17 +27,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.peers.memory import control_group
 from benchmarks.results import ROOT, Cases
 
 MIB = 2**20
 EXTRA, ROOM = 192 * MIB, 1.3
 BATCH, STEP_S = 2048, 0.02
-_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
-_KNOBS = ("memory.max", "memory.limit_in_bytes")
 
 
-def make_data(folder: str) -> None:
-    """Writes four files of wide rows: a label, 13 floats and 26 ids."""
+def make_data(folder: str, rows: int = 131_072, group_rows: int = 32_768) -> None:
+    """Writes four files of wide rows: a label, 13 floats, 26 ids, and a text of 20 words."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -47,14 +46,15 @@ def make_data(folder: str) -> None:
         path = Path(folder) / f"part-{number}.parquet"
         if path.exists():
             continue
-        draw, rows = np.random.default_rng(number), 131_072
+        draw = np.random.default_rng(number)
         columns = {"label": draw.integers(0, 2, rows, np.int8)}
         columns |= {f"d{n}": draw.random(rows, np.float32) for n in range(13)}
         columns |= {f"s{n}": draw.integers(0, 10**6, rows, np.int32) for n in range(26)}
+        columns["query"] = [f"{' '.join(['running shoes'] * 10)} {n}" for n in range(rows)]
         pq.write_table(
             pa.table(columns),
             path.with_suffix(".draft"),
-            row_group_size=32_768,
+            row_group_size=group_rows,
             compression="lz4",
             use_dictionary=False,
             write_page_checksum=True,
@@ -62,30 +62,15 @@ def make_data(folder: str) -> None:
         path.with_suffix(".draft").rename(path)
 
 
-def cgroup(limit: int) -> Path | None:
-    """A new memory cgroup of version 2 or 1; None: none can be made here."""
-    for top in _CGROUPS:
-        group = top / f"sluice-kills-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        for knob in _KNOBS:
-            if (group / knob).exists():
-                (group / knob).write_text(str(limit))
-                return group
-        group.rmdir()
-    return None
-
-
 def runs(load: Callable[[int], None], count: int, base: int) -> dict[str, Any]:
     """So many runs of `load(limit)`, each in a process of its own."""
     limit = base + EXTRA
-    group = cgroup(int(ROOM * limit))
-    if group is None:
+    made = control_group(int(ROOM * limit))
+    if made is None:
         return {
             "skipped": "no memory cgroup can be made here: it takes root, and a writable /sys/fs/cgroup"
         }
+    group = made.folder
     ended = dict.fromkeys(("well", "killed", "failed"), 0)
     began = time.monotonic()
     for _ in range(count):

@@ -13,14 +13,14 @@ on these files: no loader that reads them can pass it.
 from __future__ import annotations
 
 import argparse
-import resource
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,67 +30,22 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.loaders import decode_only, made_table
-from benchmarks.peers.peer import PEERS, Kind, Peer, PeerError
-from benchmarks.peers.serve import Job
+from benchmarks.peers.peer import BY_HAND, OURS, PEERS, Kind, Peer, PeerError, installed
+from benchmarks.peers.serve import Job, Turn, turn
 from sluice.common.errors import UsageError
 from sluice.common.program import run, say
-from sluice.common.suggest import nearest
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.process.matrix_function import takes_matrix
-from sluice.ingest.stages.transform import Transform
 
 BATCH_SIZE = 8192
-BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")
 MAPPED = "mapped binary files"
 _TRIED_S = 1.0  # of each setting, when the best is looked for
 _LABEL = 35
 _LINE = 0.8  # of the bar's width
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _COLOURS = {"ours": "\033[1;32m", "limit": "\033[33m", "dim": "\033[2m"}
-_JOINED = Knobs(workers={"decode": 2}, fused=frozenset({"shuffle"}))
-"""Readers that also place their rows."""
-SETTINGS = {
-    "split": Knobs(workers={"decode": 1, "shuffle": 1}),
-    "joined": _JOINED,
-    "joined, 2 for the transform": replace(_JOINED, workers={"decode": 2, "log": 2}),
-}
-Turn = Callable[[float], tuple[float, float]]
-"""Takes seconds. Returns rows a second, and nanoseconds of processor time a row."""
-
-
-def processor_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def loader_turn(table: FeatureTable, knobs: Knobs, transform: Transform) -> Turn:
-    """Returns turns of our loader. Each has a fresh loader, because one that waits would fill its buffers while others
-    are measured."""
-
-    def turn(seconds: float) -> tuple[float, float]:
-        with BatchLoader(
-            table,
-            batch_size=BATCH_SIZE,
-            read_ahead_epochs=sys.maxsize,
-            knobs=knobs,
-            transforms=[transform],
-        ) as loader:
-            rows, began, cpu_s, first = 0, 0.0, 0.0, 0.0
-            while True:
-                for batch in loader:
-                    now = time.perf_counter()
-                    first = first or now
-                    if began:
-                        rows += batch.rows
-                    elif now >= first + seconds / 3:
-                        began, cpu_s = now, processor_s()
-                    if rows and now >= first + seconds:
-                        return rows / (now - began), (processor_s() - cpu_s) / rows * 1e9
-
-    return turn
+Measure = Callable[[float], Turn]
+"""Takes seconds."""
 
 
 @dataclass(slots=True)
@@ -104,6 +59,10 @@ class Lane:
     note: str = ""
     row_ns: list[float] = field(default_factory=list)
     """The nanoseconds of processor time of a row."""
+
+    def add(self, turn: Turn) -> None:
+        self.rates.append(turn.rows_per_s)
+        self.row_ns.append(turn.row_ns)
 
     @property
     def rate(self) -> float:
@@ -159,19 +118,7 @@ class Screen:
         say(("\r\033[K" if self._live else "") + text)
 
 
-def log_of(columns: Columns) -> Transform:
-    """The race's transform, for ours: in place, all columns at once, by torch, as the peers take it.
-
-    numpy computes it at the same speed only on processors with AVX-512, and 3 to 12 times slower on others.
-    """
-    return Transform(takes_matrix(_take_logarithm), "log", reads=columns.dense)
-
-
-def _take_logarithm(dense: np.ndarray) -> None:
-    torch.from_numpy(dense).log1p_()
-
-
-def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[Turn, str]:
+def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[Measure, str]:
     """Rows shuffled and transformed once and for all, written as two arrays and mapped into memory: what a loader
     costs that has nothing to decode, nor to shuffle but the order of its batches."""
     began = time.perf_counter()
@@ -191,47 +138,33 @@ def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[
             np.log1p(block[:dense], out=block[:dense])
         np.save(folder / f"{name}.npy", block)
         blocks.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
-    batches = whole.num_rows // BATCH_SIZE
     size = sum(block.nbytes for block in blocks)
     spent = time.perf_counter() - began
 
-    def turn(seconds: float) -> tuple[float, float]:
-        random, rows, began, before = (
-            np.random.default_rng(0),
-            0,
-            time.perf_counter(),
-            processor_s(),
-        )
-        while (spent := time.perf_counter() - began) < seconds or not rows:
-            for at in random.permutation(batches):
+    def batches() -> Iterator[int]:
+        random = np.random.default_rng(0)
+        while True:
+            for at in random.permutation(whole.num_rows // BATCH_SIZE):
                 for block in blocks:
                     torch.from_numpy(block[:, at * BATCH_SIZE : (at + 1) * BATCH_SIZE].copy())
-                rows += BATCH_SIZE
-        return rows / spent, (processor_s() - before) / rows * 1e9
+                yield BATCH_SIZE
 
-    return turn, f"made beforehand: {size / 1e6:.0f} MB in {spent:.1f} s"
-
-
-def _best(arms: Mapping[str, Turn]) -> str:
-    """The fastest of some settings, tried one after the other."""
-    rates = {name: turn(_TRIED_S)[0] for name, turn in arms.items()}
-    return max(rates, key=lambda name: rates[name])
+    return partial(turn, batches), f"made beforehand: {size / 1e6:.0f} MB in {spent:.1f} s"
 
 
 class Race:
     """Ours and the decoder, and whoever runs beside them."""
 
-    def __init__(self, table: FeatureTable, arguments: argparse.Namespace, screen: Screen):
-        columns = Columns.of(table.fields)
-        self.columns, self._seconds, self._rounds, self._screen = (
-            columns,
+    def __init__(
+        self, table: FeatureTable, ours: Peer, arguments: argparse.Namespace, screen: Screen
+    ):
+        self._peer, self._seconds, self._rounds, self._screen = (
+            ours,
             arguments.seconds,
             arguments.rounds,
             screen,
         )
-        self._decode = decode_only(table, columns)
-        log = log_of(columns)
-        self._arms = {name: loader_turn(table, knobs, log) for name, knobs in SETTINGS.items()}
+        self._decode = decode_only(table, Columns.of(table.fields))
         self.lanes: list[Lane] = []
         self._ours_lane, self._limits = Lane("ours"), [self._decode(self._seconds)]
 
@@ -239,64 +172,58 @@ class Race:
     def limit(self) -> float:
         return statistics.median(self._limits)
 
-    def beside(self, name: str, turn: Turn, note: str = "") -> None:
+    def beside(self, name: str, measure: Measure, note: str = "") -> None:
         """Its turns and ours, one after the other; then its line."""
         lane = Lane(name, note=note)
         for number in range(self._rounds):
             self._screen.trying(f"{name}, {note}: round {number + 1} of {self._rounds}")
-            self._taken(lane, turn)
-            self._taken(self._ours_lane, self._ours)
+            lane.add(measure(self._seconds))
+            self._ours_lane.add(self._ours(self._seconds))
             lane.ratios.append(self._ours_lane.rates[-1] / lane.rates[-1])
         self._limits.append(self._decode(self._seconds))
         self.lanes.append(lane)
         self._show(lane)
 
-    def _taken(self, lane: Lane, turn: Turn) -> None:
-        rate, row_ns = turn(self._seconds)
-        lane.rates.append(rate)
-        lane.row_ns.append(row_ns)
-
     def alone(self) -> None:
         """Ours first, so that there is something to see, at the best of its settings."""
-        self._screen.trying("ours")
-        self._ours_lane.note = _best(self._arms)
-        self._ours = self._arms[self._ours_lane.note]
+        tried = self._tried("ours", self._peer)
+        self._ours_lane.note = max(tried, key=lambda arm: tried[arm])
+        self._ours = partial(self._peer.turn, self._ours_lane.note)
         for _ in range(self._rounds):
-            self._taken(self._ours_lane, self._ours)
+            self._ours_lane.add(self._ours(self._seconds))
         self.lanes.append(self._ours_lane)
         self._show(self._ours_lane)
+
+    def _tried(self, name: str, peer: Peer) -> dict[str, float]:
+        """The rate of each of its settings."""
+        tried = {}
+        for arm in peer.arms:
+            self._screen.trying(f"{name} tries {arm}")
+            tried[arm] = peer.turn(arm, _TRIED_S).rows_per_s
+        return tried
 
     def against(self, kind: Kind, job: Job) -> None:
         """A peer at the best of its settings; one that fails gets a line with what it said."""
         self._screen.trying(f"{kind.name} starts")
         try:
-            peer = Peer.start(kind, job)
+            with closing(Peer.start(kind, job)) as peer:
+                tried = self._tried(kind.name, peer)
+                apart = {arm for arm in tried if kind.apart and arm.startswith(kind.apart)}
+                for name, arms in (
+                    (kind.name, tried.keys() - apart),
+                    (f"{kind.name}, {kind.apart}", apart),
+                ):
+                    if arms:
+                        best = max(arms, key=lambda arm: tried[arm])
+                        note = best + (
+                            f"; made beforehand: {peer.prepared_bytes / 1e6:.0f} MB in "
+                            f"{peer.prepared_seconds:.1f} s"
+                            if peer.prepared_bytes and best.startswith(peer.prepared_for)
+                            else ""
+                        )
+                        self.beside(name, partial(peer.turn, best), note)
         except PeerError as error:
             self._screen.line(f"{kind.name:{_LABEL}} {error}")
-            return
-        try:
-            tried = {}
-            for arm in peer.arms:
-                self._screen.trying(f"{kind.name} tries {arm}")
-                tried[arm] = peer.turn(arm, _TRIED_S)[0]
-            apart = {arm for arm in tried if kind.apart and arm.startswith(kind.apart)}
-            for name, arms in (
-                (kind.name, tried.keys() - apart),
-                (f"{kind.name}, {kind.apart}", apart),
-            ):
-                if arms:
-                    best = max(arms, key=lambda arm: tried[arm])
-                    note = best + (
-                        f"; made beforehand: {peer.prepared_bytes / 1e6:.0f} MB in "
-                        f"{peer.prepared_seconds:.1f} s"
-                        if peer.prepared_bytes and best.startswith(peer.prepared_for)
-                        else ""
-                    )
-                    self.beside(name, partial(peer.turn, best), note)
-        except PeerError as error:
-            self._screen.line(f"{kind.name:{_LABEL}} {error}")
-        finally:
-            peer.close()
 
     def _show(self, lane: Lane) -> None:
         self._screen.line(drawn(lane, self.limit, self._screen.width, self._screen.colours))
@@ -313,23 +240,6 @@ class Race:
             },
             "settings": {lane.name: lane.note for lane in self.lanes if lane.note},
         }
-
-
-def peers_of(full: bool, only: Sequence[str]) -> list[Kind]:
-    """Those that are installed, and the DataLoader, which needs nothing more."""
-    known = {kind.name: kind for kind in (BY_HAND, *PEERS)}
-    for name in only:
-        if name not in known:
-            raise UsageError(
-                f"--only: there is no peer {name!r}{nearest(name, known)}: {', '.join(known)}"
-            )
-    wanted = [
-        kind for kind in known.values() if (kind.name in only if only else full or kind is BY_HAND)
-    ]
-    missing = [kind for kind in wanted if not kind.python.exists()]
-    if missing:
-        say(f"not installed: {', '.join(kind.name for kind in missing)} (make bench-peers)")
-    return [kind for kind in wanted if kind not in missing]
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -356,30 +266,30 @@ def main(argv: list[str]) -> dict[str, Any]:
         raise UsageError(
             f"--seconds and --rounds are positive, and --rows at least {8 * BATCH_SIZE}"
         )
-    peers, screen = peers_of(arguments.full, arguments.only), Screen()
-    with tempfile.TemporaryDirectory() as folder:
+    known = (BY_HAND, *PEERS)
+    peers = installed(known, arguments.only or ([] if arguments.full else [BY_HAND.name]))
+    screen = Screen()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         table = made_table(Path(folder), arguments.rows)
-        race = Race(table, arguments, screen)
+        columns = Columns.of(table.fields)
+
+        def job() -> Job:
+            own = stack.enter_context(tempfile.TemporaryDirectory())
+            files = tuple(f.path for f in table.files_of("train"))
+            return Job(files, columns.floats, columns.sparse, BATCH_SIZE, own)
+
+        ours = stack.enter_context(closing(Peer.start(OURS, job())))
+        race = Race(table, ours, arguments, screen)
         say(
             f"│ is the decoder alone, {race.limit / 1e6:.2f} M rows/s; behind each rate, its share of that, the "
             "processor time of a million rows, and how many times ours is as fast\n"
         )
         race.alone()
         for kind in peers:
-            with tempfile.TemporaryDirectory() as own:
-                race.against(
-                    kind,
-                    Job(
-                        tuple(f.path for f in table.files_of("train")),
-                        race.columns.floats,
-                        race.columns.sparse,
-                        BATCH_SIZE,
-                        own,
-                    ),
-                )
+            race.against(kind, job())
         if not arguments.only:
             screen.trying("binary files are being made")
-            race.beside(MAPPED, *mapped_binary(table, race.columns, Path(folder)))
+            race.beside(MAPPED, *mapped_binary(table, columns, Path(folder)))
         say("\nmedians, the fastest first")
         for lane in sorted(race.lanes, key=lambda lane: -lane.rate):
             say(drawn(lane, race.limit, screen.width, screen.colours))

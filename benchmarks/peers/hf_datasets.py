@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks.peers.arrow import blocks_of
+from benchmarks.peers.arrow import blocks_of, texts_of
 from benchmarks.peers.serve import Arm, Job, Prepared, serve, size_of
+from benchmarks.peers.torch_loader import Batch, cut, transformed
 
 os.environ |= {
     "HF_DATASETS_OFFLINE": "1",
@@ -25,30 +26,30 @@ ROWS = 32768  # shuffled at a time
 
 
 def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
-    columns = [*job.floats, *job.ids]
+    if job.store:
+        raise ValueError(
+            "its Parquet streams need s3fs, which is not in benchmarks/peers/torch.lock"
+        )
+    columns = job.columns
     began = time.perf_counter()
     cache = os.path.join(job.folder, "hf")
-    mapped = datasets.Dataset.from_parquet(
-        list(job.files), columns=columns, cache_dir=cache
-    ).with_format("arrow")
-    prepared.seconds, prepared.bytes, prepared.settings = (
-        time.perf_counter() - began,
-        size_of(cache),
-        "mapped",
-    )
+    if job.convert:
+        mapped = datasets.Dataset.from_parquet(
+            list(job.files), columns=columns, cache_dir=cache
+        ).with_format("arrow")
+        prepared.seconds, prepared.bytes, prepared.settings = (
+            time.perf_counter() - began,
+            size_of(cache),
+            "mapped",
+        )
 
-    def batches(table: pa.Table, random: np.random.Generator) -> Iterator[tuple[torch.Tensor, ...]]:
-        floats, ids = blocks_of(table, job, random.permutation(table.num_rows))
-        for at in range(0, table.num_rows - job.batch_size + 1, job.batch_size):
-            part = slice(at, at + job.batch_size)
-            yield (
-                torch.log1p(torch.from_numpy(floats[part, :-1])),
-                torch.from_numpy(ids[part]),
-                torch.from_numpy(floats[part, -1]),
-            )
+    def batches(table: pa.Table, random: np.random.Generator) -> Iterator[Batch]:
+        order = random.permutation(table.num_rows)
+        blocks = (*blocks_of(table, job, order), texts_of(table, job, order))
+        return (transformed(job, batch) for batch in cut(job, blocks))
 
     class Streamed(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        def __iter__(self) -> Iterator[Batch]:
             random = np.random.default_rng()
             data = datasets.load_dataset(
                 "parquet",
@@ -66,7 +67,7 @@ def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
                     yield from batches(table, random)
 
     class Mapped(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        def __iter__(self) -> Iterator[Batch]:
             info = torch.utils.data.get_worker_info()
             number, of = (info.id, info.num_workers) if info else (0, 1)
             random = np.random.default_rng(number)
@@ -83,7 +84,10 @@ def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
 
     return {
         f"{name}, {workers} workers": lambda data=data, workers=workers: run(data, workers)
-        for name, data in (("Parquet streamed", Streamed()), ("mapped Arrow", Mapped()))
+        for name, data in (
+            ("Parquet streamed", Streamed()),
+            *([("mapped Arrow", Mapped())] if job.convert else []),
+        )
         for workers in (0, 2)
     }
 

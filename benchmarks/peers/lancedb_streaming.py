@@ -31,7 +31,7 @@ def blocks(job: Job, rows: int) -> Iterator[pa.RecordBatch]:
     random = np.random.default_rng(0)
     for path, group in job.row_groups:
         columns = []
-        for part in read(job, path, group, random):
+        for part in read(job, path, group, random)[:2]:
             whole = len(part) // rows * rows
             values = pa.array(np.ascontiguousarray(part[:whole]).reshape(-1))
             columns.append(pa.FixedSizeListArray.from_arrays(values, rows * part.shape[1]))

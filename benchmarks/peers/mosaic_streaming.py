@@ -53,7 +53,7 @@ def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
             "floats": f"ndarray:float32:{shape[0][0]},{shape[0][1]}",
             "ids": f"ndarray:int32:{shape[1][0]},{shape[1][1]}",
         }
-        blocks = (read(job, path, group, random) for path, group in job.row_groups)
+        blocks = (read(job, path, group, random)[:2] for path, group in job.row_groups)
         samples = (
             (floats[at : at + rows], ids[at : at + rows])
             for floats, ids in blocks

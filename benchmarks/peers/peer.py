@@ -9,12 +9,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.serve import Job
+from benchmarks.peers.memory import Memory
+from benchmarks.peers.serve import Job, Turn
+from sluice.common.errors import UsageError
+from sluice.common.program import say
+from sluice.common.suggest import nearest
 
 ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 5.0
@@ -37,6 +42,9 @@ class Kind:
         return ROOT / f".venv-peers-{self.environment}" / "bin" / "python"
 
 
+OURS = Kind("Sluice", "sluice_loader", "")
+BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")
+GRAIN = Kind("Grain", "grain_data", "grain")
 PEERS = (
     Kind("tf.data", "tf_data", "tf", "AUTOTUNE"),
     Kind("Ray Data", "ray_data", "ray"),
@@ -49,6 +57,20 @@ PEERS = (
 )
 
 
+def installed(kinds: Sequence[Kind], only: Sequence[str]) -> list[Kind]:
+    """Those kinds, or those of them that `only` names. Says which of them are not installed, and leaves these out."""
+    known = {kind.name: kind for kind in kinds}
+    for name in only:
+        if name not in known:
+            raise UsageError(
+                f"--only: there is no peer {name!r}{nearest(name, known)}: {', '.join(known)}"
+            )
+    wanted = [kind for kind in kinds if not only or kind.name in only]
+    if missing := [kind.name for kind in wanted if not kind.python.exists()]:
+        say(f"not installed: {', '.join(missing)} (make bench-peers)")
+    return [kind for kind in wanted if kind.python.exists()]
+
+
 class PeerError(RuntimeError):
     """A peer that ended or could not do what it was asked: the message is its own."""
 
@@ -56,10 +78,18 @@ class PeerError(RuntimeError):
 class Peer:
     """One process; between two turns it holds no iteration, so it takes no core."""
 
-    def __init__(self, command: list[str], job: Job):
+    def __init__(
+        self,
+        command: list[str],
+        job: Job,
+        memory: Memory | None = None,
+        patience_s: float = 600.0,
+    ):
+        """`memory` limits it. An answer that takes longer than `patience_s` and the turn itself ends it."""
+        self._memory, self._limit_s = memory, patience_s
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it is closed with the peer
         self._process = subprocess.Popen(
-            command,
+            memory.command(command) if memory else command,
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -68,6 +98,8 @@ class Peer:
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
         )
+        if memory:
+            memory.watch(self._process.pid)
         try:
             told = self._ask(asdict(job))
         except BaseException:
@@ -77,30 +109,35 @@ class Peer:
         self.prepared_bytes: int = told["prepared_bytes"]
         self.prepared_seconds: float = told["prepared_seconds"]
         self.prepared_for: str = told["prepared_for"]
+        self.versions: dict[str, str] = told["versions"]
 
     @classmethod
-    def start(cls, kind: Kind, job: Job) -> Peer:
-        return cls([str(kind.python), "-m", f"benchmarks.peers.{kind.module}"], job)
+    def start(cls, kind: Kind, job: Job, **how: Any) -> Peer:
+        return cls([str(kind.python), "-m", f"benchmarks.peers.{kind.module}"], job, **how)
 
-    def turn(self, arm: str, seconds: float) -> tuple[float, float]:
-        """Rows a second, and the nanoseconds of processor time that each took."""
-        told = self._ask([arm, seconds])
-        if "error" in told:
-            raise PeerError(told["error"])
-        return float(told["rows_per_s"]), float(told["row_ns"])
+    def turn(self, arm: str, seconds: float) -> Turn:
+        turn = Turn(**self._ask([arm, seconds], seconds))
+        if self._memory:
+            self._memory.look()
+        return turn
 
-    def _ask(self, what: Any) -> Mapping[str, Any]:
+    def _ask(self, what: Any, seconds: float = 0.0) -> Mapping[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
             print(json.dumps(what), file=self._process.stdin, flush=True)
+        late = threading.Timer(seconds + self._limit_s, self._process.kill)
+        late.start()
         answer = self._process.stdout.readline()
+        late.cancel()
         if not answer:
             self._log.seek(0)
             said = self._log.read().strip().splitlines()
             raise PeerError(f"it ended: {said[-1] if said else f'status {self._process.wait()}'}")
-        found: Mapping[str, Any] = json.loads(answer)
-        return found
+        told: Mapping[str, Any] = json.loads(answer)
+        if "error" in told:
+            raise PeerError(told["error"])
+        return told
 
     def close(self) -> None:
         """Ends the process and what it started."""
@@ -116,3 +153,5 @@ class Peer:
         self._process.wait()
         self._process.stdout.close()
         self._log.close()
+        if self._memory:
+            self._memory.close()

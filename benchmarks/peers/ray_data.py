@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.peers.arrow import blocks_of
+from benchmarks.peers.arrow import blocks_of, store_of, texts_of
+from benchmarks.peers.functions import apply
 from benchmarks.peers.serve import Arm, Job, Prepared, serve
 
 os.environ |= {
@@ -35,12 +36,17 @@ def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
     ray.data.DataContext.get_current().enable_progress_bars = False
 
     def shuffled(table: pa.Table) -> dict[str, np.ndarray]:
-        floats, ids = blocks_of(table, job, np.random.default_rng().permutation(table.num_rows))
-        return {"dense": np.log1p(floats[:, :-1]), "ids": ids, "label": floats[:, -1]}
+        order = np.random.default_rng().permutation(table.num_rows)
+        floats, ids = blocks_of(table, job, order)
+        dense = apply(job.function, floats[:, :-1], texts_of(table, job, order))
+        return {"dense": dense, "ids": ids, "label": floats[:, -1]}
 
     def run(prefetch: int, rows: int | None, local: int | None) -> Iterator[int]:
         data = ray.data.read_parquet(
-            list(job.files) * REPEATS, columns=[*job.floats, *job.ids], shuffle="files"
+            list(job.files) * REPEATS,
+            columns=job.columns,
+            shuffle="files",
+            filesystem=store_of(job) if job.store else None,
         )
         data = data.map_batches(
             shuffled, batch_format="pyarrow", batch_size=rows, zero_copy_batch=True

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.peers.arrow import read
+from benchmarks.peers.functions import apply
 from benchmarks.peers.serve import Arm, Job, Prepared, serve
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -19,17 +20,27 @@ def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
     groups = job.row_groups
     numbers = itertools.count()
 
-    def block(group: np.int64) -> tuple[np.ndarray, np.ndarray]:
+    def block(group: np.int64) -> tuple[np.ndarray, ...]:
         return read(job, *groups[group], np.random.default_rng(next(numbers)))
 
-    def shuffled(group: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        floats, ids = tf.numpy_function(block, [group], [tf.float32, tf.int32], stateful=False)
-        return tf.ensure_shape(floats, (None, len(job.floats))), tf.ensure_shape(
-            ids, (None, len(job.ids))
+    def shuffled(group: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        kinds = [tf.float32, tf.int32, tf.string]
+        floats, ids, texts = tf.numpy_function(block, [group], kinds, stateful=False)
+        return (
+            tf.ensure_shape(floats, (None, len(job.floats))),
+            tf.ensure_shape(ids, (None, len(job.ids))),
+            tf.ensure_shape(texts, (None,)),
         )
 
-    def logged(floats: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return tf.math.log1p(floats[:, :-1]), ids, floats[:, -1]
+    def applied(dense: np.ndarray, texts: np.ndarray) -> np.ndarray:
+        return apply(job.function, dense, texts)
+
+    def transformed(floats: tf.Tensor, ids: tf.Tensor, texts: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        dense = floats[:, :-1]
+        if job.function == "log1p":
+            return tf.math.log1p(dense), ids, floats[:, -1]
+        made = tf.numpy_function(applied, [dense, texts], tf.float32, stateful=False)
+        return tf.ensure_shape(made, dense.shape), ids, floats[:, -1]
 
     def run(parallel: int, transforms: int, prefetch: int) -> Iterator[int]:
         options = tf.data.Options()
@@ -40,7 +51,7 @@ def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
             .repeat()
             .map(shuffled, num_parallel_calls=parallel)
             .rebatch(job.batch_size, drop_remainder=True)
-            .map(logged, num_parallel_calls=transforms)
+            .map(transformed, num_parallel_calls=transforms)
             .prefetch(prefetch)
             .with_options(options)
         )

@@ -9,32 +9,42 @@ import numpy as np
 import torch
 
 from benchmarks.peers.arrow import read
+from benchmarks.peers.functions import apply
 from benchmarks.peers.serve import Arm, Job, Prepared, serve
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def cut(job: Job, blocks: tuple[np.ndarray, ...]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Cuts floats, ids and texts into batches. What is left over is dropped."""
+    for at in range(0, len(blocks[0]) - job.batch_size + 1, job.batch_size):
+        yield tuple(block[at : at + job.batch_size] for block in blocks)
+
+
+def transformed(job: Job, batch: tuple[np.ndarray, ...]) -> Batch:
+    """The user's function over a batch, as tensors. The logarithm is torch's own."""
+    floats, ids, texts = batch
+    dense = (
+        torch.log1p(torch.from_numpy(floats[:, :-1]))
+        if job.function == "log1p"
+        else torch.from_numpy(apply(job.function, floats[:, :-1], texts))
+    )
+    return dense, torch.from_numpy(ids), torch.from_numpy(floats[:, -1])
 
 
 class ShuffledBatches(torch.utils.data.IterableDataset):
     def __init__(self, job: Job):
         self.job, self.groups = job, job.row_groups
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         info = torch.utils.data.get_worker_info()
         number, of = (info.id, info.num_workers) if info else (0, 1)
-        random, mine, size = (
-            np.random.default_rng(number),
-            self.groups[number::of],
-            self.job.batch_size,
-        )
+        random, mine = np.random.default_rng(number), self.groups[number::of]
         for path, group in (
             mine[i] for _ in itertools.count() for i in random.permutation(len(mine))
         ):
-            floats, ids = read(self.job, path, group, random, threads=info is None)
-            for at in range(0, len(ids) - size + 1, size):
-                part = slice(at, at + size)
-                yield (
-                    torch.log1p(torch.from_numpy(floats[part, :-1])),
-                    torch.from_numpy(ids[part]),
-                    torch.from_numpy(floats[part, -1]),
-                )
+            for batch in cut(self.job, read(self.job, path, group, random, threads=info is None)):
+                yield transformed(self.job, batch)
 
 
 def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
