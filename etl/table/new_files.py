@@ -105,17 +105,21 @@ def write_file(
     return NewFile(record, Profile.joined(profiles))
 
 
-def speed_layout(first: pa.Table, dictionaries: Collection[str] = ()) -> dict[str, Any]:
+def speed_layout(first: pa.Table, texts: Collection[str] | None = None) -> dict[str, Any]:
     """Returns the options by which a file with these first rows is written for loading.
 
-    Nothing is compressed. The columns in `dictionaries` have one, and those where indices and dictionary take fewer
-    bytes."""
+    Nothing is compressed. Columns have dictionaries where indices and dictionary take fewer bytes. If `texts` is given,
+    of the columns of texts just these have one."""
     return {
         "compression": "none",
         "use_dictionary": [
             name
-            for name in first.column_names
-            if name in dictionaries or _is_repetitive(first.column(name))
+            for name, column in zip(first.column_names, first.columns, strict=True)
+            if (
+                _is_repetitive(column)
+                if texts is None or not is_text(column.type)
+                else name in texts
+            )
         ],
         "dictionary_pagesize_limit": _MOST_DICTIONARY_BYTES,
         "write_page_checksum": True,
@@ -127,15 +131,14 @@ def _is_repetitive(column: pa.ChunkedArray) -> bool:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return True
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_text(kind)):
+    if is_text(kind):  # it has a length of 4 bytes in Parquet, as it has an offset in Arrow
+        values = pc.unique(column.drop_null())
+        distinct, dictionary, plain = len(values), values.nbytes, column.nbytes
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        width = max(4, kind.bit_width // 8)  # of the values that Parquet stores
+        distinct = pc.count_distinct(column).as_py()
+        dictionary, plain = distinct * width, len(column) * width
+    else:
         return False
-    distinct = pc.unique(column.drop_null())
-    bits = max(1, len(distinct) - 1).bit_length()
-    plain, dictionary = map(_stored_bytes, (column, distinct))
+    bits = max(1, distinct - 1).bit_length()
     return bool(len(column) * bits / 8 + dictionary < _MOST_SHARE * plain)
-
-
-def _stored_bytes(values: pa.Array | pa.ChunkedArray) -> int:
-    """Returns the bytes of values in plain pages. A text has a length of 4 bytes, as an offset in Arrow has."""
-    kind = values.type
-    return int(values.nbytes if is_text(kind) else len(values) * max(4, kind.bit_width // 8))
