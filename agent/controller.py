@@ -30,7 +30,7 @@ class Controller:
     """Looks, decides, applies and logs every `interval_s`, or sooner if the policy asks for it.
 
     `step()` is one tick. `start()` runs ticks in a thread. `record` gets the events: decision, effect, proposal,
-    occasion (a change that no decision caused), opening, verdict, fault. `observe` gets each tick's loader metrics.
+    occasion (a change that no decision caused), verdict, fault. `observe` gets each tick's loader metrics.
     `looks` gets what the policy is asked, with its choice.
 
     After `changes_a_minute` changes within a minute, the policy is not asked until one of them is older than that. The
@@ -64,9 +64,10 @@ class Controller:
         """The number of snapshots so far."""
         self.decisions = 0
         """The number of changes so far."""
-        self.opening: dict[str, Any] | None = None
-        """The learned policy's initial setting, once the run has ended: `text`, `tried` and the predicted `rows_per_s`.
-        None if there was no learned policy."""
+        self.choices = 0
+        """The number of looks at which the policy chose among candidates, also if it stayed."""
+        self.own_choices = 0
+        """The number of changes that the planner did not propose."""
         self.frozen: str | None = None
         """Why the policy is no longer asked. None: it is."""
         self.cost_s = 0.0
@@ -166,7 +167,8 @@ class Controller:
         except Exception as error:
             self._looks.failed(snapshot, before, error)
             raise
-        self._looks.decided(snapshot, after, reason.proposal)
+        self._looks.decided(snapshot, after, reason.proposal, reason.choice)
+        self.choices += reason.choice is not None
         self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
         recorded = next(
             (r for r in self._recorded_proposals if r.proposal == reason.proposal), None
@@ -185,6 +187,7 @@ class Controller:
         if self._pending_effect is not None:
             self._log_effect()
         self.decisions += 1
+        self.own_choices += (reason.choice or {}).get("chosen", "planner") != "planner"
         self._change_times.append(self._clock())
         self._pending_effect = (
             self.decisions,
@@ -197,6 +200,7 @@ class Controller:
             {
                 "kind": "decision",
                 "sequence": self.decisions,
+                **(reason.choice or {}),
                 **_choice_event(before, after, reason, measured),
             }
         )
@@ -283,11 +287,7 @@ class Controller:
         )
 
     def _log_verdict(self) -> None:
-        """Logs the last reason with the policy's explanation, and the learned policy's initial setting."""
-        opened = self._policy.opened(self._state) if self._limits else None
-        if opened is not None and self.opening is None:
-            self.opening = dict(opened)
-            self._record({"kind": "opening", **opened})
+        """Logs the last reason with the policy's explanation."""
         if (last := self._last_reason_with_rows) is not None:
             explained = self._policy.explain(self._state) if self._limits else None
             self._record(

@@ -83,7 +83,7 @@ class PlannerSettings:
     start_up_ticks: int = 3
     """Ticks added for workers that must first start and import."""
     quick_look_s: float = 0.25
-    """Seconds between two looks before the first change, and while an initial setting is judged."""
+    """Seconds between two looks before the first change."""
     start_ticks: int = 120
     """Ticks that requested workers may take to start before their change is judged without them."""
 
@@ -96,14 +96,6 @@ class PlannerSettings:
     """Ticks without a try after a failed change. It doubles with each failure in a row."""
     pause_doublings: int = 8
     """The pause doubles at most this many times."""
-
-    # What an initial setting has to bring.
-    initial_ticks: int = 1
-    """Ticks before an initial setting is judged."""
-    initial_share: float = 0.85
-    """An initial setting must bring this share of the rate that the planner's own choice promises."""
-    similar_ratio: float = 1.15
-    """Two settings are similar if no stage's workers differ by more than this factor."""
 
     # What other programs take of the cores.
     min_running_cores: float = 0.02

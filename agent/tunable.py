@@ -47,6 +47,8 @@ class Reason:
     """The rate that the policy expects. The controller logs the measured rate."""
     details: dict[str, Any] = field(default_factory=dict)
     """The numbers behind the sentence, for JSON."""
+    choice: Mapping[str, Any] | None = None
+    """A choice among candidates, for JSON: `chosen_by`, `chosen`, and `candidates` with their values and spreads."""
     proposal: Knobs | None = None
     """The knobs that the policy would choose, if it only proposes changes, as `shadow` does."""
 
@@ -73,12 +75,6 @@ class Policy(ABC):
     def made_of(self) -> Mapping[str, Any]:
         """Returns what its decisions depend on besides snapshots and state, as plain data: weights, the machine."""
         return {}
-
-    def opened(self, state: Any) -> Mapping[str, Any] | None:
-        """Returns the learned policy's initial setting and its result, for JSON. None if there was none.
-
-        `text` is for a person. `tried` says whether the setting was used, and `rows_per_s` is the promised rate."""
-        return None
 
     def learned(self, state: Any) -> Mapping[str, Any] | None:
         """Returns what it has learned, as plain data for `recall` in another process. None: nothing."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.agent import policies
+from sluice.agent.choice.observation import Foreknowledge
 from sluice.agent.controller import Controller
 from sluice.agent.policies import MODES
-from sluice.agent.policies.opening.contract import Foreknowledge
 from sluice.agent.report.format import seconds
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime_settings import RUNTIME

@@ -78,7 +78,7 @@ LIGHT = (
     "sluice.agent.tunable",
     "sluice.agent.controller",
     "sluice.agent.policies",
-    "sluice.agent.policies.opening.contract",
+    "sluice.agent.choice.observation",
 )
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 

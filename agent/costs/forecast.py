@@ -6,11 +6,13 @@ All functions are pure. `allocate` is the search behind it: it divides workers a
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+from numpy import ndarray
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
@@ -267,14 +269,11 @@ class Forecast:
                 if name == self.limits.decoding
                 else 0.0
             )
-            # `_allocate` asks for the same capacities in each of its steps.
-            capacity = functools.cache(self._capacity_with_headroom(name, most))
             requests.append(
                 StageRequest(
                     name=name,
                     least=least,
-                    most=most,
-                    capacity=capacity,
+                    capacities=self._capacities_with_headroom(name, least, most),
                     worker_bytes=self._worker_bytes(name) + read_ahead_bytes,
                 )
             )
@@ -351,11 +350,15 @@ class Forecast:
             joined_costs=_join_fused(costs, knobs, self.limits),
         )
 
-    def _capacity_with_headroom(self, name: str, most: int) -> Callable[[int], float]:
-        """Returns a stage's capacity by its number of workers, less some headroom.
+    def _capacities_with_headroom(self, name: str, least: int, most: int) -> ndarray:
+        """Returns a stage's capacities from `least` to `most` workers, less some headroom.
 
         There is no headroom at `most` workers, because the stage cannot get more."""
-        return lambda n: self.capacity(name, n) / (self.settings.headroom if n < most else 1.0)
+        workers = np.arange(least, most + 1)
+        busy, cpu = self.joined_costs[name].curves(workers)
+        capacities = workers / (busy + (self.slow - 1) * cpu if self.slow > 1 else busy)
+        capacities[:-1] /= self.settings.headroom
+        return np.asarray(capacities)
 
     def _allocate(self, requests: list[StageRequest], memory: float) -> Allocation:
         """Returns the best allocation of workers within `memory` and the cores.
@@ -509,9 +512,8 @@ class StageRequest:
 
     name: str
     least: int
-    most: int
-    capacity: Callable[[int], float]
-    """Number of workers → rows a second. More workers may bring fewer rows."""
+    capacities: ndarray
+    """The rows a second of `least` workers, of one more, and so on. More workers may bring fewer rows."""
     worker_bytes: float = 0.0
 
 
@@ -532,16 +534,14 @@ def allocate(
     For a rate, each stage gets the smallest number of workers that reaches it. A lower rate never needs more memory.
     So a binary search over the rates that occur finds the best one. If no rate fits, each stage gets its fewest
     workers."""
-    curves = {r.name: [r.capacity(n) for n in range(r.least, r.most + 1)] for r in requests}
-    peaks = [max(curve) for curve in curves.values()]
-    top = min([enough, *peaks])
-    rates = sorted({rate for curve in curves.values() for rate in curve if rate < top} | {top})
+    # The first number of workers that reaches a rate is the first one whose best capacity so far does.
+    rising = {r.name: np.maximum.accumulate(r.capacities) for r in requests}
+    top = min([enough, *(float(curve[-1]) for curve in rising.values())])
+    every = np.concatenate([r.capacities for r in requests])
+    rates = np.append(np.unique(every[every < top]), top)
 
     def workers_for(rate: float) -> dict[str, int]:
-        return {
-            r.name: r.least + next(i for i, c in enumerate(curves[r.name]) if c >= rate)
-            for r in requests
-        }
+        return {r.name: r.least + int(np.searchsorted(rising[r.name], rate)) for r in requests}
 
     def too_large(rate: float) -> bool:
         needed = workers_for(rate)
@@ -549,5 +549,5 @@ def allocate(
 
     fitting = bisect.bisect_left(rates, True, key=too_large)
     workers = workers_for(rates[fitting - 1]) if fitting else {r.name: r.least for r in requests}
-    slowest = min(curves[r.name][workers[r.name] - r.least] for r in requests)
+    slowest = min(float(r.capacities[workers[r.name] - r.least]) for r in requests)
     return Allocation(workers=workers, rows_per_s=min(slowest, enough))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sluice.ingest.knobs import KnobError, nearest
 
 if TYPE_CHECKING:
-    from sluice.agent.policies.opening.contract import Foreknowledge
+    from sluice.agent.choice.observation import Foreknowledge
     from sluice.agent.tunable import Policy
 
 
@@ -56,15 +56,15 @@ def names() -> list[str]:
 
 
 def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
-    """Returns the policy of that name. `auto` is the learned policy with the planner after it, or without weights the
-    planner. It uses the file `weights`, or the weights in use, and what is `known` before the first row."""
+    """Returns the policy of that name. `auto` chooses by its network: by the file `weights`, or by the weights in use.
+    Without weights it is the planner. `known` is what is known before the first row."""
     if name == "auto":
-        from sluice.agent.policies.auto import Auto
-        from sluice.agent.policies.opening.policy import NetworkPolicy
+        from sluice.agent.choice.choice import Chooser
+        from sluice.agent.choice.value import ValueNetwork
         from sluice.agent.policies.planner.planner import Planner
 
-        learned = NetworkPolicy.load(Path(weights)) if weights else NetworkPolicy.in_use()
-        return Planner(name="auto") if learned is None else Auto(learned, known=known)
+        values = ValueNetwork.load(Path(weights)) if weights else ValueNetwork.in_use()
+        return Planner(name="auto") if values is None else Chooser(values, known=known)
     if name in PRODUCT:
         module, _, kind = PRODUCT[name].partition(":")
         made: Policy = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()

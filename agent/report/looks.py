@@ -65,9 +65,20 @@ class LookWriter:
             }
         )
 
-    def decided(self, snapshot: Snapshot, knobs: Knobs, proposal: Knobs | None) -> None:
-        """Records a look and the policy's choice."""
-        self._safely(lambda: self._look(snapshot, [knobs, proposal]))
+    def decided(
+        self,
+        snapshot: Snapshot,
+        knobs: Knobs,
+        proposal: Knobs | None,
+        choice: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Records a look and the policy's choice, with the values of all candidates."""
+        self._safely(
+            lambda: {
+                **self._look(snapshot, [knobs, proposal]),
+                **({} if choice is None else {"choice": choice}),
+            }
+        )
 
     def failed(self, snapshot: Snapshot, knobs: Knobs, error: Exception) -> None:
         """Records a look on which the policy raised this error. `knobs` stay in force."""
@@ -121,6 +132,8 @@ class RecordedLook:
     """The knobs that a policy such as `shadow` only proposed."""
     error: str | None = None
     """The policy's error, after which it was not asked again."""
+    choice: Mapping[str, Any] | None = None
+    """The candidates among which it chose, with their values. None: there was nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +186,14 @@ def read(run: Path) -> list[Start]:
                     raise ValueError("the chosen knobs are missing")
                 snapshot = _snapshot(values, *names)
                 starts[-1].looks.append(
-                    RecordedLook(float(line["at"]), snapshot, knobs, proposal, line.get("error"))
+                    RecordedLook(
+                        float(line["at"]),
+                        snapshot,
+                        knobs,
+                        proposal,
+                        line.get("error"),
+                        line.get("choice"),
+                    )
                 )
         except (AttributeError, LookupError, TypeError, ValueError, UsageError) as error:
             raise RunError(

@@ -30,8 +30,6 @@ _FEWEST_LOOKS = 3
 """A run with fewer looks is too short to judge."""
 _NOT_COMPARED = {"not measured", "not comparable", "at the start"}
 """Results of a change whose gain is unknown."""
-_AFTER_THE_RUN = ("end", "opening")
-"""Events that are written when the run is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +48,8 @@ class DecisionEffect:
     Otherwise why there is no result."""
     error: float | None = None
     """The error of the predicted rate, as a share of it. None if it was not measured."""
-    opens: bool = False
-    """Whether it is the initial setting of the learned policy."""
+    own: bool = False
+    """Whether the network chose something else than the planner's proposal."""
 
 
 def changes(run: Run) -> list[DecisionEffect]:
@@ -68,7 +66,7 @@ def changes(run: Run) -> list[DecisionEffect]:
                 effect=_effect(effect, disturbance),
                 result=_result(effect, disturbance),
                 error=effect.get("prediction_error") if effect and not disturbance else None,
-                opens=(reason.get("details") or {}).get("kind") == "opening",
+                own=decision.get("chosen", "planner") != "planner",
             )
         )
     return effects
@@ -153,7 +151,7 @@ def outcome(run: Run) -> RunOutcome:
             (
                 float(line.get("at", 0.0))
                 for line in (*run.events, *run.metrics)
-                if line.get("kind") not in _AFTER_THE_RUN
+                if line.get("kind") != "end"
             ),
             default=0.0,
         ),
@@ -402,17 +400,11 @@ def _same_rank(run: Run, name: str) -> list[Line]:
 def tell(run: Run) -> str:
     """Returns a description of the run for a terminal."""
     decided = changes(run)
-    initial = [
-        f"at {seconds(one.at)} the agent set {one.moves}; {one.reason}; effect: {one.effect}"
-        for one in decided
-        if one.opens
-    ]
-    initial += [str(event["text"]) for event in run.of("opening") if not event["tried"]]
-    if not initial and any(event.get("tuning") == "auto" for event in run.of("end")):
-        initial = [
-            "the learned policy was not asked: the run ended before all stages were measured"
-        ]
-    lines = [verdict(run), *(f"{line[0].upper()}{line[1:]}." for line in initial), ""]
+    own = sum(one.own for one in decided)
+    lines = [verdict(run)]
+    if decided:
+        lines.append(f"{own} of {len(decided)} changes were the network's own choices.")
+    lines.append("")
     for change in decided:
         lines += [
             f"{change.number:>3}. at {seconds(change.at)}: {change.moves}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Protocol
 
-from sluice.agent.policies.opening.contract import Foreknowledge
+from sluice.agent.choice.observation import Foreknowledge
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import FETCH
 from sluice.ingest.row_order import RowsPlan

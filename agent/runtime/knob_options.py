@@ -28,7 +28,7 @@ class KnobOptions:
     )
     agent_weights: str = setting(
         "",
-        "the weights by which `auto` opens, in place of those of the package",
+        "the weights by which `auto` chooses, in place of those of the package",
         metavar="FILE",
     )
     registry: str | None = setting(

@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from sluice.agent.choice.weights import digest, read
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.policies.opening.weights import digest, read
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot

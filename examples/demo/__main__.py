@@ -223,7 +223,6 @@ def _report(
     first = {line["step"]: line["loss"] for line in Run.read(alone["run"]).of("train")}
     if not first or any(losses.get(step) != loss for step, loss in first.items()):
         raise StepFailed(f"the losses differ between {alone['run']} and {tuned['run']}")
-    begin, end = losses[min(losses)], losses[max(losses)]
     share = (tuned["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
     happened = "\n".join(f"  {one['label']}. {one['sentence']}" for one in after["occasions"])
     missed = "".join(
@@ -240,8 +239,8 @@ def _report(
 
   One worker a stage: waiting for input {percent(waiting)} of the time, {count(rate)} rows/s.
   Tuned: {after["headline"]}
-  The same rows in the same order: both runs have the same loss, to the last digit, in the first {max(first)} steps.
-  Tuned: loss {begin:.4f} → {end:.4f}, order hash {order[:12]}.
+  The same rows in the same order: both runs have the same loss in the first {max(first)} steps.
+  Tuned: loss {losses[min(losses)]:.4f} → {losses[max(losses)]:.4f}, order hash {order[:12]}.
 {happened}{missed}
   Test AUC {tuned["auc"]:.4f}: {share:.0%} of the way from chance to the best reachable {data["bayes_auc"]:.4f}.
 
@@ -249,7 +248,10 @@ def _report(
   Your own data: sluice bench '…/*.parquet' --tuning shadow"""
     )
     return {
-        "auc": tuned["auc"],
+        **{
+            name: tuned[name]
+            for name in ("auc", "decisions", "agent_choices", "own_choices", "report")
+        },
         "bayes_auc": data["bayes_auc"],
         "auc_share": round(share, 4),
         "order_hash": order,
@@ -257,11 +259,9 @@ def _report(
         "stall_tuned": after["stall_settled"],
         "headline": after["headline"],
         "results": {one["label"]: one["result"] for one in after["occasions"]},
-        "decisions": tuned["decisions"],
         "rows": made.rows,
         "etl_s": round(made.seconds, 1),
         "minutes": round(minutes, 2),
-        "report": tuned["report"],
         "report_one_worker": alone["report"],
     }
 

@@ -172,9 +172,6 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     outcome = narrative.summary(run, end)
     with open(tmp_path / "events.jsonl", "a") as events:
         events.write(json.dumps({"at": 40.0, "kind": "end", **end}) + "\n")
-        events.write(
-            json.dumps({"at": 43.0, "kind": "opening", "text": "so", "tried": True}) + "\n"
-        )
     run = Run.read(tmp_path)
     assert narrative.summary(run) == outcome, "before the last event and after it"
     assert_names(

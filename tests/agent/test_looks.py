@@ -7,8 +7,6 @@ import json
 import pytest
 
 from sluice.agent.controller import Controller
-from sluice.agent.policies.auto import Auto
-from sluice.agent.policies.opening.contract import InitialSetting
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report import run_folder
 from sluice.agent.report.looks import read
@@ -55,21 +53,6 @@ def test_what_was_asked_is_read_back_exactly(tmp_path):
     assert len({one.knobs.text for one in start.looks}) > 1, "the planner changed something"
     assert start.limits == pipeline.limits
     assert start.policy == "planner"
-
-
-class Chooses:
-    """A learned policy without a digest."""
-
-    def choose(self, given):
-        return InitialSetting(knobs=given.knobs, reason="not taught", rows_per_s=None)
-
-
-def test_a_learned_policy_without_a_digest_is_recorded(tmp_path, capsys):
-    recorded(tmp_path / "run", Auto(Chooses()))
-    (start,) = read(tmp_path / "run")
-    assert len(start.looks) > 10
-    assert "digest" in start.made_of["unknown"]
-    assert not capsys.readouterr().err
 
 
 class Fails(Policy):

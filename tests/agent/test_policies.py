@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from sluice.agent.choice import value
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.policies import PRODUCT, make, register
-from sluice.agent.policies.opening import policy
 from tests.agent.policy_contract import PolicyContract
 from tests.raises import raises
 
@@ -23,7 +23,7 @@ class TestEachOfTheProducts(PolicyContract):
     "scenario", [s for s in shipped() if s.name[:2] in ("04", "06")], ids=lambda s: s.name[:2]
 )
 def test_auto_decides_as_the_planner_without_weights(monkeypatch, tmp_path, scenario):
-    monkeypatch.setattr(policy, "SHIPPED", tmp_path / "absent")
+    monkeypatch.setattr(value, "SHIPPED", tmp_path / "absent")
     scenario = dataclasses.replace(scenario, seconds=60)
     found = {}
     for name in ("auto", "planner"):

@@ -61,7 +61,7 @@ from sluice.ingest.stats import Snapshot
 class Planner(Policy):
     """Predicts rates from measured costs, and changes knobs step by step.
 
-    In `auto`, a learned policy may choose the first change, and the planner chooses all later ones."""
+    In `auto`, it only proposes them (`sluice.agent.choice`)."""
 
     def __init__(self, settings: PlannerSettings = DEFAULT, *, name: str = "planner") -> None:
         self.name, self.settings = name, settings
@@ -146,12 +146,9 @@ class Planner(Policy):
         trial = state.trial
         if _unexplained_doubts(state, trial):
             return self.settings.doubt_look_s
-        if trial is not None:
-            soon = trial.planner_choice is not None
-        else:
-            unmeasured = not all(s.points for s in state.services.values())
-            soon = unmeasured and state.unchanged and state.tick < self.settings.patience_ticks
-        return self.settings.quick_look_s if soon else None
+        unmeasured = not all(s.points for s in state.services.values())
+        first = unmeasured and state.unchanged and state.tick < self.settings.patience_ticks
+        return self.settings.quick_look_s if first else None
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
         """Returns the stage models, and the predicted rates with other resources. Empty while nothing is known."""
@@ -264,17 +261,15 @@ def _switch_instead(
     state: PlannerState, trial: TrialChange, latest: PipelineRates, recent: PipelineRates
 ) -> Decision | None:
     """Returns a move to processes in place of a growth that failed, if the workers may wait for a lock."""
-    growing = trial.kind in ("opening", "own", "grow", "probe")
+    growing = trial.kind in ("grow", "probe")
     if not growing or recent.stall <= state.settings.fed_stall:
         return None
     undone = replace(state, knobs=trial.before, trial=None)
     forecast = forecast_of(undone, latest)
-    # After an initial setting, compare with the better of two rates, because only recovering is no gain.
-    before = trial.rows_per_s if trial.kind == "opening" else 0.0
     return reshape(
         undone,
         forecast,
-        replace(recent, rows_per_s=max(recent.rows_per_s, before)),
+        recent,
         itertools.chain(
             stage_layouts.locked(forecast, recent, StageCost.relieved),
             stage_layouts.locked(forecast, recent, StageCost.unhindered),
@@ -388,11 +383,9 @@ def idle_stages(state: PlannerState, recent: PipelineRates) -> set[str]:
 
 def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Decision:
     """Goes back to the setting before the change, and keeps what was learned."""
-    if trial.planner_choice not in (None, trial.before):
-        return _give_way(state, trial, recent)
     gain, settings = trial.gain(recent), state.settings
     text = (
-        f"the {'initial setting' if trial.kind == 'opening' else 'last change'} brought {gain:.2f} times the rows "
+        f"the last change brought {gain:.2f} times the rows "
         f"where {trial.hoped:.2f} were hoped for, so it is undone: {moves(state.knobs, trial.before)}"
     )
     # Only a failed growth or removal has a penalty. Other trials for more rows are experiments.
@@ -417,33 +410,6 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
             text=text,
             predicted_rows_per_s=trial.rows_per_s,
             details={"kind": "undo", "gain": gain, "hoped": trial.hoped},
-        ),
-    )
-
-
-def _give_way(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Decision:
-    """Tries the planner's own choice in place of an initial setting that brings less than the choice promises.
-
-    The choice is on trial against the better of the initial setting and the setting before it."""
-    assert trial.planner_choice is not None
-    best = max(recent.rows_per_s, trial.rows_per_s)
-    back = replace(
-        state,
-        trial=None,
-        knobs=state.knobs if recent.rows_per_s > trial.rows_per_s else trial.before,
-    )
-    return change(
-        back,
-        trial.planner_choice,
-        "own",
-        replace(recent, rows_per_s=best),
-        Reason(
-            text=f"the initial setting brings {recent.rows_per_s:,.0f} rows/s and the planner's own choice promises "
-            f"{trial.planner_rows_per_s:,.0f}, so that is tried: {moves(state.knobs, trial.planner_choice)}",
-            predicted_rows_per_s=max(
-                trial.planner_rows_per_s, state.settings.min_gain_ratio * best
-            ),
-            details={"kind": "own", "gain": trial.gain(recent), "hoped": trial.hoped},
         ),
     )
 

@@ -12,8 +12,8 @@ from sluice.ingest.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialChange:
-    """A change whose effect is being measured. `kind` is opening (the initial setting), own (the planner's choice after
-    it), grow, probe, switch, fuse, split, release or memory."""
+    """A change whose effect is being measured. `kind` is grow, probe, switch, fuse, split,
+    release or memory."""
 
     kind: str
     before: Knobs
@@ -24,14 +24,11 @@ class TrialChange:
     """How many times slower than with free cores our threads ran before the change."""
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
-    planner_choice: Knobs | None = None
-    """For an initial setting: the planner's own choice, which promises `planner_rows_per_s`. None: the gain decides."""
-    planner_rows_per_s: float = 0.0
     settings: PlannerSettings = DEFAULT
 
     @property
     def rises(self) -> bool:
-        return self.kind in ("opening", "own", "grow", "probe", "switch", "fuse", "split")
+        return self.kind in ("grow", "probe", "switch", "fuse", "split")
 
     def leaves_alone(self, stage: str, knobs: Knobs) -> bool:
         """Returns whether the change, to these knobs, left the workers of this stage as they were."""
@@ -60,16 +57,6 @@ class TrialChange:
         gain = self.gain(recent)
         settings = self.settings
         fed = recent.stall <= settings.fed_stall
-        if self.planner_choice is not None:
-            # The planner's own choice follows soon if the trainer waits and this setting does not bring what the choice
-            # promises. A trainer that is fed takes no more rows, whatever was promised.
-            return (
-                None
-                if age < settings.initial_ticks
-                else fed
-                or recent.rows_per_s
-                >= max(self.rows_per_s, settings.initial_share * self.planner_rows_per_s)
-            )
         clear = (
             gain >= 1 + min(settings.clear_share * (self.hoped - 1), settings.clear_gain)
             if self.rises
@@ -96,9 +83,9 @@ class TrialChange:
 
     def fulfilled(self, recent: PipelineRates) -> bool:
         """Returns whether growing reached the promised gain."""
-        return self.kind in ("own", "grow") and self.gain(
-            recent
-        ) >= 1 + self.settings.fulfilled_share * (self.hoped - 1)
+        return self.kind == "grow" and self.gain(recent) >= 1 + self.settings.fulfilled_share * (
+            self.hoped - 1
+        )
 
     def crashed(self, age: float, rates: PipelineRates) -> bool:
         """Returns whether the latest interval shows harm, once all workers have started."""

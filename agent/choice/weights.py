@@ -13,7 +13,6 @@ import numpy as np
 from sluice.common.errors import UsageError
 from sluice.common.whole_file import replace_file
 
-SHIPPED = Path(__file__).with_name("opening.safetensors")
 Shapes = Mapping[str, tuple[int, ...]]
 
 

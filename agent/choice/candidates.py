@@ -1,0 +1,171 @@
+"""The settings among which the agent chooses at a look: `list_candidates`. Pure.
+
+The planner proposes one. Others have the fewest workers for a rate, are one step away from the present setting, or were
+the best so far. No candidate needs more memory than is admitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sluice.agent.choice.observation import Observation
+from sluice.agent.costs.forecast import Forecast
+from sluice.agent.policies.planner.changes import range_of
+from sluice.ingest.knobs import Knobs
+
+NAMES = (
+    "stay",
+    "planner",
+    "lean",
+    "double",
+    "fourfold",
+    "most",
+    "processes",
+    "best",
+    "more",
+    "less",
+    "backend",
+)
+_COMPUTES = 0.1  # of the running cores: a stage that uses less gains nothing in processes
+_TIMES = {"lean": 1.0, "double": 2.0, "fourfold": 4.0, "most": math.inf}
+"""Candidate → the times of the present rate for which it has the fewest workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A setting that may be put in force."""
+
+    name: str
+    knobs: Knobs
+    rows_per_s: float
+    """The rate that the forecast gives it. For other back ends, the forecast leaves locks out."""
+    promised: float = 0.0
+    """The rate that its proposer promises. 0: it promises none."""
+    early: bool = False
+    """Whether the planner would not propose it yet."""
+
+
+def list_candidates(seen: Observation) -> list[Candidate]:
+    """Returns the candidates with different knobs. The first is `stay`."""
+    knobs, forecast = seen.knobs, seen.forecast
+    listed = [Candidate(name="stay", knobs=knobs, rows_per_s=forecast.rate(knobs.workers))]
+    most = max(forecast.most_bytes, forecast.memory(knobs))
+    for candidate in (*_proposed(seen), *_balanced(seen), *_near(seen)):
+        known = any(candidate.knobs == one.knobs for one in listed)
+        memory = replace(forecast, knobs=candidate.knobs).memory(candidate.knobs)
+        # The planner checks the memory of its own proposals.
+        if not known and (candidate.name == "planner" or memory <= most):
+            listed.append(candidate)
+    return listed
+
+
+def _proposed(seen: Observation) -> Iterator[Candidate]:
+    """Yields the planner's proposal and the best setting so far."""
+    forecast = seen.forecast
+    if seen.proposal is not None:
+        yield Candidate(
+            name="planner",
+            knobs=seen.proposal,
+            rows_per_s=forecast.rate(seen.proposal.workers),
+            promised=seen.reason.predicted_rows_per_s or 0.0,
+            early=seen.early,
+        )
+    best = seen.effects.best
+    if best is not None:
+        yield Candidate(
+            name="best",
+            knobs=best.knobs,
+            rows_per_s=forecast.rate(best.knobs.workers),
+            promised=best.rows_per_s,
+        )
+
+
+def _balanced(seen: Observation) -> Iterator[Candidate]:
+    """Yields the fewest workers for some rates, and for the highest with all computing transforms in processes."""
+    forecast, limits = seen.forecast, seen.state.limits
+    moved = forecast
+    for name in () if seen.unmeasured else _movable(seen, limiting_stage(seen)):
+        computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
+        if computing and moved.separate_costs[name].backend == "thread":
+            moved = moved.switched(name, lambda cost: cost.relieved())
+    shapes = [(name, forecast, times) for name, times in _TIMES.items()]
+    if moved is not forecast:
+        shapes.append(("processes", moved, math.inf))
+    for name, shape, times in shapes:
+        target = min(shape.demand, times * seen.recent.rows_per_s)
+        ranges = {stage: limits.workers[stage] for stage in shape.joined_costs}
+        knobs, _ = replace(shape, demand=target).best(ranges, fewest=True)
+        fitting = shrink_to_memory(forecast, limits.clamp(knobs))
+        if fitting is not None:
+            yield Candidate(name=name, knobs=fitting, rows_per_s=shape.rate(fitting.workers))
+
+
+def _near(seen: Observation) -> Iterator[Candidate]:
+    """Yields one step more and one step less of the stage that limits, and another back end for it."""
+    knobs, forecast, limits = seen.knobs, seen.forecast, seen.state.limits
+    name = limiting_stage(seen)
+    count = knobs.workers[name]
+    least, most = limits.workers[name]
+    for step, changed in (
+        ("more", min(most, count + math.ceil(count / 2))),
+        ("less", max(least, count - math.ceil(count / 3))),
+    ):
+        near = knobs.with_workers(**{name: changed})
+        yield Candidate(name=step, knobs=near, rows_per_s=forecast.rate(near.workers))
+    moved = next((n for n in _movable(seen, name)), None)
+    if moved is not None and not seen.unmeasured:
+        other = forecast.switched(moved, lambda cost: cost.relieved())
+        ranges = {
+            n: range_of(replace(seen.state, caps={}), n, forecast.contended)
+            for n in other.joined_costs
+        }
+        ranges[moved] = (
+            1,
+            min(limits.workers[moved][1], max(2, math.ceil(seen.recent.cpu_quota))),
+        )
+        shaped, rate = other.best(ranges, fewest=False)
+        yield Candidate(name="backend", knobs=limits.clamp(shaped), rows_per_s=rate)
+
+
+def limiting_stage(seen: Observation) -> str:
+    """Returns the stage that limits the rate. If the cores or the trainer do, the stage that uses most cores."""
+    bottleneck = seen.forecast.bottleneck()
+    if bottleneck in seen.knobs.workers:
+        return bottleneck
+    stages = seen.recent.stages
+    return max(seen.forecast.joined_costs, key=lambda n: stages[n].cpu if n in stages else 0.0)
+
+
+def _movable(seen: Observation, limiting: str) -> Iterator[str]:
+    """Yields the stages with another back end: the limiting one first, then those that use most cores."""
+    stages, costs = seen.recent.stages, seen.forecast.separate_costs
+    names = sorted(costs, key=lambda n: -stages[n].cpu if n in stages else 0.0)
+    for name in (limiting, *names):
+        if name in costs and seen.state.limits.movable(name, costs[name].backend):
+            yield name
+
+
+def shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
+    """Returns the knobs, made smaller until they fit in the share of the free memory that an initial setting may take;
+    None if nothing fits."""
+    settings, limits = forecast.settings, forecast.limits
+    allowed = min(
+        forecast.memory(forecast.knobs) + settings.process_share * forecast.free_bytes,
+        forecast.most_bytes,
+    )
+    share = 1.0
+    for _ in range(2 * settings.halvings):
+        fitting = limits.clamp(
+            replace(
+                knobs,
+                workers={n: math.ceil(share * count) for n, count in knobs.workers.items()},
+                read_ahead_bytes=int(share * knobs.read_ahead_bytes),
+                prefetch_bytes=int(share * knobs.prefetch_bytes),
+            )
+        )
+        if replace(forecast, knobs=fitting).memory(fitting) <= allowed:
+            return fitting
+        share *= settings.step_down
+    return None

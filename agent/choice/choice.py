@@ -1,0 +1,276 @@
+"""`auto`: one choice at every look, by the value of the candidates. Pure.
+
+    snapshot ─▶ observation ─▶ candidates ─▶ value ─▶ choice ─▶ effect
+
+The planner proposes one of the candidates. The agent takes the candidate with the best lower estimate of its gain over
+staying. The planner measures each change, and proposes to undo it if it did not help. Two decisions are never compared:
+a change that left hardly any rows is undone, and memory is given back when it is short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from sluice.agent.choice.candidates import Candidate, list_candidates
+from sluice.agent.choice.effect import Effects
+from sluice.agent.choice.observation import Foreknowledge, Observation, observe, without_trial
+from sluice.agent.choice.value import UNBOUNDED, Value, pick
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
+from sluice.agent.policies.planner.changes import change
+from sluice.agent.policies.planner.explain import moves
+from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.policies.planner.state import Decision, PlannerState
+from sluice.agent.tunable import Policy, Reason
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot
+
+_CALM_TICKS = 3.0  # without a change, until the agent dares more
+_KINDS = {"lean": "release", "less": "release", "processes": "switch", "backend": "switch"}
+"""How the planner judges a change: by the name of its candidate. All others are tries for more rows."""
+_NAMED = {
+    "stay": "to stay",
+    "planner": "the planner's proposal",
+    "lean": "no more workers than this rate needs",
+    "double": "workers for twice the rows",
+    "fourfold": "workers for four times the rows",
+    "most": "workers for the most rows",
+    "processes": "transforms in processes",
+    "best": "the best setting so far",
+    "more": "one step more",
+    "less": "one step less",
+    "backend": "another back end",
+}
+
+
+class Values(Protocol):
+    """Gives each candidate a value."""
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def caution(self) -> float:
+        """How many spreads a gain has to exceed."""
+
+    def values(self, seen: Observation, candidates: Sequence[Candidate]) -> list[Value]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceState:
+    """The planner's state, and what earlier choices brought."""
+
+    planner: PlannerState
+    effects: Effects = field(default_factory=Effects)
+    asked: bool = False
+    """Whether the network was asked already."""
+
+
+_Chosen = tuple[Knobs, ChoiceState, Reason]
+
+
+class Chooser(Policy):
+    """Chooses among the candidates of each look. `known` is what is known before the first row."""
+
+    name = "auto"
+
+    def __init__(
+        self,
+        values: Values,
+        *,
+        known: Foreknowledge | None = None,
+        settings: PlannerSettings = DEFAULT,
+    ) -> None:
+        self._values = values
+        self._known = known or Foreknowledge()
+        self._settings = settings
+        self.planner = Planner(settings)
+
+    def knowing(self, known: Foreknowledge) -> Chooser:
+        """Returns the same policy with other knowledge of a pipeline."""
+        return Chooser(self._values, known=known, settings=self._settings)
+
+    def initial(self, limits: Limits, knobs: Knobs) -> ChoiceState:
+        return ChoiceState(planner=self.planner.initial(limits, knobs))
+
+    def made_of(self) -> dict[str, Any]:
+        parts = {
+            "values": self._values.digest,
+            "known": asdict(self._known),
+        }
+        return {**self.planner.made_of(), **parts}
+
+    def learned(self, state: ChoiceState) -> Mapping[str, Any]:
+        return self.planner.learned(state.planner)
+
+    def recall(self, state: ChoiceState, learned: Mapping[str, Any]) -> ChoiceState:
+        return replace(state, planner=self.planner.recall(state.planner, learned))
+
+    def explain(self, state: ChoiceState) -> dict[str, Any]:
+        return self.planner.explain(state.planner)
+
+    def next_look_s(self, state: ChoiceState) -> float | None:
+        """Returns a short time until the network was asked: the first looks may see no rows."""
+        planner = state.planner
+        if not state.asked and planner.tick < self._settings.patience_ticks:
+            return self._settings.quick_look_s
+        return self.planner.next_look_s(planner)
+
+    def decide(self, snapshot: Snapshot, state: ChoiceState) -> _Chosen:
+        look = self.look(snapshot, state)
+        if look.seen is None or len(look.candidates) < 2:
+            return self.carry_out(look, look.planned_choice)
+        return self.carry_out(look, *self.best(look))
+
+    def best(self, look: LookChoice) -> tuple[int, list[Value]]:
+        """Returns the number of the chosen candidate, and all values."""
+        assert look.seen is not None
+        values = self._values.values(look.seen, look.candidates)
+        gains, spreads = (np.array(one) for one in zip(*values, strict=True))
+        caution = caution_after(self._values.caution, look.seen)
+        return pick(gains, spreads, caution), values
+
+    def look(self, snapshot: Snapshot, state: ChoiceState) -> LookChoice:
+        """Returns the candidates of a look, before any choice."""
+        before = state.planner
+        planned = self.planner.decide(snapshot, before)
+        state = replace(state, effects=_watched(state.effects, before, planned[1], snapshot))
+        seen = observe(snapshot, before, planned, state.effects, self._known)
+        if seen is None or _is_urgent(before, planned):
+            return LookChoice(state=state, planned=planned)
+        effects = state.effects.measured(seen.knobs, seen.recent.rows_per_s, seen.state.tick)
+        state = replace(state, effects=effects)
+        # Without a proposal, the planner may have judged the last change, or counted unneeded workers.
+        staying = planned[1] if seen.proposal is None else seen.state
+        decided = planned
+        if seen.proposal is None and before.trial is not None:
+            planned = self.planner.decide(snapshot, without_trial(before))
+            early = observe(snapshot, before, planned, effects, self._known)
+            assert early is not None, "the same look was measured"
+            seen = replace(early, early=True)
+        if seen.proposal is None and seen.recent.stall <= self._settings.fed_stall:
+            return LookChoice(state=state, planned=decided)
+        seen = replace(seen, effects=effects)
+        return LookChoice(
+            state=replace(state, asked=state.asked or not seen.unmeasured),
+            planned=planned,
+            seen=seen,
+            candidates=list_candidates(seen),
+            staying=staying,
+        )
+
+    def carry_out(
+        self, look: LookChoice, number: int | None, values: Sequence[Value] = ()
+    ) -> _Chosen:
+        """Puts a candidate in force. None: the planner's decision, without a choice."""
+        seen, state = look.seen, look.state
+        if seen is None or number is None:
+            return _accepted(look)
+        candidate = look.candidates[number]
+        reason = _reason(look, number, values)
+        gain = values[number].gain if values else 0.0
+        if candidate.name == "stay":
+            assert look.staying is not None, "there is a choice"
+            return seen.knobs, replace(state, planner=look.staying), reason
+        if candidate.name == "planner":
+            knobs, planner, _ = look.planned
+        else:
+            kind = _KINDS.get(candidate.name, "probe")
+            base = replace(seen.state, trial=None, release_looks=0)
+            knobs, planner, reason = change(base, candidate.knobs, kind, seen.recent, reason)
+        effects = state.effects.changed(
+            candidate.name, gain, seen.recent.rows_per_s, seen.state.tick
+        )
+        return knobs, replace(state, planner=planner, effects=effects), reason
+
+
+def caution_after(caution: float, seen: Observation) -> float:
+    """Returns how many spreads a gain has to exceed. The longer nothing changes, the more the agent dares.
+
+    A try that brings nothing is taken back soon, and its rate is known then. Below 0, the agent hopes for the best.
+    Each change of the last minute makes it wait longer."""
+    recent = sum(tick > seen.state.tick - 60 for tick in seen.effects.changes)
+    calm = seen.state.age / (_CALM_TICKS * (1 + recent))
+    return max(-1.0, caution - max(0.0, math.log2(max(calm, 1e-3))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookChoice:
+    """The candidates of a look. There is only `stay` if the trainer does not wait and the planner proposes nothing."""
+
+    state: ChoiceState
+    planned: Decision
+    seen: Observation | None = None
+    candidates: Sequence[Candidate] = ()
+    staying: PlannerState | None = None
+    """The planner's state after a choice to stay. None without candidates."""
+
+    @property
+    def planned_choice(self) -> int | None:
+        """The number of the planner's decision among the candidates. None: there is nothing to choose."""
+        if self.seen is None:
+            return None
+        names = [one.name for one in self.candidates]
+        return names.index("planner") if "planner" in names and not self.seen.early else 0
+
+
+def _accepted(look: LookChoice) -> _Chosen:
+    """Returns the planner's decision where there is nothing to choose."""
+    knobs, planner, reason = look.planned
+    state, before = look.state, look.state.planner
+    effects = state.effects
+    if knobs != before.knobs:
+        effects = effects.changed("planner", 0.0, 0.0, planner.tick)
+    return knobs, replace(state, planner=planner, effects=effects), reason
+
+
+def _watched(
+    effects: Effects, before: PlannerState, after: PlannerState, snapshot: Snapshot
+) -> Effects:
+    """Returns the effects, without those from before an event."""
+    if before.last is None:
+        return effects
+    other_cores = snapshot.cpu_quota != before.last.cpu_quota
+    return (
+        effects.broken_off(after.tick) if other_cores or after.changed - before.changed else effects
+    )
+
+
+def _is_urgent(before: PlannerState, planned: Decision) -> bool:
+    """Returns whether the planner undoes a change that left hardly any rows, or gives memory back."""
+    _, after, reason = planned
+    undone = reason.details.get("kind") == "undo"
+    saved = after.trial is not None and after.trial.kind == "memory" and after.age == 0
+    return saved or (undone and reason.details["gain"] < before.settings.crash_share)
+
+
+def _reason(look: LookChoice, number: int, values: Sequence[Value]) -> Reason:
+    """Returns one sentence about the choice, with all values behind it."""
+    assert look.seen is not None
+    chosen, planned = look.candidates[number], look.planned[2]
+    if not values:
+        return planned
+    told = [
+        f"{_NAMED[one.name]} ({100 * value.gain:+.0f} %)" if one.name != "stay" else "to stay"
+        for one, value in zip(look.candidates, values, strict=True)
+    ]
+    others = ", ".join(text for i, text in enumerate(told) if i != number)
+    moved = "" if chosen.name == "stay" else moves(look.seen.knobs, chosen.knobs)
+    predicted = min(chosen.promised or chosen.rows_per_s, UNBOUNDED)
+    return replace(
+        planned,
+        text=f"the agent chose {told[number]} over {others}{moved and ': '}{moved} (the planner: {planned.text})",
+        predicted_rows_per_s=max(predicted, 1.0),
+        choice={
+            "chosen_by": "network",
+            "chosen": chosen.name,
+            "candidates": [
+                {"name": one.name, "value": round(value.gain, 4), "spread": round(value.spread, 4)}
+                for one, value in zip(look.candidates, values, strict=True)
+            ],
+        },
+    )

@@ -1,0 +1,117 @@
+"""What is known when the agent chooses: `Observation`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sluice.agent.choice.effect import Effects
+from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.rates import PipelineRates
+from sluice.agent.policies.planner.planner import forecast_of, idle_stages, rates_of
+from sluice.agent.policies.planner.state import Decision, PlannerState
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.stats import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreknowledge:
+    """What is known of a pipeline before its first row. None: unknown."""
+
+    row_bytes: float | None = None
+    """The bytes of a row in memory, by the schema."""
+    row_group_rows: int | None = None
+    operators: Mapping[str, str] | None = None
+    """Stage of transforms → `vectorised` or `python`. Vectorised or compiled code rarely holds the interpreter's lock;
+    Python code holds it."""
+    store: str | None = None
+    """`local`, a disk of this machine, or `remote`, behind a network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A look, and what the planner makes of it."""
+
+    snapshot: Snapshot
+    state: PlannerState
+    """All that was learned with this look, before any decision on it."""
+    recent: PipelineRates
+    """The rates since the last change."""
+    latest: PipelineRates
+    """The rates since the last look."""
+    forecast: Forecast
+    effects: Effects
+    known: Foreknowledge
+    proposal: Knobs | None
+    """The planner's proposal. None: no change."""
+    reason: Reason
+    """The planner's reason, also for no change."""
+    early: bool = False
+    """Whether the planner would still measure the last change before it proposes another one."""
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs in force."""
+        return self.state.knobs
+
+    @property
+    def unmeasured(self) -> set[str]:
+        """The stages whose costs are unknown, and that may still report work."""
+        known = self.forecast.separate_costs.keys() | idle_stages(self.state, self.recent)
+        return set(self.state.services) - known
+
+
+def observe(
+    snapshot: Snapshot,
+    before: PlannerState,
+    planned: Decision,
+    effects: Effects,
+    known: Foreknowledge,
+) -> Observation | None:
+    """Returns what is known at this look. `planned` is the planner's decision on it.
+
+    Returns None if nothing was measured since the last change."""
+    proposal, after, reason = planned
+    if before.last is None or not before.window:
+        return None
+    # `undecided` keeps what was learned, and the trial of the last change.
+    state = after.undecided(before)
+    latest = rates_of(state, before.last, snapshot)
+    recent = rates_of(state, state.window[0].snapshot, snapshot)
+    if latest is None or recent is None or recent.rows_per_s <= 0:
+        return None
+    forecast = forecast_of(state, latest)
+    if not forecast.joined_costs:
+        return None
+    return Observation(
+        snapshot=snapshot,
+        state=state,
+        recent=recent,
+        latest=latest,
+        forecast=forecast,
+        effects=effects,
+        known=replace(known, operators=observed_operators(forecast, recent)),
+        proposal=None if proposal == state.knobs else proposal,
+        reason=reason,
+    )
+
+
+def without_trial(state: PlannerState) -> PlannerState:
+    """Returns the state as if the last change were no longer measured."""
+    return replace(state, trial=None, quiet_until=0)
+
+
+def observed_operators(forecast: Forecast, recent: PipelineRates) -> dict[str, str]:
+    """Returns which transforms hold the interpreter's lock as Python code does, as the probe has shown."""
+    held, stages = recent.lock, recent.stages
+    if held is None:
+        return {}
+    share = forecast.settings.mostly_share * held
+    return {
+        name: "python"
+        if held >= forecast.settings.lock_share and stages[name].cpu >= share
+        else "vectorised"
+        for name in forecast.joined_costs
+        if forecast.limits.movable(name, forecast.knobs.backend.get(name))
+    }

@@ -1,0 +1,263 @@
+"""One choice at every look: its candidates, the value that decides, what is recorded, and the labels that teach it."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from sluice.agent import policies
+from sluice.agent.choice.choice import Chooser, caution_after
+from sluice.agent.choice.effect import Effects
+from sluice.agent.choice.observation import Foreknowledge
+from sluice.agent.choice.value import NETWORKS, SHAPES, Value, ValueNetwork, answer
+from sluice.agent.controller import Controller
+from sluice.agent.lab import labels, value_teacher
+from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.report import looks
+from sluice.agent.report.narrative import tell
+from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.runtime.foreknowledge import foreknowledge
+from tests.agent.fake import FakePipeline, FakeStage
+from tests.agent.policy_contract import PolicyContract
+
+STAGES = [
+    FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
+    FakeStage(name="bid", cpu_s=0.004),
+    FakeStage(name="collate", cpu_s=0.001),
+]
+
+
+class Likes:
+    """Gives some candidates a value, and all others none."""
+
+    digest, caution = "likes", 1.0
+
+    def __init__(self, **values):
+        self.likes, self.seen = values, []
+
+    def values(self, seen, candidates):
+        self.seen.append((seen, candidates))
+        return [Value(*self.likes.get(one.name, (0.0, 0.0))) for one in candidates]
+
+
+def _run(values, seconds, pipeline=None, **more):
+    pipeline, events = pipeline or FakePipeline(STAGES), []
+    how = {"record": events.append, "clock": lambda: pipeline.now, **more}
+    controller = Controller(pipeline, Chooser(values), **how)
+    until = pipeline.now + seconds
+    while pipeline.now < until - 1e-6:
+        controller.step()
+        pipeline.advance(controller.wait_s)
+    controller.stop()
+    assert controller.frozen is None, controller.frozen
+    return pipeline, controller, [e for e in events if e["kind"] == "decision"]
+
+
+def test_the_best_lower_estimate_is_chosen_and_recorded_with_all_others():
+    values = Likes(most=(0.5, 0.1), planner=(0.3, 0.05), more=(0.6, 0.4))
+    pipeline, controller, decisions = _run(values, 0.4)
+    assert pipeline.knobs.workers["decode"] > 10, "more is too unsure"
+    (decision,) = decisions
+    assert (decision["chosen_by"], decision["chosen"]) == ("network", "most")
+    told = {one["name"]: (one["value"], one["spread"]) for one in decision["candidates"]}
+    assert told["stay"] == (0.0, 0.0)
+    assert told["planner"] == (0.3, 0.05)
+    assert "chose workers for the most rows (+50 %)" in decision["reason"]["text"]
+    assert "the planner's proposal (+30 %)" in decision["reason"]["text"]
+    assert (controller.choices, controller.own_choices) == (1, 1)
+
+
+def test_the_agent_dares_more_the_longer_nothing_changes():
+    def caution(age, changes=0):
+        state = types.SimpleNamespace(tick=100.0, age=age)
+        effects = Effects(changes=(90.0,) * changes)
+        return caution_after(0.5, types.SimpleNamespace(state=state, effects=effects))
+
+    assert caution(1) == caution(3) == 0.5
+    assert caution(3) > caution(4) > caution(8)
+    assert caution(10_000) == -1.0, "no more than the spread is hoped for"
+    assert caution(8, changes=3) == 0.5, "it waits longer after changes"
+
+
+def test_it_stays_where_nothing_is_worth_more_and_says_so_at_every_look():
+    recorded = []
+    pipeline, controller, decisions = _run(
+        Likes(planner=(-0.3, 0.1), most=(-0.1, 0.0)), 5, looks=recorded.append
+    )
+    assert not pipeline.applied
+    assert not decisions
+    assert controller.choices == sum("choice" in line for line in recorded) > 3
+    assert all(line["choice"]["chosen"] == "stay" for line in recorded if "choice" in line)
+    assert controller.own_choices == 0
+
+
+def test_a_trainer_that_never_waits_leaves_nothing_to_choose():
+    values, fed = Likes(most=(1.0, 0.0)), FakePipeline(STAGES, step_s=0.1)
+    fed.advance(1.0)
+    pipeline, controller, _ = _run(values, 5, fed)
+    assert not pipeline.applied
+    assert controller.choices == 0
+
+
+def test_candidates_differ_and_fit_into_memory():
+    values = Likes()
+    stages = [dataclasses.replace(stage, item_bytes=2**26) for stage in STAGES]
+    _run(values, 5, FakePipeline(stages, workers={"decode": 4}, memory_limit=3 * 2**30))
+    assert values.seen
+    for seen, candidates in values.seen:
+        assert candidates[0].name == "stay"
+        settings = [one.knobs for one in candidates]
+        assert all(settings.count(knobs) == 1 for knobs in settings)
+        most = max(seen.forecast.most_bytes, seen.forecast.memory(seen.knobs))
+        assert all(seen.forecast.memory(k) <= most for k in settings if k != seen.proposal)
+        near = {one.name: one.knobs.workers for one in candidates}
+        assert near["more"]["decode"] == seen.knobs.workers["decode"] + 2
+        assert near["less"]["decode"] == seen.knobs.workers["decode"] - 2
+
+
+def test_the_best_setting_so_far_is_a_candidate():
+    class Turns(Likes):
+        """Likes the network's setting, then one step less twice, and then nothing."""
+
+        def values(self, seen, candidates):
+            turn = len(self.seen)
+            self.likes = {"most" if not turn else "less": (0.5 * (turn < 3), 0.0)}
+            return super().values(seen, candidates)
+
+    values = Turns()
+    _run(values, 8)
+    last = {one.name: one.knobs for one in values.seen[-1][1]}
+    fastest = max(values.seen[-1][0].effects.settings, key=lambda one: one.rows_per_s)
+    assert fastest.knobs != last["stay"]
+    assert fastest.knobs in last.values()
+
+
+def test_what_a_loader_knows_before_its_first_row_reaches_the_network():
+    class Loading(FakePipeline):
+        row_bytes = 40
+        plan = types.SimpleNamespace(groups=((1000, 3000), (2000, 0)))
+
+    known = foreknowledge(Loading([FakeStage(name="fetch"), FakeStage(name="decode")]))
+    assert known == Foreknowledge(row_bytes=40, store="remote", row_group_rows=2000)
+
+
+def test_explain_counts_the_networks_own_choices(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        _run(Likes(most=(0.3, 0.0)), 3, record=folder.event, observe=folder.metric)
+    assert "1 of 1 changes were the network's own choices." in tell(Run.read(tmp_path / "run"))
+
+
+def test_looks_keep_the_choice(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {})
+    _run(Likes(most=(0.3, 0.0)), 2, looks=folder.look)
+    folder.close()
+    (start,) = looks.read(tmp_path / "run")
+    first, *later = [one.choice["chosen"] for one in start.looks if one.choice]
+    assert first == "most"
+    assert set(later) <= {"stay"}
+
+
+@pytest.mark.parametrize("number", [5, 6])
+def test_forks_have_the_same_events(number):
+    scenario = labels.scenario_of(number) or labels.scenario_of(number + 2)
+    assert scenario is not None
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=3)
+    simulator.advance(2.0)
+    copied = labels.fork(simulator)
+    copied.advance(5.0)
+    again = labels.fork(simulator)
+    again.advance(5.0)
+    simulator.advance(5.0)
+    assert copied.snapshot() == again.snapshot() == simulator.snapshot()
+
+
+def test_labels_are_shares_and_a_shard_is_made_once(tmp_path):
+    policy = Chooser(Likes())
+    path = tmp_path / "shard.npz"
+    count = labels.label_shard(path, range(4), policy)
+    made = labels.read_looks([path])
+    assert len(made) == count > 0
+    for look in made:
+        assert look.rows.max() == 1
+        assert look.rows.min() >= -1
+        assert look.given.candidates.shape[0] == look.given.changes.shape[0] == len(look.rows)
+    before = path.stat().st_mtime_ns
+    assert labels.label_shard(path, range(4), policy) == count
+    assert path.stat().st_mtime_ns == before
+
+
+def test_staying_has_no_gain_and_the_order_of_stages_does_not_count():
+    draw = np.random.default_rng(0)
+    weights = {
+        name: draw.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()
+    }
+    given = labels.LookInputs(
+        *(
+            draw.standard_normal(shape).astype(np.float32)
+            for shape in ((4, 25), (31,), (3, 4, 5), (3, 28))
+        )
+    )
+    gains, spreads = answer(weights, given)
+    assert gains[0] == spreads[0] == 0
+    assert (spreads[1:] > 0).all()
+    turned = labels.LookInputs(
+        given.stages[::-1], given.pipeline, given.changes[:, ::-1], given.candidates
+    )
+    assert answer(weights, turned)[0] == pytest.approx(gains, abs=1e-4)
+
+
+def test_the_planner_decides_where_a_change_left_hardly_any_rows():
+    pipeline = FakePipeline(
+        [dataclasses.replace(STAGES[0], bend=lambda n: 1.0 if n < 10 else 100.0), *STAGES[1:]]
+    )
+    _run(Likes(most=(0.5, 0.0)), 40, pipeline)
+    assert pipeline.applied[0].workers["decode"] >= 10
+    assert any(knobs.workers["decode"] < 10 for knobs in pipeline.applied[1:])
+
+
+def test_the_teacher_computes_the_same_values_and_learns_which_candidate_is_better():
+    draw = np.random.default_rng(1)
+
+    def look(number):
+        candidates = int(draw.integers(2, 5))
+        stages = int(draw.integers(2, 6))
+        arrays = [
+            draw.standard_normal(shape).astype(np.float32)
+            for shape in ((stages, 25), (31,), (candidates, stages, 5), (candidates, 28))
+        ]
+        arrays[3][:, 8] = draw.random(candidates)
+        rows = 0.5 + 0.5 * (arrays[3][:, 8] - arrays[3][:, 8].max())
+        return labels.LabelledLook(labels.LookInputs(*arrays), rows, 0, number, 1.0)
+
+    made = [look(number) for number in range(120)]
+    weights, record = value_teacher.teach_values(made, epochs=80, seed=0)
+    batch = value_teacher._Batches(made).tensors
+    torch_weights = {name: torch.from_numpy(array) for name, array in weights.items()}
+    mean = sum(
+        value[..., 0] - value[:, :1, 0]
+        for value in (value_teacher._value(torch_weights, n, batch) for n in range(NETWORKS))
+    )
+    for i, one in enumerate(made):
+        gains, _ = answer(weights, one.given)
+        assert gains == pytest.approx(mean[i, : len(gains)].numpy() / NETWORKS, abs=1e-4)
+    untaught = value_teacher.judge(value_teacher.fresh(5), made, 0.0)
+    taught = value_teacher.judge(weights, made, 0.0)
+    assert taught.gain > untaught.gain + 0.3 * (taught.best - untaught.gain)
+    assert record["looks"] == 120
+    assert record["caution"] in (0.0, 0.25, 0.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("name", ["choice"])
+class TestContract(PolicyContract):
+    """A network that was never taught breaks nothing."""
+
+    @pytest.fixture(autouse=True)
+    def _registered(self, monkeypatch):
+        def untaught():
+            return Chooser(ValueNetwork(value_teacher.fresh(1), {"caution": 0.0}))
+
+        monkeypatch.setitem(policies._registered, "choice", untaught)
