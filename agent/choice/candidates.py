@@ -85,11 +85,15 @@ def _proposed(seen: Observation) -> Iterator[Candidate]:
 def _balanced(seen: Observation) -> Iterator[Candidate]:
     """Yields the fewest workers for some rates, and for the highest with all computing transforms in processes."""
     forecast, limits = seen.forecast, seen.state.limits
-    moved = forecast
+    moved, free_bytes = forecast, forecast.free_bytes
     for name in () if seen.unmeasured else _movable(seen, limiting_stage(seen)):
+        cost = moved.separate_costs[name]
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
-        if computing and moved.separate_costs[name].backend == "thread":
+        # A process that was never measured may become as large as this program was at its start.
+        process_bytes = cost.process_bytes or forecast.base_bytes
+        if computing and cost.backend == "thread" and process_bytes <= free_bytes:
             moved = moved.switched(name, lambda cost: cost.relieved())
+            free_bytes -= process_bytes
     shapes = [(name, forecast, times) for name, times in _TIMES.items()]
     if moved is not forecast:
         shapes.append(("processes", moved, math.inf))
