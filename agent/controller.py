@@ -452,10 +452,10 @@ def did_enough(earlier: Snapshot, later: Snapshot) -> bool:
     for busy_s, items, busy_s_after, items_after in work:
         busy = (busy_s_after - busy_s) / seconds
         usual_s = busy_s / items if items else math.inf
-        overdue_s = RUNTIME.overdue_s + RUNTIME.overdue_ratio * RUNTIME.min_items * usual_s
+        overdue_s = RUNTIME.overdue_s + RUNTIME.overdue_ratio * DEFAULT.min_items * usual_s
         if not (
             busy <= RUNTIME.idle_workers
-            or items_after - items >= RUNTIME.min_items * busy
+            or items_after - items >= DEFAULT.min_items * busy
             or seconds > min(RUNTIME.longest_s, overdue_s)
         ):
             return False

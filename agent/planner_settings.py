@@ -25,24 +25,14 @@ class PlannerSettings:
     """The same limit while other programs use the cores."""
     min_busy_share: float = 0.3
     """The cost of a stage is ignored while a smaller share of its workers is busy."""
-    average_weight: float = 0.25
-    """Weight of the latest interval in a moving average."""
-    crowded_ratio: float = 1.5
-    """Workers may be removed when this many times as many threads want a core as have one."""
     thinned_share: float = 0.9
     """They are removed only if this share of all workers, or fewer, is enough."""
     memory_alarm: float = 0.95
     """Memory is given back at once when a larger share of the memory limit is in use."""
-    window_ticks: int = 6
-    """Ticks over which rates are measured."""
     probe_busy_share: float = 0.7
     """A stage with at least this share of its workers busy is tried with numbers of workers whose cost is unknown."""
-    release_ticks: int = 5
-    """Ticks in a row in which workers must be unneeded before some are removed."""
     release_share: float = 0.15
-    """Removing fewer than this share of all workers must bring `release_gain`."""
-    release_gain: float = 1.02
-    """Times the present rate that a small removal must bring."""
+    """Removing fewer than this share of all workers must bring more rows."""
     release_kept: float = 0.999
     """Workers stay if a removal would leave less than this share of the rate."""
 
@@ -56,28 +46,23 @@ class PlannerSettings:
     """Unneeded remote workers are released when keeping them has cost this share of starting them again."""
 
     # What a change on trial has to bring.
-    fed_stall: float = 0.02
-    """Up to this stall, the trainer counts as never waiting."""
+    negligible_share: float = 0.02
+    """A smaller share counts as nothing: of the trainer's time, of the cores, of a rate."""
     min_gain: float = 0.03
-    """Smallest gain of a growing change. With less gain the change is undone."""
+    """Smallest gain of a growing change. With less gain the change is undone. A removal that loses less is clear."""
     min_kept: float = 0.93
     """Share of the rate that a removal of workers must keep."""
     clear_gain: float = 0.3
     """A gain above this is clear, whatever was predicted."""
-    clear_share: float = 0.5
-    """A gain above this share of the predicted gain is clear."""
     fulfilled_share: float = 0.8
     """A gain above this share of the predicted gain counts as the predicted gain."""
-    clear_kept: float = 0.97
-    """Share of the rate that a removal must keep to be judged early."""
-    crash_share: float = 0.5
-    """A change that leaves a smaller share of the rows is undone at once."""
     settle_ticks: int = 2
     """Ticks before a clear gain is judged."""
     patience_ticks: int = 5
-    """Ticks before any other effect is judged."""
-    harm_ticks: int = 3
-    """Ticks before a harmful change is undone, unless other programs take the cores."""
+    """Ticks before any other effect is judged, and in which workers must be unneeded. Rates last one tick longer."""
+    certain_ticks: int = 3
+    """Looks that are no chance. Then a harmful change is undone, unless other programs take the cores, and a cost is
+    settled."""
     harm_share: float = 0.95
     """A change that leaves a smaller share of the rate is harmful."""
     start_up_ticks: int = 3
@@ -89,29 +74,21 @@ class PlannerSettings:
 
     # What follows from a failed change.
     cap_ticks: int = 400
-    """Ticks for which a failed change of a stage is not tried again."""
+    """Ticks for which a failed change of a stage is not tried again. No pause is longer."""
     doubt_ticks: int = 30
     """The same if other programs may be the cause. It doubles with each failure in a row."""
     pause_ticks: int = 4
     """Ticks without a try after a failed change. It doubles with each failure in a row."""
-    pause_doublings: int = 8
-    """The pause doubles at most this many times."""
 
     # What other programs take of the cores.
-    min_running_cores: float = 0.02
-    """With fewer cores in use, waits for a core are ignored."""
     contended_ratio: float = 1.3
     """Other programs matter if threads run this many times slower than on free cores."""
-    freer_share: float = 0.5
-    """The cores count as freer when other programs slow us by less than this share of the earlier slow-down."""
-    mentioned_ratio: float = 1.05
-    """A reason mentions other programs if threads run this many times slower."""
     saturated_share: float = 0.92
     """No core counts as free if at least this share of them is in use."""
 
     # What a setting would bring, and what it needs.
-    headroom: float = 1.05
-    """Planned capacity over the needed capacity, because averages hide unevenness."""
+    headroom_ratio: float = 1.05
+    """Planned capacity over the needed capacity, because averages hide unevenness. A smaller slow-down is no reason."""
     memory_target: float = 0.9
     """Share of the memory limit that a setting may fill."""
     process_share: float = 0.6
@@ -120,14 +97,8 @@ class PlannerSettings:
     """Processor seconds for passing an item from one stage to the next."""
     held_item_ratio: float = 1.5
     """Times an item's bytes that a worker holds: its output, and a part of its input."""
-    read_ahead_items: float = 1.0
-    """Finished items that each reader may have waiting."""
     prefetch_batches: float = 4.0
     """Batches that may wait for the trainer."""
-    lean_buffer_share: float = 0.5
-    """Buffers may shrink to this share of their planned size."""
-    lean_gain_ratio: float = 1.05
-    """They shrink if workers in their place bring this many times the rate."""
     buffer_share: float = 0.25
     """Share of the memory limit that one buffer may take."""
     halvings: int = 6
@@ -135,19 +106,13 @@ class PlannerSettings:
     step_down: float = 0.75
     """Factor of each step down before that search has a lower end."""
 
-    # When the interpreter's lock is the cause.
-    lock_share: float = 0.5
-    """A stage is moved only if the lock is held for at least this share of the time."""
-    lock_part_cores: float = 0.1
-    """A stage that computes on fewer cores has no part in a lock."""
-
     # How the cost of a stage is learned.
     min_items: int = 2
-    """An interval with fewer items is extended, because it says little."""
+    """Items of a stage, or of each busy worker between two looks. An interval with fewer is extended."""
     learning_weight: float = 0.25
-    """Weight of a new observation once a point is settled."""
-    drift_ratio: float = 1.5
-    """A cost that is this many times higher or lower than expected is a surprise."""
+    """Weight of a new observation in an average, or once a point is settled."""
+    dearer_ratio: float = 1.5
+    """This many times as much is clearly more: a cost than expected, threads than cores."""
     rise_ratio: float = 1.18
     """So is a cost that is this many times higher than a settled one. The rate of its stage falls by 15 %."""
     noise_ratio: float = 2.0
@@ -155,27 +120,18 @@ class PlannerSettings:
     doubt_look_s: float = 0.5
     """Seconds until the next look after one at which a row was dearer."""
     leap_ratio: float = 2.0
-    """A cost that rises by this factor at the same number of workers was not caused by our change."""
+    """A cost that rises by this factor at the same number of workers was not caused by our change. With more workers,
+    there may be a kink in between."""
     forget_factor: float = 0.99
     """The largest item seen shrinks by this factor with each observation."""
-    flat_share: float = 0.98
-    """Two numbers of workers whose rates differ by less than this share are limited by something else."""
-    edge_power: float = 1.0
-    """A cost that rises by a power this much steeper has an edge, not a bend."""
-    settled_observations: int = 3
-    """Observations of a setting after which its cost no longer moves by chance alone."""
     trend_change: float = 0.05
     """Change of a settled cost's logarithm, beyond chance, that moves the whole curve."""
-    steep_ratio: float = 2.0
-    """A cost that is this many times higher with more workers may have a kink in between."""
     relieved_ratio: float = 1.15
     """A cost above this many times the cost with fewest workers may include waits for a lock."""
     min_wait_share: float = 0.1
     """Share of the cost that is waiting which no change removes."""
-    locked_ratio: float = 1.5
-    """Workers wait for each other if waiting makes a row this many times dearer with more workers."""
     mostly_share: float = 0.5
-    """Waiting explains a cost if it is at least this share of it."""
+    """At least this share counts as most: of the rows, of a promised gain, of the time of a lock, of a cost."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

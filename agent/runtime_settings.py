@@ -22,8 +22,6 @@ class RuntimeSettings:
     """After this many changes within a minute the policy is not asked."""
 
     # When two looks can be compared.
-    min_items: int = 2
-    """Items that each busy worker must finish, on average, between two looks that are compared."""
     idle_workers: float = 0.05
     """A stage with fewer busy workers, on average, is not waited for."""
     overdue_ratio: float = 4.0

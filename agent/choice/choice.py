@@ -152,7 +152,7 @@ class Chooser(Policy):
             early = observe(snapshot, before, planned, effects, self._known)
             assert early is not None, "the same look was measured"
             seen = replace(early, early=True)
-        if seen.proposal is None and seen.recent.stall <= self._settings.fed_stall:
+        if seen.proposal is None and seen.recent.stall <= self._settings.negligible_share:
             return LookChoice(state=state, planned=decided)
         seen = replace(seen, effects=effects)
         return LookChoice(
@@ -245,7 +245,7 @@ def _is_urgent(before: PlannerState, planned: Decision) -> bool:
     _, after, reason = planned
     undone = reason.details.get("kind") == "undo"
     saved = after.trial is not None and after.trial.kind == "memory" and after.age == 0
-    return saved or (undone and reason.details["gain"] < before.settings.crash_share)
+    return saved or (undone and reason.details["gain"] < before.settings.mostly_share)
 
 
 def _reason(look: LookChoice, number: int, values: Sequence[Value]) -> Reason:

@@ -110,7 +110,7 @@ def observed_operators(forecast: Forecast, recent: PipelineRates) -> dict[str, s
     share = forecast.settings.mostly_share * held
     return {
         name: "python"
-        if held >= forecast.settings.lock_share and stages[name].cpu >= share
+        if held >= forecast.settings.mostly_share and stages[name].cpu >= share
         else "vectorised"
         for name in forecast.joined_costs
         if forecast.limits.movable(name, forecast.knobs.backend.get(name))

@@ -27,7 +27,7 @@ class Contention:
         running = rates.running
         wanting = rates.wanting
         quota = rates.cpu_quota
-        if running < settings.min_running_cores or quota <= 0 or wanting <= running:
+        if running < settings.negligible_share or quota <= 0 or wanting <= running:
             return cls(cores=quota)
         # With fair shares, every thread waits as long as ours do: `wanting / running`. If the idle cores are unknown,
         # the others are assumed to run on all cores that we leave. But a wait may also be chance if we want fewer cores

@@ -222,10 +222,10 @@ class Forecast:
             sum(ranges[n][1] * self._worker_bytes(n) for n in self.joined_costs)
             > self._worker_memory
         ):
-            leaner = replace(self, buffers=self.settings.lean_buffer_share)._find_best(
+            leaner = replace(self, buffers=self.settings.mostly_share)._find_best(
                 ranges, fewest=fewest, tight=tight
             )
-            if leaner[1] >= self.settings.lean_gain_ratio * chosen[1]:
+            if leaner[1] >= self.settings.headroom_ratio * chosen[1]:
                 chosen = leaner
         return max(
             [chosen, *self._find_cheaper(chosen, ranges, fewest=fewest, tight=tight)],
@@ -245,7 +245,7 @@ class Forecast:
             least = ranges[name][0]
             most = chosen[0].workers[name]
             for count in range(least, most, max(1, (most - least) // self.settings.smaller_fleets)):
-                lower_rate = self.capacity(name, count) / self.settings.headroom
+                lower_rate = self.capacity(name, count) / self.settings.headroom_ratio
                 if lower_rate < chosen[1]:
                     yield replace(self, demand=lower_rate)._find_best(
                         ranges, fewest=fewest, tight=tight
@@ -265,9 +265,7 @@ class Forecast:
             ):
                 least = current  # The stage keeps its workers, because a change has a cost.
             read_ahead_bytes = (
-                self.buffers * self.settings.read_ahead_items * cost.item_bytes
-                if name == self.limits.decoding
-                else 0.0
+                self.buffers * cost.item_bytes if name == self.limits.decoding else 0.0
             )
             requests.append(
                 StageRequest(
@@ -357,7 +355,7 @@ class Forecast:
         workers = np.arange(least, most + 1)
         busy, cpu = self.joined_costs[name].curves(workers)
         capacities = workers / (busy + (self.slow - 1) * cpu if self.slow > 1 else busy)
-        capacities[:-1] /= self.settings.headroom
+        capacities[:-1] /= self.settings.headroom_ratio
         return np.asarray(capacities)
 
     def _allocate(self, requests: list[StageRequest], memory: float) -> Allocation:
@@ -444,9 +442,7 @@ class Forecast:
 
         last = list(self.limits.workers)[-1]
         items = {
-            "read_ahead_bytes": self.settings.read_ahead_items
-            * workers[self.limits.decoding]
-            * item_bytes(self.limits.decoding),
+            "read_ahead_bytes": workers[self.limits.decoding] * item_bytes(self.limits.decoding),
             "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last),
         }
         most = self.settings.buffer_share * self.memory_limit

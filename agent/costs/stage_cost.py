@@ -174,8 +174,8 @@ class StageCost:
         # A settled stage that becomes dearer needs an answer soon, so a smaller difference counts there. Two looks in a
         # row that exceed all earlier noise are rare, whatever its distribution.
         settings, surprise = self.settings, math.log(ratio)
-        settled = known.seen >= settings.settled_observations
-        least = settings.rise_ratio if settled and ratio > 1 else settings.drift_ratio
+        settled = known.seen >= settings.certain_ticks
+        least = settings.rise_ratio if settled and ratio > 1 else settings.dearer_ratio
         usual = min(settings.noise_ratio * self._noise, math.log(settings.leap_ratio))
         if abs(surprise) < max(math.log(least), usual):
             surprise = 0.0
@@ -215,7 +215,7 @@ class StageCost:
         observation."""
         now = self.points[workers]
         count, then = self._curve_moved_at or (0, known)
-        if known.seen < self.settings.settled_observations:
+        if known.seen < self.settings.certain_ticks:
             return self
         if count != workers:
             return replace(self, _curve_moved_at=(workers, known))._move_curve(workers, known)
@@ -229,7 +229,7 @@ class StageCost:
             for n, p in self.points.items()
         }
         moved = self._moved_since_trend + math.log(busy_ratio)
-        trend = abs(moved) >= math.log(self.settings.drift_ratio)
+        trend = abs(moved) >= math.log(self.settings.dearer_ratio)
         return replace(
             self,
             points={**points, workers: now},
@@ -326,7 +326,7 @@ class StageCost:
         """Whether the workers wait for each other. More of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
         return any(
-            p.busy_s >= self.settings.locked_ratio * least.busy_s
+            p.busy_s >= self.settings.dearer_ratio * least.busy_s
             and p.wait_s - least.wait_s >= self.settings.mostly_share * (p.busy_s - least.busy_s)
             for p in self.points.values()
         )
@@ -406,7 +406,7 @@ class StageCost:
         evenly by ratio, or with a kink that may be larger if the points are further apart. Fewer workers than ever seen
         are worth a try if workers may disturb each other."""
         seen = sorted(self.points)
-        flat = self.settings.flat_share
+        flat = 1 - self.settings.negligible_share
         top = max(map(self.capacity, seen))
         good = [n for n in seen if self.capacity(n) >= flat * top]
         # The largest of several equally good numbers counts as the best, so that noise does not choose.
@@ -417,7 +417,7 @@ class StageCost:
             # No number between two is likely to bring more if both bring the same. That also holds below the best
             # number if costs rise little between the two.
             if flat < self.capacity(few) / self.capacity(many) < 1 / flat or (
-                many < best and self.busy_s(many) < self.settings.steep_ratio * self.busy_s(few)
+                many < best and self.busy_s(many) < self.settings.leap_ratio * self.busy_s(few)
             ):
                 continue
             # With fewer workers than this, not even the best curve would bring more.
@@ -449,10 +449,7 @@ class StageCost:
             return math.log(self.busy_s(high) / self.busy_s(low)) / math.log(high / low)
 
         below = [n for n in seen if n < few]
-        return (
-            slope(few, many) - (max(0.0, slope(below[-1], few)) if below else 0.0)
-            >= self.settings.edge_power
-        )
+        return slope(few, many) - (max(0.0, slope(below[-1], few)) if below else 0.0) >= 1
 
     def _capacity_with_kink(self, few: int, many: int, workers: int) -> float:
         """Returns the capacity between two numbers of workers if costs grow evenly by ratio, except for a kink."""

@@ -45,7 +45,7 @@ def locked(
     for name in _movable_stages(forecast):
         cost = forecast.separate_costs[name]
         cores = forecast.cores_used_by(name, recent.rows_per_s)
-        holds = held >= settings.lock_share and cores >= settings.mostly_share * held
+        holds = held >= settings.mostly_share and cores >= settings.mostly_share * held
         if holds and recent.saturated(settings.saturated_share):
             continue  # Without a free core, a process brings little.
         if holds if cost.backend == "thread" else cost.locked:

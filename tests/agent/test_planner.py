@@ -333,5 +333,5 @@ def test_a_stage_that_holds_no_lock_of_the_interpreter_stays_in_threads(cpu):
 def test_the_planner_forgets_looks_that_are_older_than_its_window():
     window = ()
     for tick in range(20):
-        window = seen(window, f"snapshot {tick}", float(tick), PlannerSettings(window_ticks=6))
+        window = seen(window, f"snapshot {tick}", float(tick), PlannerSettings())
     assert [look.tick for look in window] == [14.0, 15.0, 16.0, 17.0, 18.0, 19.0]

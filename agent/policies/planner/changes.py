@@ -131,7 +131,7 @@ def thin(
 ) -> Decision | None:
     """Removes workers if our own threads may crowd the cores. The threads that run now keep the remaining workers
     busy."""
-    if not forecast.contended or recent.wanting < state.settings.crowded_ratio * recent.running:
+    if not forecast.contended or recent.wanting < state.settings.dearer_ratio * recent.running:
         return None
     alone = replace(forecast.uncontended, stage_cores=recent.running)
     knobs = _lean(state, alone, ranges)
@@ -198,7 +198,7 @@ def release(
     saved = alone.price(knobs_before.workers) - alone.price(knobs.workers)
     gain = (alone.rate(knobs.workers) + saved) / alone.rate(knobs_before.workers)
     few = spare < settings.release_share * knobs_before.total_workers
-    if spare < 1 or gain < settings.release_kept or (few and gain < settings.release_gain):
+    if spare < 1 or gain < settings.release_kept or (few and gain < 1 + settings.negligible_share):
         return knobs_before, replace(state, release_looks=0), calm
     # Idle remote workers are kept as long as keeping one costs no more than starting it again. A start costs the
     # worker's price and the rows that it would have brought meanwhile.
@@ -207,7 +207,7 @@ def release(
         brought = alone.rate(knobs_before.workers) / alone.remote_cores(knobs_before.workers)
         price = settings.restart_price_share * state.start_s
         kept_s = price * (1 + brought / alone.core_rows_per_s)
-    if state.release_looks + 1 < settings.release_ticks or (
+    if state.release_looks + 1 < settings.patience_ticks or (
         saved and now - state.release_since < kept_s
     ):
         return knobs_before, replace(state, release_looks=state.release_looks + 1), calm

@@ -15,7 +15,7 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
     """Returns the first half of a sentence: the bottleneck and its use."""
     if bottleneck == "cores":
         theirs = (forecast.slow - 1) * recent.cpu_quota
-        mentioned = forecast.slow > forecast.settings.mentioned_ratio
+        mentioned = forecast.slow > forecast.settings.headroom_ratio
         others = f", and other programs want {theirs:.2g}" if mentioned else ""
         return f"the cores are the bottleneck ({recent.cpu:.2g} of {recent.cpu_quota:.2g} in use{others})"
     if bottleneck == "consumer":

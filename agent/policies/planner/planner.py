@@ -251,7 +251,7 @@ def _begun_again(state: PlannerState, stages: Collection[str]) -> PlannerState:
         caps={name: cap for name, cap in state.caps.items() if name not in stages},
         tried=frozenset(change for change in state.tried if change[0] not in stages),
         quiet_until=0,
-        release_looks=state.settings.release_ticks,
+        release_looks=state.settings.patience_ticks,
         trial=None,
         window=(),
     )
@@ -262,7 +262,7 @@ def _switch_instead(
 ) -> Decision | None:
     """Returns a move to processes in place of a growth that failed, if the workers may wait for a lock."""
     growing = trial.kind in ("grow", "probe")
-    if not growing or recent.stall <= state.settings.fed_stall:
+    if not growing or recent.stall <= state.settings.negligible_share:
         return None
     undone = replace(state, knobs=trial.before, trial=None)
     forecast = forecast_of(undone, latest)
@@ -355,10 +355,10 @@ def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> Pl
     return replace(
         state,
         services={**state.services, **services},
-        other_cpu=state.other_cpu + settings.average_weight * (other - state.other_cpu),
+        other_cpu=state.other_cpu + settings.learning_weight * (other - state.other_cpu),
         average_rows_per_s=state.average_rows_per_s
-        + settings.average_weight * (latest.rows_per_s - state.average_rows_per_s),
-        demands=(*state.demands, demand)[-settings.release_ticks :] if demand else state.demands,
+        + settings.learning_weight * (latest.rows_per_s - state.average_rows_per_s),
+        demands=(*state.demands, demand)[-settings.patience_ticks :] if demand else state.demands,
     )
 
 
@@ -399,7 +399,7 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
             failures=state.failures + 1,
             release_looks=0,
             quiet_until=state.tick
-            + settings.pause_ticks * 2 ** min(state.failures, settings.pause_doublings),
+            + min(settings.cap_ticks, settings.pause_ticks * 2**state.failures),
         )
     return change(
         undone,
@@ -449,7 +449,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     )
     if (smaller := _save_memory(state, outlook)) is not None:
         return smaller
-    input_bound = recent.stall > settings.fed_stall
+    input_bound = recent.stall > settings.negligible_share
     if input_bound:
         shapes = stage_layouts.locked(forecast, recent, StageCost.relieved)
         switch = reshape(state, forecast, recent, shapes)
@@ -465,7 +465,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         return faster
     if _is_draining(state, outlook) and (grown := _grow(state, outlook, cause)) is not None:
         return grown
-    if not input_bound and recent.longest_stall > settings.fed_stall:
+    if not input_bound and recent.longest_stall > settings.negligible_share:
         calm = outlook.reason(f"{cause}, and the ranks wait for another host's input")
         return state.knobs, replace(state, release_looks=0), calm
     if outlook.bottleneck not in ("consumer", "cores"):

@@ -46,8 +46,8 @@ class WorkerCap:
             return replace(self, slow=min(self.slow, slow))
         left = (
             self.judged_from
-            and self.slow >= settings.mentioned_ratio
-            and slow - 1 < settings.freer_share * (self.slow - 1)
+            and self.slow >= settings.headroom_ratio
+            and slow - 1 < settings.mostly_share * (self.slow - 1)
         )
         freer = left or slow * settings.contended_ratio < self.slow
         return WorkerCap(self.least, self.before, tick + settings.doubt_ticks) if freer else self
@@ -186,7 +186,9 @@ def seen(
 ) -> tuple[Look, ...]:
     """Returns the window with one more look, without old ones."""
     return tuple(
-        look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window_ticks
+        look
+        for look in (*window, Look(tick, snapshot))
+        if look.tick > tick - (settings.patience_ticks + 1)
     )
 
 

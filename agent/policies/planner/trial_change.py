@@ -56,11 +56,11 @@ class TrialChange:
         """True: keep the change; False: undo it; None: wait and see. `age` counts ticks since the change."""
         gain = self.gain(recent)
         settings = self.settings
-        fed = recent.stall <= settings.fed_stall
+        fed = recent.stall <= settings.negligible_share
         clear = (
-            gain >= 1 + min(settings.clear_share * (self.hoped - 1), settings.clear_gain)
+            gain >= 1 + min(settings.mostly_share * (self.hoped - 1), settings.clear_gain)
             if self.rises
-            else gain >= settings.clear_kept
+            else gain >= 1 - settings.min_gain
         )
         if clear or fed:
             patience: float = settings.settle_ticks
@@ -69,7 +69,7 @@ class TrialChange:
             and gain < settings.harm_share
             and Contention.of(recent, settings).slow < max(self.slow, settings.contended_ratio)
         ):
-            patience = self.start_up + settings.harm_ticks
+            patience = self.start_up + settings.certain_ticks
         else:
             patience = self.start_up + settings.patience_ticks
         if age < patience:
@@ -92,6 +92,6 @@ class TrialChange:
         return (
             self.rises
             and age > self.start_up + self.settings.settle_ticks
-            and rates.stall > self.settings.fed_stall
-            and self.gain(rates) < self.settings.crash_share
+            and rates.stall > self.settings.negligible_share
+            and self.gain(rates) < self.settings.mostly_share
         )
