@@ -20,7 +20,7 @@ from numpy import ndarray
 
 from sluice.agent.choice.candidates import NAMES, Candidate
 from sluice.agent.choice.observation import Observation
-from sluice.agent.choice.weights import digest, read
+from sluice.agent.weights import digest, read
 
 SHIPPED = Path(__file__).with_name("values.safetensors")
 HIDDEN = 48

@@ -66,9 +66,9 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
 
     from sluice.agent.choice.choice import Chooser
     from sluice.agent.choice.value import ValueNetwork
-    from sluice.agent.choice.weights import write
     from sluice.agent.lab.labels import label_shard, read_looks
     from sluice.agent.lab.value_teacher import teach_values
+    from sluice.agent.weights import write
 
     network = None if options.values is None else ValueNetwork.load(options.values)
     policy = Chooser(network or PlannerDecides())
