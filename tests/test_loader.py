@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import itertools
 import json
 import math
 import threading
@@ -19,6 +20,8 @@ import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice import Errors, Loader, Order
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.prometheus import LoaderMetrics
 from sluice.agent.report.run_folder import Run, RunError
@@ -104,6 +107,25 @@ def test_an_agent_turns_the_knobs_from_the_first_batch_on_and_the_order_stays(cl
     assert "four are enough" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_intune_turns_the_knobs_within_a_run_and_the_order_stays(clicks, monkeypatch):
+    """It never has more workers than cores, so it gets some."""
+    monkeypatch.setattr(Machine, "cores", lambda _: 32.0)
+    with BatchLoader(clicks, batch_size=80, roles=ROLES) as plain:
+        hashes = [(deque(plain, maxlen=0), plain.order_hash)[1] for _ in range(2)]
+    events, clock = [], itertools.count()
+    with BatchLoader(clicks, batch_size=80, roles=ROLES) as loader:
+        controller = Controller(
+            loader, make("intune"), record=events.append, clock=lambda: next(clock)
+        )
+        for expected in hashes:
+            for _ in loader:
+                controller.step()
+            assert loader.order_hash == expected
+        controller.stop()
+    assert controller.decisions, "nothing changed that could harm"
+    assert not [event for event in events if event["kind"] == "fault"]
+
+
 def test_one_command_starts_a_run_and_continues_it_in_its_folder(clicks, tmp_path):
     def train(epochs, **more):
         """What a program does at each start: it continues from its saved state, if there is one."""
@@ -140,6 +162,7 @@ def test_without_a_run_folder_nothing_is_written(clicks, tmp_path, monkeypatch):
         ({}, "auto"),
         ({"knobs": Knobs(workers={"decode": 3})}, "fixed"),
         ({"tuning": "planner"}, "planner"),
+        ({"tuning": "intune"}, "intune"),
         ({"knobs": Knobs(workers={"decode": 3}), "tuning": "shadow"}, "shadow"),
     ],
 )

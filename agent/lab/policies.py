@@ -224,7 +224,7 @@ def _simulated(options: PolicyOptions) -> dict[str, Any]:
 
 
 def _live(options: PolicyOptions) -> dict[str, Any]:
-    if not policies.find_rivals():
+    if not policies.has_rivals():
         raise UsageError(
             "--live is not part of the installed package: the contest lies in benchmarks/rivals of the "
             "repository"

@@ -19,16 +19,19 @@ YARDSTICKS = (ORACLE, CEILING)
 def make_policy(name: str, scenario: Scenario, weights: str = "") -> Policy:
     """Returns the policy of this name for a simulated pipeline.
 
-    The oracle and some rivals get the scenario. `auto` gets a file of weights, or uses those in use."""
+    The yardsticks get the scenario, and `intune` its machine. `auto` gets a file of weights, or uses those in use."""
     if name == ORACLE:
         from sluice.agent.lab.simulator.oracle import Oracle
 
         return Oracle(scenario.truth_at)
-    if name not in policies.PRODUCT and policies.find_rivals():
-        from sluice.benchmarks.rivals import IN_SIMULATOR
+    if name == CEILING and policies.has_rivals():
+        from sluice.benchmarks.rivals.intune_ceiling import Ceiling
 
-        if name in IN_SIMULATOR:
-            return IN_SIMULATOR[name](scenario)
+        return Ceiling(scenario.truth_at)
+    if name == "intune":
+        from sluice.agent.policies.intune import InTune, MachineSpeed
+
+        return InTune(machine=MachineSpeed(scenario.machine.bandwidth, 1.0))
     return policies.make(name, weights=weights)
 
 

@@ -1,14 +1,13 @@
 """The policies by their names: one file each, all behind `decide(snapshot, state) -> (knobs, state, reason)`.
 
-The product has four. Published tuners for comparison are in `benchmarks/rivals` of the repository. They are registered
-here when one of them is first requested.
+The product has five. Other published tuners are in `benchmarks/rivals` of the repository, and are imported when one of
+them is first requested.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,38 +20,27 @@ if TYPE_CHECKING:
 
 PRODUCT = {
     "auto": "",
-    "planner": "planner.planner:Planner",
-    "shadow": "shadow:Shadow",
-    "fixed": "fixed:Fixed",
+    "planner": "sluice.agent.policies.planner.planner:Planner",
+    "intune": "sluice.agent.policies.intune:InTune",
+    "shadow": "sluice.agent.policies.shadow:Shadow",
+    "fixed": "sluice.agent.policies.fixed:Fixed",
 }
 """Each policy that may tune a training or a loop, and its class, which is imported when the policy is made."""
 MODES = tuple(PRODUCT)
+RIVALS = {
+    "autotune": "sluice.benchmarks.rivals.autotune:Autotune",
+    "cores": "sluice.benchmarks.rivals.cores:Cores",
+    "even": "sluice.benchmarks.rivals.even:Even",
+    "plumber": "sluice.benchmarks.rivals.plumber:Plumber",
+}
+"""The policies of `benchmarks/rivals`, which a wheel leaves out."""
 CEILING = "intune-ceiling"
 """A rival that only the simulator has, because it knows the true costs."""
-RIVALS = (
-    "autotune",
-    "cores",
-    "even",
-    "intune",
-    "plumber",
-)
-"""The policies of `benchmarks/rivals`, for the error message of a program without them."""
-_registered: dict[str, Callable[[], Policy]] = {}
-
-
-def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
-    """Adds policies for `make`."""
-    taken = sorted(PRODUCT.keys() & rivals.keys())
-    if taken:
-        raise ValueError(
-            f"{', '.join(taken)}: the product has policies of these names; choose others"
-        )
-    _registered.update(rivals)
 
 
 def names() -> list[str]:
     """Returns the names of all available policies, with the rivals if the repository has them."""
-    return [*PRODUCT, *sorted({*(RIVALS if has_rivals() else ()), *_registered})]
+    return [*PRODUCT, *(RIVALS if has_rivals() else ())]
 
 
 def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
@@ -65,27 +53,17 @@ def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Po
 
         values = ValueNetwork.load(Path(weights)) if weights else ValueNetwork.in_use()
         return Planner(name="auto") if values is None else Chooser(values, known=known)
-    if name in PRODUCT:
-        module, _, kind = PRODUCT[name].partition(":")
-        made: Policy = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
-        return made
-    if not find_rivals() and name in (*RIVALS, CEILING):
+    if name in (*RIVALS, CEILING) and not has_rivals():
         raise KnobError(
             f"the policy {name!r} is not part of the installed package: it is in benchmarks/rivals of "
-            f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}"
+            f"the repository, as are {', '.join(rival for rival in RIVALS if rival != name)}"
         )
-    if name not in _registered:
+    places = {**PRODUCT, **RIVALS}
+    if name not in places:
         raise KnobError(f"no policy {name!r}{nearest(name, names())}")
-    return _registered[name]()
-
-
-def find_rivals() -> bool:
-    """Registers the rivals if the repository has them. Returns whether it does."""
-    if not has_rivals():
-        return False
-    import sluice.benchmarks.rivals  # noqa: F401  it registers them
-
-    return True
+    module, _, kind = places[name].partition(":")
+    made: Policy = getattr(importlib.import_module(module), kind)()
+    return made
 
 
 def has_rivals() -> bool:

@@ -251,13 +251,15 @@ def test_the_teacher_computes_the_same_values_and_learns_which_candidate_is_bett
     assert record["caution"] in (0.0, 0.25, 0.5, 1.0, 2.0)
 
 
+def untaught():
+    """A policy that `make` finds by its name."""
+    return Chooser(ValueNetwork(value_teacher.fresh(1), {"caution": 0.0}))
+
+
 @pytest.mark.parametrize("name", ["choice"])
 class TestContract(PolicyContract):
     """A network that was never taught breaks nothing."""
 
     @pytest.fixture(autouse=True)
-    def _registered(self, monkeypatch):
-        def untaught():
-            return Chooser(ValueNetwork(value_teacher.fresh(1), {"caution": 0.0}))
-
-        monkeypatch.setitem(policies._registered, "choice", untaught)
+    def _known(self, monkeypatch):
+        monkeypatch.setitem(policies.PRODUCT, "choice", f"{__name__}:untaught")

@@ -9,9 +9,8 @@ import pytest
 from sluice.agent.choice import value
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario_json import shipped
-from sluice.agent.policies import PRODUCT, make, register
+from sluice.agent.policies import PRODUCT, make
 from tests.agent.policy_contract import PolicyContract
-from tests.raises import raises
 
 
 @pytest.mark.parametrize("name", PRODUCT)
@@ -38,8 +37,3 @@ def test_auto_decides_as_the_planner_without_weights(monkeypatch, tmp_path, scen
     assert len({str(knobs) for knobs, _ in found["auto"]}) > 1, (
         "nothing was decided that could differ"
     )
-
-
-def test_a_rival_does_not_take_the_name_of_a_product():
-    with raises(ValueError, "planner", "the product"):
-        register({"planner": lambda: make("fixed")})
