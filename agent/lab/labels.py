@@ -158,11 +158,13 @@ def _look_times(scenario: Scenario, draw: np.random.Generator) -> list[float]:
 def label_shard(
     path: Path, numbers: Sequence[int], policy: Chooser, *, values: bool = False
 ) -> int:
-    """Writes the looks of these pipelines, unless the file exists. Returns their number."""
+    """Writes the looks of these pipelines, unless there are none or the file exists. Returns their number."""
     if path.exists():
         with np.load(path) as stored:
             return len(stored["number"])
     looks = [look for number in numbers for look in episode(number, policy, values=values)]
+    if not looks:
+        return 0
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
