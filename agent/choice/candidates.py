@@ -91,7 +91,7 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
         # A process that was never measured may become as large as this program was at its start.
         process_bytes = cost.process_bytes or forecast.base_bytes
-        if computing and cost.backend == "thread" and process_bytes <= free_bytes:
+        if computing and cost.backend == "thread" and 2 * process_bytes <= free_bytes:
             moved = moved.switched(name, lambda cost: cost.relieved())
             free_bytes -= process_bytes
     shapes = [(name, forecast, times) for name, times in _TIMES.items()]
