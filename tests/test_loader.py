@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice import Errors, Loader, Order
 from sluice.agent.controller import Controller
-from sluice.agent.policies import make
+from sluice.agent.policies import intune
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.prometheus import LoaderMetrics
 from sluice.agent.report.run_folder import Run, RunError
@@ -108,14 +108,16 @@ def test_an_agent_turns_the_knobs_from_the_first_batch_on_and_the_order_stays(cl
 
 
 def test_intune_turns_the_knobs_within_a_run_and_the_order_stays(clicks, monkeypatch):
-    """It never has more workers than cores, so it gets some."""
+    """It never has more workers than cores, so it gets some, and a network that wants one more in each stage."""
     monkeypatch.setattr(Machine, "cores", lambda _: 32.0)
+    layers = {name: 0 * weights for name, weights in intune.load().items()}
+    layers["bias3"].reshape(intune.PLACES, -1)[:, intune.STEPS.index(1)] = 1
     with BatchLoader(clicks, batch_size=80, roles=ROLES) as plain:
         hashes = [(deque(plain, maxlen=0), plain.order_hash)[1] for _ in range(2)]
     events, clock = [], itertools.count()
     with BatchLoader(clicks, batch_size=80, roles=ROLES) as loader:
         controller = Controller(
-            loader, make("intune"), record=events.append, clock=lambda: next(clock)
+            loader, intune.InTune(layers), record=events.append, clock=lambda: next(clock)
         )
         for expected in hashes:
             for _ in loader:
