@@ -99,6 +99,11 @@ race: setup  ## loaders side by side on one table, drawn as they run: a minute, 
 tuned-race: setup  ## loaders where there is something to tune, in five minutes a lane (LANES=python,far; FULL=1: three rounds, hours)
 	@$(PY) -m benchmarks.tuned_race $(if $(FULL),,--short) $(if $(LANES),--lanes $(LANES)) --output build/tuned-race.json
 
+.PHONY: bench-peers-etl
+bench-peers-etl: setup  ## environment for benchmarks.etl_peers: pandas, Polars, DuckDB
+	@test -x .venv-peers-etl/bin/python || $(PY) -m venv .venv-peers-etl
+	@.venv-peers-etl/bin/python -m pip install -q -r requirements-peers-etl.txt
+
 .PHONY: wheel
 wheel: .venv-build/made  ## dist/: the wheel, and the source archive that it is built from; checked as a package index does
 	@rm -rf dist build/lib
