@@ -96,7 +96,7 @@ race: setup  ## loaders side by side on one table, drawn as they run: a minute, 
 	@$(PY) -m benchmarks.race $(if $(FULL),--full)
 
 .PHONY: tuned-race
-tuned-race: setup  ## loaders where there is something to tune, in five minutes a lane (LANES=python,far; FULL=1: three rounds, hours)
+tuned-race: setup  ## loaders where there is something to tune, in short turns (LANES=python,far; FULL=1: three rounds, hours)
 	@$(PY) -m benchmarks.tuned_race $(if $(FULL),,--short) $(if $(LANES),--lanes $(LANES)) --output build/tuned-race.json
 
 .PHONY: bench-peers-etl

@@ -1,6 +1,6 @@
 """Races loaders where there is something to tune, live: Sluice's agent beside defaults and the best of each grid.
 
-    python -m benchmarks.tuned_race --short --lanes python     one lane in less than five minutes
+    python -m benchmarks.tuned_race --short --lanes python     one lane in short turns
     python -m benchmarks.tuned_race --lanes far,small          two lanes, three rounds
     python -m benchmarks.tuned_race                            everything, for a quiet machine
 

@@ -258,6 +258,11 @@ class Limits:
         """The first stage that does not fetch. The knob `read_ahead_bytes` limits what waits after it."""
         return next(stage for stage in self.workers if stage != FETCH)
 
+    @property
+    def asking(self) -> str:
+        """The stage that sends requests to a far store."""
+        return FETCH if FETCH in self.workers else self.decoding
+
     def backends_of(self, stage: str) -> tuple[str, ...]:
         return self.backends.get(stage, ("thread",))
 

@@ -1,7 +1,8 @@
 """The settings among which the agent chooses at a look: `list_candidates`. Pure.
 
 The planner proposes one. Others have the fewest workers for a rate, are one step away from the present setting, or were
-the best so far. No candidate needs more memory than is admitted.
+the best so far. No candidate needs more memory than is admitted. None asks more of a store that has refused requests
+since the last change.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ def list_candidates(seen: Observation) -> list[Candidate]:
     knobs, forecast = seen.knobs, seen.forecast
     listed = [Candidate(name="stay", knobs=knobs, rows_per_s=forecast.rate(knobs.workers))]
     most = max(forecast.most_bytes, forecast.memory(knobs))
+    asking = seen.state.limits.asking
+    throttled = seen.snapshot.throttled > seen.state.window[0].snapshot.throttled
     for candidate in (*_proposed(seen), *_balanced(seen), *_near(seen)):
         known = any(candidate.knobs == one.knobs for one in listed)
+        if throttled and candidate.knobs.workers[asking] > knobs.workers[asking]:
+            continue
         memory = replace(forecast, knobs=candidate.knobs).memory(candidate.knobs)
         # The planner checks the memory of its own proposals.
         if not known and (candidate.name == "planner" or memory <= most):

@@ -160,7 +160,7 @@ def label_shard(
 ) -> int:
     """Writes the looks of these pipelines, unless there are none or the file exists. Returns their number."""
     if path.exists():
-        with np.load(path) as stored:
+        with np.load(path, allow_pickle=False) as stored:
             return len(stored["number"])
     looks = [look for number in numbers for look in episode(number, policy, values=values)]
     if not looks:
@@ -191,7 +191,7 @@ def read_looks(paths: Sequence[Path]) -> list[LabelledLook]:
     """Returns the looks of these shards."""
     looks = []
     for path in paths:
-        with np.load(path) as stored:
+        with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored}
         stage = candidate = change = 0
         for i, (stages, candidates) in enumerate(

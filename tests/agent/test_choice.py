@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
 
 import numpy as np
@@ -117,6 +118,20 @@ def test_candidates_differ_and_fit_into_memory():
         near = {one.name: one.knobs.workers for one in candidates}
         assert near["more"]["decode"] == seen.knobs.workers["decode"] + 2
         assert near["less"]["decode"] == seen.knobs.workers["decode"] - 2
+
+
+def test_no_candidate_asks_more_of_a_store_that_refuses_requests():
+    values, refused = Likes(), itertools.count()
+    pipeline = FakePipeline(STAGES, workers={"decode": 4})
+    snapshot = pipeline.snapshot
+    pipeline.snapshot = lambda: dataclasses.replace(snapshot(), throttled=next(refused))
+    _run(values, 5, pipeline)
+    names = {one.name for _, candidates in values.seen for one in candidates}
+    assert "less" in names
+    for seen, candidates in values.seen:
+        assert all(
+            one.knobs.workers["decode"] <= seen.knobs.workers["decode"] for one in candidates
+        )
 
 
 def test_the_best_setting_so_far_is_a_candidate():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.dlrm.serving import decode
+from sluice.etl.apply import cells
 from sluice.etl.apply.cells import TextCells
 from sluice.etl.ops import OPERATORS, ids, scaling
 from sluice.etl.spec import columns
@@ -100,7 +101,7 @@ MISTAKES = {
     "a fraction is an int": (
         5,
         SERVER,
-        decode,
+        cells,
         "json_cell",
         'isinstance(value, int) and kind == "int"',
         'kind == "int"',

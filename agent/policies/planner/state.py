@@ -11,7 +11,7 @@ from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Reason
-from sluice.ingest.knobs import FETCH, Knobs, Limits
+from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 
@@ -83,7 +83,7 @@ def caps_of_throttled(state: PlannerState, snapshot: Snapshot) -> Mapping[str, W
     may not grow for a while."""
     if state.last is None or snapshot.throttled <= state.last.throttled:
         return state.caps
-    name = FETCH if FETCH in state.limits.workers else state.limits.decoding
+    name = state.limits.asking
     until = state.tick + state.settings.doubt_ticks
     cap = WorkerCap(state.limits.workers[name][0], state.knobs.workers[name], until)
     return {**state.caps, name: cap}
@@ -169,6 +169,7 @@ class PlannerState:
             tick=self.tick,
             age=before.age + self.tick - before.tick,
             window=seen(before.window, self.last, self.tick, self.settings),
+            caps=caps_of_throttled(before, self.last),
             other_cpu=self.other_cpu,
             average_rows_per_s=self.average_rows_per_s,
         )

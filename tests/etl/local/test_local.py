@@ -69,7 +69,8 @@ def spark():
 def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_the_disk(
     made, raw, tmp_path, monkeypatch
 ):
-    from sluice.etl.local import engine, sums
+    from sluice.etl.apply import count_sums
+    from sluice.etl.local import engine
     from sluice.etl.read import input_files
 
     made_files: list[dict] = []
@@ -80,7 +81,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         lambda **words: made_files.append(words) or real(**words),
     )
     monkeypatch.setattr(input_files, "PIECE_BYTES", 5000)
-    monkeypatch.setattr(sums, "_ROWS_BEFORE_SUM", 50)
+    monkeypatch.setattr(count_sums, "_ROWS_BEFORE_SUM", 50)
     for threads, memory, free in ((1, 1 << 34, 1 << 40), (3, 4 << 10, 1 << 40), (2, 4 << 10, 4000)):
         disk = SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
