@@ -192,9 +192,11 @@ def caution_after(caution: float, seen: Observation) -> float:
     """Returns how many spreads a gain has to exceed. The longer nothing changes, the more the agent dares.
 
     A try that brings nothing is taken back soon, and its rate is known then. Below 0, the agent hopes for the best.
-    Each change of the last minute makes it wait longer."""
-    recent = sum(tick > seen.state.tick - 60 for tick in seen.effects.changes)
-    calm = seen.state.age / (_CALM_TICKS * (1 + recent))
+    Each change since the last event, and each of the last minute, makes it wait longer."""
+    event = seen.effects.event
+    since = -math.inf if event is None else min(event, seen.state.tick - 60)
+    changes = sum(tick > since for tick in seen.effects.changes)
+    calm = seen.state.age / (_CALM_TICKS * (1 + changes))
     return max(-1.0, caution - max(0.0, math.log2(max(calm, 1e-3))))
 
 

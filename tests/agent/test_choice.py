@@ -73,15 +73,17 @@ def test_the_best_lower_estimate_is_chosen_and_recorded_with_all_others():
 
 
 def test_the_agent_dares_more_the_longer_nothing_changes():
-    def caution(age, changes=0):
+    def caution(age, changes=0, at=20.0, event=None):
         state = types.SimpleNamespace(tick=100.0, age=age)
-        effects = Effects(changes=(90.0,) * changes)
+        effects = Effects(changes=(at,) * changes, event=event)
         return caution_after(0.5, types.SimpleNamespace(state=state, effects=effects))
 
     assert caution(1) == caution(3) == 0.5
     assert caution(3) > caution(4) > caution(8)
     assert caution(10_000) == -1.0, "no more than the spread is hoped for"
     assert caution(8, changes=3) == 0.5, "it waits longer after changes"
+    assert caution(8, changes=3, event=30.0) == caution(8), "but not for those before an event"
+    assert caution(8, changes=3, at=90.0, event=95.0) == 0.5, "if they are a minute old"
 
 
 def test_it_stays_where_nothing_is_worth_more_and_says_so_at_every_look():
