@@ -281,15 +281,12 @@ def test_petastorms_torch_loader_takes_it(folder):
 def test_what_spark_writes_is_read_in_an_exact_order(tmp_path):
     from tests.etl.jobs import session
 
-    spark = session()
-    try:
-        spark.conf.set("petastorm.spark.converter.parentCacheDirUrl", f"file://{tmp_path}")
-        converter = make_spark_converter(spark.range(ROWS).repartition(3))
-        found = []
-        for _ in range(2):
-            with converter.make_torch_dataloader(num_epochs=1, seed=5, shuffle_rows=True) as loader:
-                found.append([int(n) for batch in loader for n in batch["id"]])
-        converter.delete()
-    finally:
-        spark.stop()
+    spark = session()  # of all tests of this process, so it is not stopped here
+    spark.conf.set("petastorm.spark.converter.parentCacheDirUrl", f"file://{tmp_path}")
+    converter = make_spark_converter(spark.range(ROWS).repartition(3))
+    found = []
+    for _ in range(2):
+        with converter.make_torch_dataloader(num_epochs=1, seed=5, shuffle_rows=True) as loader:
+            found.append([int(n) for batch in loader for n in batch["id"]])
+    converter.delete()
     assert found[0] == found[1] != sorted(found[0]) == list(range(ROWS))
