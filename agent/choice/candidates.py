@@ -56,12 +56,12 @@ def list_candidates(seen: Observation) -> list[Candidate]:
     asking = seen.state.limits.asking
     throttled = seen.snapshot.throttled > seen.state.window[0].snapshot.throttled
     for candidate in (*_proposed(seen), *_balanced(seen), *_near(seen)):
-        known = any(candidate.knobs == one.knobs for one in listed)
-        if throttled and candidate.knobs.workers[asking] > knobs.workers[asking]:
+        asks_more = candidate.knobs.workers[asking] > knobs.workers[asking]
+        if (throttled and asks_more) or any(candidate.knobs == one.knobs for one in listed):
             continue
         memory = replace(forecast, knobs=candidate.knobs).memory(candidate.knobs)
         # The planner checks the memory of its own proposals.
-        if not known and (candidate.name == "planner" or memory <= most):
+        if candidate.name == "planner" or memory <= most:
             listed.append(candidate)
     return listed
 

@@ -172,7 +172,6 @@ class Chooser(Policy):
             return _accepted(look)
         candidate = look.candidates[number]
         reason = _reason(look, number, values)
-        gain = values[number].gain if values else 0.0
         if candidate.name == "stay":
             assert look.staying is not None, "there is a choice"
             return seen.knobs, replace(state, planner=look.staying), reason
@@ -182,9 +181,7 @@ class Chooser(Policy):
             kind = _KINDS.get(candidate.name, "probe")
             base = replace(seen.state, trial=None, release_looks=0)
             knobs, planner, reason = change(base, candidate.knobs, kind, seen.recent, reason)
-        effects = state.effects.changed(
-            candidate.name, gain, seen.recent.rows_per_s, seen.state.tick
-        )
+        effects = state.effects.changed(seen.recent.rows_per_s, seen.state.tick)
         return knobs, replace(state, planner=planner, effects=effects), reason
 
 
@@ -226,7 +223,7 @@ def _accepted(look: LookChoice) -> _Chosen:
     state, before = look.state, look.state.planner
     effects = state.effects
     if knobs != before.knobs:
-        effects = effects.changed("planner", 0.0, 0.0, planner.tick)
+        effects = effects.changed(0.0, planner.tick)
     return knobs, replace(state, planner=planner, effects=effects), reason
 
 

@@ -28,12 +28,8 @@ class Effects:
     """The ticks of the latest changes."""
     event: float | None = None
     """The tick of the last event that made earlier rates meaningless: a fault, or other cores. None: there was none."""
-    chosen: str = ""
-    """The name of the last candidate that changed something."""
-    expected: float = 0.0
-    """The gain that was expected of it."""
     rate_before: float = 0.0
-    """The rate before it."""
+    """The rate before the last change."""
 
     def measured(self, knobs: Knobs, rows_per_s: float, tick: float) -> Effects:
         """Returns the effects with the rate of the knobs in force."""
@@ -44,15 +40,9 @@ class Effects:
         """Returns the effects after an event that changed the pipeline or the machine."""
         return replace(self, settings=(), event=tick)
 
-    def changed(self, chosen: str, expected: float, rate_before: float, tick: float) -> Effects:
+    def changed(self, rate_before: float, tick: float) -> Effects:
         """Returns the effects after a change."""
-        return replace(
-            self,
-            changes=(*self.changes, tick)[-_KEPT:],
-            chosen=chosen,
-            expected=expected,
-            rate_before=rate_before,
-        )
+        return replace(self, changes=(*self.changes, tick)[-_KEPT:], rate_before=rate_before)
 
     @property
     def best(self) -> Effect | None:

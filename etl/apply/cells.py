@@ -325,13 +325,17 @@ def _whole(values: pa.Array) -> tuple[pa.Array, Flags]:
     return pa.array(np.where(fits, numbers, 0).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls
 
 
+def column_or_nulls(rows: pa.RecordBatch, name: str) -> pa.Array:
+    """Returns a column of stored rows. If they lack it, it is null."""
+    return rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
+
+
 def stored_cells(rows: pa.RecordBatch, source: Input) -> pa.RecordBatch:
     """Returns the spec's columns of stored rows, and `_bad`, the name of the first column whose value does not fit its
-    type. A column that the rows lack is null."""
+    type."""
     columns, bad = [], np.full(rows.num_rows, "", object)
     for name, kind in source.read_as.items():
-        known = rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
-        values, lost = stored_column(known, kind)
+        values, lost = stored_column(column_or_nulls(rows, name), kind)
         columns.append(values)
         if lost is not None:
             bad[lost & (bad == "")] = name

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.cells import stored_column
+from sluice.etl.apply.cells import column_or_nulls, stored_column
 from sluice.etl.apply.input_checks import refuse_missing
 from sluice.etl.apply.line_reader import LineReader
 from sluice.etl.apply.lines import are_headers, strip_end
@@ -87,7 +87,7 @@ class SideRows:
         for rows in groups.stored(self.used):
             cells: _Cells = {}
             for new, (name, kind) in self.wanted.items():
-                read = rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows)
+                read = column_or_nulls(rows, name)
                 values, lost = stored_column(read, kind)
                 cells[new] = values, () if lost is None else np.flatnonzero(lost), read
             yield cells
