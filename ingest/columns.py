@@ -116,8 +116,9 @@ class Columns:
                 raise ColumnError(
                     f"fill: {name!r} is no column of numbers that is loaded{nearest(name, numbers)}"
                 )
+        online = {f.name for f in used if f.online}  # operators that readers apply fill these
         return cls(
-            fill={**known, **fill},
+            fill={name: n for name, n in {**known, **fill}.items() if name not in online},
             dense=tuple(f.name for f in used if f.role == "dense"),
             sparse=tuple(f.name for f in used if f.role in ("sparse", "id_list")),
             label=labels[0],

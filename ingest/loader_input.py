@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.etl.schema import Fingerprint, digest
@@ -12,6 +13,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.plain.made_columns import MadeColumns
+from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.pages import load_compiled
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
@@ -25,7 +27,6 @@ from sluice.ingest.read.reader import RowGroupReader, first_schema
 from sluice.ingest.read.sources import RowGroupSource, source_of
 from sluice.ingest.read.user_history import UserHistories, histories_of
 from sluice.ingest.row_order import RowsPlan
-from sluice.ingest.stages.table_operators import OperatorColumns, Operators
 from sluice.ingest.stages.transform import (
     Transform,
     address_of,
@@ -116,17 +117,18 @@ def open_input(config: LoaderConfig) -> LoaderInput:
             f"history with {changed}: events are read as they are stored. Write the rows that you want as "
             "files, or leave one of the two out"
         )
-    operators = Operators(fields, table.state() if any(field.online for field in fields) else None)
-    made: MadeColumns | OperatorColumns | None
     if isinstance(table, ParquetFiles):
-        columns = operators.filled(Columns.of(fields, config.fill, table.bags, table.fill))
+        columns = Columns.of(fields, config.fill, table.bags, table.fill)
         if predicate is None and transform_spec is None:  # they may change values and skip rows
             table.check(columns)
-        made = table.made(config.split, columns.names)
+        make = partial(table.made, config.split)
     else:
-        columns = operators.filled(Columns.of(fields, config.fill))
-        made = operators.made(columns)
-    histories = histories_of(history, table, config.split, columns, operators)
+        state = table.state() if any(field.online for field in fields) else None
+        recipes = [Recipe.of_field(field, state) for field in fields]
+        columns = Columns.of(fields, config.fill)
+        make = partial(MadeColumns.of, recipes, bags=columns.bags)
+    histories = histories_of(history, table, config.split, columns, make)
+    made = make(columns.names)
     groups = _row_groups(config, table, columns, made, histories, over_rows, transform_spec)
     rows = source_of(reading.reader, groups, predicate)
     if groups.in_pages:
@@ -149,7 +151,7 @@ def _row_groups(  # noqa: PLR0917 # called once
     config: LoaderConfig,
     table: FeatureTable | ParquetFiles,
     columns: Columns,
-    made: MadeColumns | OperatorColumns | None,
+    made: MadeColumns | None,
     histories: UserHistories | None,
     functions: tuple[Transform, ...],
     transform_spec: Any,

@@ -1,13 +1,14 @@
-"""Makes a loader's columns from those of plain Parquet, where a row group is decoded: `MadeColumns`. It also holds the
-selection of rows.
+"""Makes a loader's columns from stored ones, where a row group is decoded: `MadeColumns`. It also holds the selection
+of rows.
 
-This is the cheapest place. A text that is stored once is processed once, and rows that wait for the shuffle take four
-bytes a value and hold no texts.
+This is the cheapest place. There, a number still has 64 bits, and a text that is stored once is processed once. Rows
+that wait for the shuffle take four bytes a value and hold no texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -32,9 +33,11 @@ class MadeColumns:
         recipes: Sequence[Recipe],
         selection: RowSelection | None = None,
         spec: Spec | None = None,
+        bags: Mapping[str, float] = MappingProxyType({}),
     ):
-        """`spec` defines the types of stored columns, and which columns a file may lack."""
-        self._recipes, self.selection = tuple(recipes), selection
+        """`spec` defines the types of stored columns, and which columns a file may lack. `bags` has the average number
+        of ids that operators make for a column of bags."""
+        self._recipes, self._bags, self.selection = tuple(recipes), bags, selection
         """The selected rows. None: all."""
         kinds: Mapping[str, str] = spec.input.columns if spec else {}
         self.typed: Mapping[str, pa.DataType] = {
@@ -49,6 +52,16 @@ class MadeColumns:
         )
         """The stored columns that the recipes use."""
 
+    @classmethod
+    def of(
+        cls, recipes: Sequence[Recipe], names: Container[str], **given: Any
+    ) -> MadeColumns | None:
+        """Returns what makes the columns in `names`. None: all of them are loaded as they are stored. `given` is as for
+        `__init__`."""
+        made = cls([recipe for recipe in recipes if recipe.name in names], **given)
+        is_needed = made.selection or not all(recipe.is_unchanged for recipe in made._recipes)
+        return made if is_needed else None
+
     @property
     def more_bytes(self) -> int:
         """How many more bytes a row of the made columns may take than a row of the stored ones."""
@@ -56,8 +69,9 @@ class MadeColumns:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row of the made columns, without bags."""
-        return 4 * len(self._recipes)
+        """The bytes of a row of the columns that are not loaded as they are stored."""
+        changed = [recipe.name for recipe in self._recipes if not recipe.is_unchanged]
+        return round(sum(4 + 4 * self._bags.get(name, 0.0) for name in changed))
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
         """Returns the schema of `table`'s result for a stored table of this schema."""
@@ -75,7 +89,7 @@ class MadeColumns:
         distinct text is processed once."""
         if not footer.num_row_groups:
             return []
-        made = {name for recipe in self._recipes if recipe.operators for name in recipe.sources}
+        made = {name for recipe in self._recipes if recipe.computes for name in recipe.sources}
         group = footer.row_group(0)
         chunks = {
             chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))
@@ -106,7 +120,7 @@ class MadeColumns:
                     [recipe.make(piece) for piece in pieces],
                     recipe.type([column.type for column in columns]),
                 )
-            except (pa.ArrowException, TypeError, ValueError) as error:
+            except Exception as error:
                 why = f"column {recipe.name!r}: {error}"
                 raise ColumnError(str(error) if isinstance(error, ColumnError) else why) from error
             # Rows without a label get 0, as in a feature table.

@@ -1,4 +1,4 @@
-"""How one column of a batch is made from columns of plain Parquet: `Recipe`."""
+"""How one column of a batch is made from stored columns: `Recipe`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ class Recipe:
     """The type of each source in a spec (`int`, `float`, `text`, `texts`, `floats`). Empty: the stored type."""
     operators: tuple[ops.Operator, ...] = ()
     """Empty: the values stay unchanged."""
+    online: ops.Online | None = None
+    """What a feature table leaves to its readers, instead of `operators`."""
+    online_ids: int | None = None
+    """The number of embedding rows for the ids that `online` gives."""
+
+    @classmethod
+    def of_field(cls, field: Field, state: Any) -> Recipe:
+        """Makes the recipe for a column of a feature table, whose fitted state is `state`."""
+        online = ops.online(field, state) if field.online else None
+        return cls(
+            name=field.name,
+            role=field.role,
+            sources=(field.name,),
+            online=online,
+            online_ids=field.cardinality,
+        )
 
     @classmethod
     def stored(
@@ -60,9 +76,14 @@ class Recipe:
         )
 
     @property
+    def computes(self) -> bool:
+        """Whether operators make the column."""
+        return bool(self.operators or self.online)
+
+    @property
     def is_unchanged(self) -> bool:
         """Whether the column is read unchanged, under its own name."""
-        return not self.kinds and not self.operators and "." not in self.name
+        return not self.kinds and not self.computes and "." not in self.name
 
     @property
     def described(self) -> list[Any]:
@@ -78,11 +99,11 @@ class Recipe:
     def size(self) -> int | None:
         """The number of embedding rows for its ids, if operators make them."""
         sizes = [op.cardinality(None) for op in self.operators if op.gives == "id"]
-        return sizes[-1] if sizes else None
+        return sizes[-1] if sizes else self.online_ids
 
     def type(self, stored: Sequence[pa.DataType]) -> pa.DataType:
         """Returns the type of its values if its sources have these types."""
-        if self.operators:
+        if self.computes:
             ids = pa.from_numpy_dtype(id_kind(self.size))
             return {"sparse": ids, "id_list": pa.list_(ids)}.get(self.role, pa.float32())
         if self.kinds:
@@ -114,11 +135,13 @@ class Recipe:
 
     def make(self, arrays: Sequence[pa.Array]) -> pa.Array:
         """Makes the values of one piece of the columns. `arrays` has one array for each source."""
-        if self.operators and any(len(rows_of_long_texts(array)) for array in arrays):
+        if self.computes and any(len(rows_of_long_texts(array)) for array in arrays):
             raise ColumnError(
                 f"column {self.name!r} has a text of more than {MOST_TEXT_BYTES:,} bytes. Shorten it in the data, or "
                 "leave out its row with on_error='quarantine'"
             )
+        if self.online is not None:
+            return pa.array(to_batch_type(self.online(arrays[0])))
         first = self.operators[0] if len(self.operators) == 1 else None
         if (
             isinstance(first, Hash)

@@ -263,13 +263,7 @@ class ParquetFiles:
 
     def made(self, split: str, names: Container[str]) -> MadeColumns | None:
         """Returns what makes these columns of a split from the stored ones. None: they are read as they are stored."""
-        selection, recipes = (
-            self._selection(split),
-            [recipe for recipe in self.recipes if recipe.name in names],
-        )
-        if selection is None and all(recipe.is_unchanged for recipe in recipes):
-            return None
-        return MadeColumns(recipes, selection, self.spec)
+        return MadeColumns.of(self.recipes, names, selection=self._selection(split), spec=self.spec)
 
     def check(self, columns: Columns) -> None:
         """Raises ColumnError if a footer shows a value that a loader of these columns would reject, or if most times in

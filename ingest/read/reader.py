@@ -51,7 +51,6 @@ from sluice.ingest.stages.bags import is_packed
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import Quarantine, kinds_of
 from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
-from sluice.ingest.stages.table_operators import OperatorColumns
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
 
 T = TypeVar("T")
@@ -103,7 +102,7 @@ class RowGroupReader:
         bags: Mapping[str, float] | None = None,
         is_filtered: bool = False,
         filters: Sequence[str] = (),
-        made: MadeColumns | OperatorColumns | None = None,
+        made: MadeColumns | None = None,
         located: Sequence[FileColumns] = (),
         in_pages: bool = False,
         history: UserHistories | None = None,

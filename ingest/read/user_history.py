@@ -9,7 +9,7 @@ other splits. So memory holds an event once until batches are made (`sluice.inge
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
-from sluice.ingest.stages.table_operators import OperatorColumns, Operators
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -108,7 +107,7 @@ class UserHistories:
         self,
         history: History,
         columns: Columns,
-        made: MadeColumns | OperatorColumns | None,
+        made: MadeColumns | None,
         other_files: Sequence[Sequence[DataFile]] = (),
     ):
         """`columns` are those of a batch, with the histories. `made` makes the columns that have a history from the
@@ -301,17 +300,13 @@ def histories_of(
     table: FeatureTable | ParquetFiles,
     split: str,
     columns: Columns,
-    operators: Operators,
+    make: Callable[[Container[str]], MadeColumns | None],
 ) -> UserHistories | None:
-    """Returns what makes the histories of a split's rows. Raises an error if they cannot be made."""
+    """Returns what makes the histories of a split's rows. Raises an error if they cannot be made. `make` returns what
+    makes the columns of these names."""
     if history is None:
         return None
     with_histories = columns.with_history(history)
-    made: MadeColumns | OperatorColumns | None = (
-        table.made(split, history.columns)
-        if isinstance(table, ParquetFiles)
-        else operators.made(columns, history.columns)
-    )
     other_files: list[Sequence[DataFile]] = []
     if not isinstance(table, ParquetFiles) and len(table.splits) > 1:
         rules = table.spec().table
@@ -319,7 +314,7 @@ def histories_of(
         if rules.split_by != (history.by,) or rules.unlabelled:
             before = takewhile(lambda name: name != split, rules.split)
             other_files = [table.files_of(name) for name in before if name in table.splits]
-    return UserHistories(history, with_histories, made, other_files)
+    return UserHistories(history, with_histories, make(history.columns), other_files)
 
 
 @dataclass(frozen=True, slots=True)
