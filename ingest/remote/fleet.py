@@ -32,7 +32,6 @@ _REST_MOST_S = 30.0
 class RunningWorker(contextlib.AbstractContextManager[Any], Protocol):
     """A local or remote process with the interface of `subprocess.Popen`."""
 
-    pid: int
     stdout: Any
 
     def wait(self) -> int: ...
@@ -46,6 +45,7 @@ class RemoteWorker:
 
     connection: Connection
     process: RunningWorker | None = None
+    pid: int = 0
     threads: int = 0
     """How many units it makes at once. 0: not known yet."""
     asked: int = 0
@@ -207,7 +207,7 @@ class StartedFleet(Fleet):
     @property
     def here(self) -> dict[int, RemoteWorker]:
         with self.lock:
-            return {w.process.pid: w for w in self.workers if self.local and w.process is not None}
+            return {w.pid: w for w in self.workers if self.local}
 
     def use(self, requests: int) -> None:
         """Announces how many units will be requested at once. If fewer workers are needed, the least busy ones leave
@@ -285,14 +285,16 @@ class StartedFleet(Fleet):
                     self._processes[me] = process
                     if self.closed:
                         process.kill()
-                line = process.stdout.readline()
+                line = process.stdout.readline().strip()
                 with self.lock:
                     if line:
                         self.core_s()
+                        told = json.loads(line)
                         worker = RemoteWorker(
-                            Connection(json.loads(line)["listening"], token, self.job),
+                            Connection(told["listening"], token, self.job),
                             process,
-                            1,
+                            told["pid"],
+                            threads=1,
                             answered=True,
                         )
                         self.workers.append(worker)

@@ -1,11 +1,12 @@
 """Remote workers that a Ray cluster places: `RayCluster`.
 
-Ray finds a host with a free core for each worker and reports when one is lost. Rows still come by Arrow Flight, as from
-all other workers, and never through Ray's object store.
+Ray finds a host with a free core for each worker. Everything else is as for other workers: rows come by Arrow Flight,
+and the fleet replaces lost workers.
 
 Only a child process imports Ray, because Ray's client ends its own process a minute after the cluster's head is lost. A
 worker is an actor with one core, which starts the same process as `local:N` on its host. Ray does not restart actors.
-The fleet replaces lost workers."""
+The loader has one connection to the child for each worker. The worker ends when either side closes it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +14,10 @@ import contextlib
 import importlib.util
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from itertools import count
 from typing import Any
 
 from sluice.common import interpreter
@@ -29,43 +27,33 @@ from sluice.ingest.remote.fleet import started
 from sluice.ingest.remote.unit import RemoteError
 
 _CONNECT_S, _LEAVE_S = 5.0, 5.0
+_JOINED = b"joined"
 
 
 class PlacedWorker(contextlib.AbstractContextManager[Any]):
-    """A Ray actor with the interface of a started process (`RunningWorker`). It is its own `stdout`."""
+    """A Ray actor with the interface of a started process (`RunningWorker`)."""
 
-    pid = 0
-    """The id of the process on its host."""
     returncode: int | None = None
 
-    def __init__(self, cluster: RayCluster, number: int):
-        self._cluster = cluster
-        self._number = number
-        self.stdout = self
-        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        """The child's messages about this worker: first that it listens, then that it has ended."""
-
-    def readline(self) -> bytes:
-        """Waits until Ray has placed the worker and it listens. Returns b"" if it has ended."""
-        message = self.messages.get()
-        if "line" not in message:
-            self.messages.put(message)
-            return b""
-        self.pid = message["pid"]
-        return bytes(message["line"].encode())
+    def __init__(self, connection: socket.socket):
+        """The child writes two lines to the `connection`: what the worker prints once it listens, and its exit code."""
+        self._connection = connection
+        self.stdout = connection.makefile("rb")
 
     def wait(self) -> int:
-        self.returncode = int(self.messages.get()["ended"])
+        self.returncode = int(self.stdout.readline() or -signal.SIGKILL)
         return self.returncode
 
     def kill(self) -> None:
         """Ends the actor and its process."""
-        if self.returncode is None:
-            self.returncode = -signal.SIGKILL
-        self._cluster.tell({"number": self._number})
+        self.returncode = self.returncode or -signal.SIGKILL
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def __exit__(self, *_: object) -> None:
-        """Does nothing, because nothing is open."""
+        self.kill()
+        self.stdout.close()
+        self._connection.close()
 
 
 class RayCluster:
@@ -74,9 +62,7 @@ class RayCluster:
     def __init__(self, address: str):
         self._address = address
         self._lock = threading.Lock()
-        self._numbers = count()
         self._child: subprocess.Popen[bytes] | None = None
-        self._placed: dict[int, PlacedWorker] = {}
         self._closed = False
 
     def join(self) -> None:
@@ -89,86 +75,56 @@ class RayCluster:
             # Ray itself would retry for minutes.
             with socket.create_connection((host, int(port)), _CONNECT_S):
                 pass
-            child = subprocess.Popen(
-                interpreter.command(
-                    "sluice.ingest.remote.on_ray:place", os.getpid(), self._address
-                ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                process_group=0,
-            )
-            assert child.stdout is not None
-            message = json.loads(
-                child.stdout.readline() or b'{"error": "Ray has ended its process"}'
-            )
-            if "error" in message:
-                self._end(child)
-                raise RuntimeError(message["error"])
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._child = subprocess.Popen(
+                    interpreter.command(
+                        "sluice.ingest.remote.on_ray:place", os.getpid(), self._address
+                    ),
+                    stdin=theirs.fileno(),
+                    stdout=2,
+                    process_group=0,
+                )
+            answer = self._control.recv(2**16)
+            if answer != _JOINED:
+                self._end()
+                raise RuntimeError(answer.decode() or "Ray has ended its process")
         except (OSError, RuntimeError, ValueError) as error:
             raise RemoteError(
                 f"{named}: this host is not a node of a Ray cluster at this address (ray start "
                 f"--address={self._address} makes it one): {error}"
             ) from None
-        self._child = child
-        threading.Thread(target=self._listen, args=(child,), daemon=True, name="sluice-ray").start()
 
     def start(self, given: dict[str, Any]) -> PlacedWorker:
         """Places a worker. RemoteError if the child has ended and the cluster cannot be joined again."""
-        with self._lock:
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
             if self._closed:
                 raise RemoteError("the loader was closed")
-            if self._child is None:
+            if self._child is None or self._child.poll() is not None:
+                if self._child is not None:
+                    warn(
+                        "the process that talks to Ray has ended (exit code "
+                        f"{self._child.returncode}), and with it its workers; check the head of the "
+                        f"cluster at {self._address}"
+                    )
+                    self._end()
                 self.join()
-            number = next(self._numbers)
-            worker = self._placed[number] = PlacedWorker(self, number)
-        self.tell({"number": number, "given": given})
-        return worker
-
-    def tell(self, what: dict[str, Any]) -> None:
-        """Sends a line to the child. Does nothing if the child has ended: `_listen` then answers for it."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            if self._child is not None and self._child.stdin is not None:
-                self._child.stdin.write(json.dumps(what).encode() + b"\n")
-                self._child.stdin.flush()
+            socket.send_fds(self._control, [b" "], [theirs.fileno()])
+        ours.sendall(json.dumps(given).encode() + b"\n")
+        return PlacedWorker(ours)
 
     def close(self) -> None:
         """Ends the child, and with it all workers that it has placed."""
         with self._lock:
-            self._closed, child = True, self._child
-        if child is not None:
-            self._end(child)
+            self._closed = True
+            if self._child is not None:
+                self._end()
 
-    def _listen(self, child: subprocess.Popen[bytes]) -> None:
-        """Passes the child's messages to the workers. When the child has ended, so have its workers."""
-        assert child.stdout is not None
-        for line in child.stdout:
-            message = json.loads(line)
-            with self._lock:
-                worker = (
-                    self._placed.pop(message["number"])
-                    if "ended" in message
-                    else self._placed[message["number"]]
-                )
-            worker.messages.put(message)
-        self._end(child)
-        with self._lock:
-            lost = self._placed
-            self._child = None
-            self._placed = {}
-            closed = self._closed
-        if not closed:
-            warn(
-                f"the process that talks to Ray has ended (exit code {child.returncode}), and with it its "
-                f"{len(lost)} workers; check the head of the cluster at {self._address}",
-            )
-        for worker in lost.values():
-            worker.messages.put({"ended": -signal.SIGKILL})
-
-    @staticmethod
-    def _end(child: subprocess.Popen[bytes]) -> None:
-        assert child.stdin is not None
-        with contextlib.suppress(OSError):
-            child.stdin.close()
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        assert child is not None
+        self._control.close()
         try:
             child.wait(_LEAVE_S)
         except subprocess.TimeoutExpired:
@@ -188,10 +144,10 @@ class WorkerHost:
         listen = f"{ray.util.get_node_ip_address()}:0"
         self._process = started({**given, "listen": listen})
 
-    def announced(self) -> tuple[bytes, int]:
-        """Returns the line that the worker prints once it listens, and its process id."""
+    def announced(self) -> bytes:
+        """Returns the line that the worker prints once it listens."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline(), self._process.pid
+        return self._process.stdout.readline()
 
     def wait(self) -> int:
         """Waits for the worker to end and returns its exit code."""
@@ -199,58 +155,40 @@ class WorkerHost:
 
 
 def place(_owner: str, address: str) -> None:
-    """The child's program: places and ends workers as lines of standard input ask, until the input ends.
-
-    A line with `number` and `given` places a worker, and a line with `number` alone ends it. The child prints a line
-    when a worker listens and when it has ended."""
-    messages = os.dup(1)
-    os.dup2(2, 1)  # other code's prints go to standard error
-    lock = threading.Lock()
-
-    def tell(**what: Any) -> None:
-        with lock, contextlib.suppress(OSError):
-            os.write(messages, json.dumps(what).encode() + b"\n")
-
+    """The child's program. It places a worker for each connection that it gets through standard input, until that
+    ends."""
+    control = socket.socket(fileno=0)
     try:
         import ray
 
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:
-        tell(error=str(error).strip() or type(error).__name__)
+        control.sendall((str(error).strip() or type(error).__name__).encode())
         return
-    tell(joined=True)
+    control.sendall(_JOINED)
     host = ray.remote(WorkerHost).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
-    actors: dict[int, Any] = {}
 
-    def follow(number: int, actor: Any) -> None:
-        code = -signal.SIGKILL  # assumed if its actor or host ended before it reported an exit code
-        try:
-            line, pid = ray.get(actor.announced.remote())
-            if line:
-                tell(number=number, line=line.decode(), pid=pid)
-            code = int(ray.get(actor.wait.remote()))
-        except ray.exceptions.RayError as error:
-            if number in actors:
-                warn(
-                    f"Ray lost a worker: {str(error).strip().splitlines()[-1:]}",
-                )
-        end(number)
-        tell(number=number, ended=code)
+    def report(actor: Any, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the loader has closed the connection
+            try:
+                connection.sendall(ray.get(actor.announced.remote()) or b"\n")
+                connection.sendall(b"%d\n" % ray.get(actor.wait.remote()))
+            except ray.exceptions.RayError as error:
+                if connection.fileno() >= 0:
+                    warn(f"Ray lost a worker: {str(error).strip().splitlines()[-1:]}")
+            connection.shutdown(socket.SHUT_RDWR)
 
-    def end(number: int) -> None:
-        actor = actors.pop(number, None)
-        if actor is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor)
+    def follow(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as given:
+            actor = host.remote(json.loads(given.readline()))
+            threading.Thread(target=report, args=(actor, connection), daemon=True).start()
+            given.read()  # until the connection ends
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(actor)
 
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        number = request["number"]
-        if "given" in request:
-            actors[number] = host.remote(request["given"])
-            threading.Thread(target=follow, args=(number, actors[number]), daemon=True).start()
-        else:
-            end(number)
+    while descriptors := socket.recv_fds(control, 1, 1)[1]:
+        connection = socket.socket(fileno=descriptors[0])
+        threading.Thread(target=follow, args=(connection,), daemon=True).start()
     leaving = threading.Thread(target=ray.shutdown, daemon=True)  # it may wait for a lost head
     leaving.start()
     leaving.join(_LEAVE_S / 2)

@@ -136,7 +136,8 @@ def local(_owner: str) -> None:
     if given["job"]:  # opening takes seconds, so it is done before the loader sends requests
         with contextlib.suppress(Exception):  # the first request raises the error
             server.open(RemoteJob.of(given["job"]))
-    os.write(output, json.dumps({"listening": server.address}).encode() + b"\n")
+    told = {"listening": server.address, "pid": os.getpid()}
+    os.write(output, json.dumps(told).encode() + b"\n")
     threading.Event().wait()
 
 

@@ -39,12 +39,8 @@ class Process:
 
     def __init__(self):
         announced, self._says = os.pipe()
-        self.stdout, self.pid, self.returncode, self._over = (
-            os.fdopen(announced, "rb"),
-            0,
-            None,
-            threading.Event(),
-        )
+        self.stdout, self.returncode = os.fdopen(announced, "rb"), None
+        self._over = threading.Event()
 
     def __enter__(self):
         return self
@@ -53,7 +49,10 @@ class Process:
         self.stdout.close()
 
     def listens(self, port):
-        os.write(self._says, (json.dumps({"listening": f"127.0.0.1:{port}"}) + "\n").encode())
+        os.write(
+            self._says,
+            (json.dumps({"listening": f"127.0.0.1:{port}", "pid": port}) + "\n").encode(),
+        )
 
     def wait(self):
         self._over.wait()

@@ -82,7 +82,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
                 assert fleet.changed.wait_for(
                     lambda: sum(not w.leaving for w in fleet.workers) == count, 60
                 )
-                seen.update(w.process.pid for w in fleet.workers)
+                seen.update(w.pid for w in fleet.workers)
 
         def kill():
             workers(2)
