@@ -40,9 +40,6 @@ CONTRACTS_OF_ETL = (
     "sluice.etl.spec.nested_columns",
     "sluice.etl.spec.row_split",
     "sluice.etl.apply.cells",
-    "sluice.etl.jobs.engine",
-    "sluice.etl.read.input_paths",
-    "sluice.etl.read.pieces",
     "sluice.etl.ops",
     "sluice.etl.schema",
 )

@@ -187,7 +187,7 @@ class Delimited:
         parts, reasons = self._read(regular, types, np.flatnonzero(~irregular))
         rows = dict[int, dict[str, bytes | None]]()
         for number in np.flatnonzero(irregular).tolist():
-            cells = self._cells(strip_end(lines[number].as_py()))
+            cells = self.cells(strip_end(lines[number].as_py()))
             if cells is None or not self._least <= len(cells) <= len(types):
                 reasons[number] = OPEN_QUOTE if cells is None else FIELDS
             else:
@@ -245,7 +245,7 @@ class Delimited:
         )
         return table, wrong
 
-    def _cells(self, line: bytes) -> Sequence[bytes | None] | None:
+    def cells(self, line: bytes) -> Sequence[bytes | None] | None:
         """Returns the cells of one line. None if a quote does not end."""
         if not line:  # Arrow also reads all fields as empty
             return [None] * len(self._schema)

@@ -5,29 +5,40 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import os
 import tempfile
 import zoneinfo
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.ops.timestamps import ParseTime
+from sluice.etl.read.log_sample import LogSample, SampledColumns, text_files
 from sluice.etl.spec.columns import is_reserved_name
 from sluice.etl.spec.nested_columns import is_text
 from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.guess import Proposal, label_values, proposals, user_of
+from sluice.ingest.plain.guess import (
+    Proposal,
+    label_values,
+    proposals,
+    share_of_values,
+    times_of,
+    user_of,
+    usual_label,
+)
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.recipe import check_kind
 from sluice.ingest.plain.roles import label_of
-from sluice.ingest.plain.text_logs import TextSample, text_files
 from sluice.ingest.read.parquet_files import Paths, facts_of
 
 _HEAD = """\
@@ -44,9 +55,9 @@ _SPLIT_COLUMNS = 4
 
 
 def spec_text(
-    found: Mapping[str, Proposal], others: Mapping[str, str], form: str, sample: TextSample | None
+    found: Mapping[str, Proposal], others: Mapping[str, str], form: str, logs: SampledColumns | None
 ) -> str:
-    """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `sample`
+    """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `logs`
     is given for text files. `form` is the format of the files."""
     found = {name: _leave_out_unreadable(proposal) for name, proposal in found.items()}
     used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
@@ -60,10 +71,10 @@ def spec_text(
             typed = f"{{name = {typed}, format = {toml_texts(proposal.input_formats)}}}"
         inputs.append(typed)
     lines = [
-        _HEAD_OF_TEXT if sample else _HEAD,
+        _HEAD_OF_TEXT if logs else _HEAD,
         "[input]",
         f'format = "{form}"',
-        *(_write_marks(sample) if sample else ()),
+        *(_write_marks(logs) if logs else ()),
         "columns = [" + ",\n           ".join(inputs) + "]",
     ]
     formats = (one for p in used.values() for one in (*p.formats, *p.input_formats))
@@ -79,13 +90,13 @@ def spec_text(
         ]
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
-    lines += ["", "[table]", *_write_splits(found, sample), ""]
+    lines += ["", "[table]", *_write_splits(found, logs), ""]
     taken = {name.lower() for name in found}
     for name, proposal in used.items():
         if proposal.rejected:
             lines.append(_write_rejects(proposal, kinds[name]))
         lines += _write_columns(
-            proposal, _choose_name(name, found, used, taken), learns=sample is not None
+            proposal, _choose_name(name, found, used, taken), learns=logs is not None
         )
     return "\n".join(lines).rstrip() + "\n"
 
@@ -111,16 +122,16 @@ def _leave_out_unreadable(proposal: Proposal) -> Proposal:
     return proposal
 
 
-def _write_marks(sample: TextSample) -> Iterator[str]:
+def _write_marks(logs: SampledColumns) -> Iterator[str]:
     """Yields how lines, texts and numbers are written, with comments."""
-    mark = next((key for key in sample.keys if key in ("decimal", "thousands")), None)
-    for key, value in sample.keys.items():
+    mark = next((key for key in logs.keys if key in ("decimal", "thousands")), None)
+    for key, value in logs.keys.items():
         if key == mark:
             yield "# Numbers have these marks in the sample. A job rejects rows with others."
         if key == "null_values":
             yield "# In columns of numbers, these texts mean that the value is missing."
         yield f"{key} = {json.dumps(value)}"
-    for name in sample.ambiguous:
+    for name in logs.ambiguous:
         yield (
             f"# {name}: its mark may be for decimals or for thousands. The guess changes nothing. If it is for "
             "thousands, add decimal and thousands here."
@@ -182,13 +193,13 @@ def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
     return "int" if is_whole and not has_texts else "text"
 
 
-def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> Iterator[str]:
+def _write_splits(found: Mapping[str, Proposal], logs: SampledColumns | None) -> Iterator[str]:
     """Yields the lines on splits. Rows are split by the first time column whose end is known, else by the user, else by
     rows."""
     if any(proposal.role == "label" and proposal.facts.nulls for proposal in found.values()):
         yield "# Rows without a label go to a separate split. Nothing is trained on them."
         yield 'unlabelled = "ask"'
-    for name, proposal in found.items() if sample is None or sample.is_complete else ():
+    for name, proposal in found.items() if logs is None or logs.sample.is_complete else ():
         if bounds := _time_bounds(proposal):
             first, second = (
                 f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}"
@@ -203,7 +214,7 @@ def _write_splits(found: Mapping[str, Proposal], sample: TextSample | None) -> I
     by = [user] if user is not None and (found[user].role or found[user].time) else []
     if by:
         yield "# Rows with the same value in this column go to the same split."
-    elif sample is None:
+    elif logs is None:
         # A loader would have to read every column for the hash of a whole row.
         features = [
             proposal
@@ -337,24 +348,52 @@ def _write_column(
     return [*lines, ""]
 
 
+def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any]]]:
+    """Converts columns of texts that hold times. Returns the rows whose cells all fit their columns. Also returns what
+    the texts of a column show, as fields of its proposal."""
+    found, notes = dict(logs.columns), dict[str, dict[str, Any]]()
+    places = logs.sample.places
+    fits = np.ones(len(places), bool)
+    for name, values in logs.columns.items():
+        note = notes[name] = {}
+        if is_text(values.type) and (read := times_of(values, pc.unique(values.drop_null()))):
+            note["input_formats"], seconds, _ = read
+            microseconds = pc.multiply(seconds, 1e6).cast(pa.int64(), safe=False)
+            at = microseconds.cast(pa.timestamp("us"))
+            has_clock = any("%H" in one for one in note["input_formats"])
+            found[name] = at if has_clock else at.cast(pa.date32(), safe=False)
+        cells = logs.cells.get(name, ())
+        is_there = found[name].is_valid().to_pylist()
+        wrong = [
+            row for row, cell in enumerate(cells) if cell not in (None, "") and not is_there[row]
+        ]
+        if wrong:
+            fits[wrong] = False
+            wrong_values = share_of_values(len(wrong), len(places), str(cells[wrong[0]]))
+            note["rejected"] = f"{wrong_values} ({places[wrong[0]]})"
+    return pa.table(found).filter(pa.array(fits)), notes
+
+
 def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[str] = ()) -> str:
     """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more. The columns
     in `exclude` are left out."""
     is_table = isinstance(source, str) and is_iceberg(source)
-    sample = None
-    if is_table or not (files := text_files(source)):
+    sources = [source] if isinstance(source, (str, os.PathLike)) else source
+    logs = None
+    if is_table or not (files := text_files(os.fspath(one) for one in sources)):
         facts, rows, others, form = facts_of(source)
     else:
-        sample = TextSample.of(files, label)
+        sample = LogSample.of(files)
+        label = label or usual_label(sample.cells) or sample.clicks
+        logs = sample.columns(label)
+        rows_that_fit, notes = _read_times(logs)
         with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
             path = f"{folder}/rows.parquet"
-            pq.write_table(sample.table, path, row_group_size=-(-sample.table.num_rows // 2))
+            pq.write_table(rows_that_fit, path, row_group_size=-(-rows_that_fit.num_rows // 2))
             facts, _, others, _ = facts_of(path)
-        rows, label, form = sample.rows, sample.label, sample.form
-        others = {**others, **sample.others}
+        rows, form, others = sample.rows, sample.form, {**others, **logs.others}
     found = proposals(facts, rows, label, is_click=True)
-    if sample:
-        notes = sample.notes
+    if logs:
         found = {name: replace(one, **notes.get(name, {})) for name, one in found.items()}
     for name in exclude:
         if name not in found:
@@ -362,4 +401,4 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
         if found[name].role == "label":
             raise UsageError(f"--exclude {name}: it is the label; name another one with --label")
         found[name] = replace(found[name], role="", time="", why="by --exclude")
-    return spec_text(found, others, form, sample)
+    return spec_text(found, others, form, logs)

@@ -11,10 +11,10 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.etl.jobs.job import Job
+from sluice.etl.read import log_sample
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.plain import text_logs
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on, rows_of
 from tests.raises import assert_names, raises
@@ -164,12 +164,12 @@ def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
     content = "".join(["at,user,clicked\n", *lines]).encode()
     (tmp_path / "a.csv").write_bytes(content)
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(content))
-    monkeypatch.setattr(text_logs, "_BYTES", 4000)
+    monkeypatch.setattr(log_sample, "_BYTES", 4000)
     for name in ("a.csv", "b.csv.gz"):
         spec = Spec.own(guessed_spec(str(tmp_path / name)))
         share = (spec.table.split_from[1] - FIRST.timestamp()) / 3600 / 3000
         assert share == pytest.approx(0.8, abs=0.01)
-    monkeypatch.setattr(text_logs, "_PIECES", 1)
+    monkeypatch.setattr(log_sample, "_PIECES", 1)
     assert Spec.own(guessed_spec(str(tmp_path / "b.csv.gz"))).table.split_by == ("user",)
 
 
