@@ -16,14 +16,15 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from sluice.agent import policies
 from sluice.agent.choice.observation import Foreknowledge
 from sluice.agent.controller import Controller
 from sluice.agent.policies import MODES
 from sluice.agent.report.format import seconds
-from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.report.run_folder import Line, RunFolder
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, nearest
@@ -98,22 +99,29 @@ class TunedRun:
         *,
         folder: RunFolder | None = None,
         outcome: Callable[[], Mapping[str, Any]] = dict,
+        listen: Callable[[dict[str, Any]], None] = lambda _line: None,
+        learned: Line | None = None,
         interval_s: float = RUNTIME.interval_s,
     ) -> None:
         """`outcome` returns the run's figures for the event `end`, the folder's last one. This object closes the
-        folder."""
+        folder. `listen` also gets each event and measurement. `learned`: see `Controller`."""
         self._tunable = tunable
         self._policy = policy
         self._folder = folder
+        self._is_full = False
         self._outcome = outcome
-        self._controller = Controller(
+        self._listen = listen
+        self.controller = Controller(
             tunable,
             policy,
             record=self.record,
             observe=self._observe,
-            looks=None if folder is None else folder.look,
+            looks=None if folder is None else functools.partial(self._write, "look"),
             interval_s=interval_s,
+            learned=learned,
         )
+        self.report: Path | None = None
+        """The page in the folder, once it is written."""
         # The thread holds this lock while the controller looks and decides.
         self._mutex = threading.RLock()
         # To end the run, another thread releases this lock. An Event has a lock inside, which could block the garbage
@@ -147,8 +155,8 @@ class TunedRun:
         """Is the main function of the thread: looks until the end is requested."""
         while True:
             with self._mutex:
-                self._controller.step()
-            if self._wake.acquire(timeout=self._controller.wait_s):
+                self.controller.step()
+            if self._wake.acquire(timeout=self.controller.wait_s):
                 break
         self._finish()
 
@@ -157,14 +165,14 @@ class TunedRun:
         with self._mutex if os.getpid() == self._pid else contextlib.nullcontext():
             self._tunable.apply(knobs)
             if self._policy.name != "fixed":
-                self._controller.hand_over("as the knobs were turned by hand")
+                self.controller.hand_over("as the knobs were turned by hand")
 
     @property
     def status(self) -> TuningStatus:
         """What the tuning does now, or did at its end."""
         if self._final is not None:
             return self._final
-        controller = self._controller
+        controller = self.controller
         reason = controller.reason
         return TuningStatus(
             mode=self._policy.name,
@@ -180,35 +188,47 @@ class TunedRun:
 
     # ---- the record
 
-    def record(self, event: Mapping[str, Any]) -> None:
+    def record(self, event: dict[str, Any]) -> None:
         """Writes an event. If the folder can no longer be written, one line says so, and the run goes on."""
+        self._listen(event)
         if event.get("kind") == "decision" and self._began is not None:
             self._changed_s = time.monotonic() - self._began
-            self._last_change_tick = self._controller.ticks
+            self._last_change_tick = self.controller.ticks
         self._write("event", event)
 
     def end_epoch(self, epoch: int, order_hash: str) -> None:
         """Records that the consumer has taken an epoch's last batch."""
         self.record({"kind": "epoch", "epoch": epoch, "order_hash": order_hash})
 
-    def _observe(self, metric: Mapping[str, Any]) -> None:
+    def _observe(self, metric: dict[str, Any]) -> None:
+        self._listen(metric)
         self._write("metric", metric)
 
-    def _write(self, what: str, line: Mapping[str, Any]) -> None:
+    def _write(self, what: str, line: Line) -> None:
         """Writes a line to the folder. If that fails, says so once and writes no more."""
         folder = self._folder
-        if folder is None or os.getpid() != self._pid:
+        if folder is None or self._is_full or os.getpid() != self._pid:
             return
         try:
             getattr(folder, what)(line)
         except OSError as error:
-            self._folder = None
+            self._is_full = True
+            path = error.filename or folder.path
             print(
-                f"{folder.path}: nothing more is written there ({error.strerror or error}); the run goes on",
+                f"{path}: nothing more is written there ({error.strerror or error}); the run goes on",
                 file=sys.stderr,
             )
-            with contextlib.suppress(OSError):
-                folder.close()
+
+    def figures(self) -> dict[str, Any]:
+        """Returns what the tuning did, for a record of the run."""
+        controller = self.controller
+        return {
+            "decisions": controller.decisions,
+            "agent_choices": controller.choices,
+            "own_choices": controller.own_choices,
+            "knobs": self._tunable.knobs.to_dict(),
+            "tuning": self._policy.name,
+        }
 
     # ---- the end
 
@@ -216,6 +236,13 @@ class TunedRun:
         """Keeps the error that ended the run, for its last event."""
         if error is not None:
             self._error = f"{type(error).__name__}: {error}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.failed(error[1])
+        self.close()
 
     def abandon(self) -> None:
         """Asks for the end without waiting for it, or for any lock."""
@@ -241,7 +268,7 @@ class TunedRun:
             if self._final is not None:
                 return
             self._final = self.status
-            self._controller.stop()
+            self.controller.stop()
         if self._folder is None:
             return
         folder = self._folder
@@ -249,21 +276,13 @@ class TunedRun:
             # No batch was requested, so there is nothing to record.
             folder.close()
             return
-        self.record(
-            {
-                "kind": "end",
-                **self._outcome(),
-                "decisions": self._controller.decisions,
-                "knobs": self._tunable.knobs.to_dict(),
-                "tuning": self._policy.name,
-                **({"error": self._error} if self._error else {}),
-            }
-        )
+        end = {"kind": "end", **self.figures(), **self._outcome()}
+        self._write("event", {**end, "error": self._error} if self._error else end)
         folder.close()
         # Imported here, because a first batch does not need the report.
         from sluice.agent.report import page
 
-        page.written(folder.path, functools.partial(print, file=sys.stderr))
+        self.report = page.written(folder.path, functools.partial(print, file=sys.stderr))
 
 
 @atexit.register

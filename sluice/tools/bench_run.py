@@ -9,21 +9,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from itertools import cycle
+from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.report import page
 from sluice.agent.report.format import line, percent
 from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.ticker import Ticker
+from sluice.agent.tuning import TunedRun
 from sluice.common.program import say
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.knobs import format_bytes
@@ -49,79 +48,83 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
     conditions = RunConditions(
         options.table[0], options.conditions, options.quarantine, options.store_latency_ms
     )
-    names = (conditions.table, *options.table[1:])
-    table = table_named(names, options.roles, options.code, options.transforms)
-    # This loads torch, so mistakes in the arguments are reported before.
-    from sluice.ingest.loader import BatchLoader
-
     with ExitStack() as stack:
-        loader = stack.enter_context(
-            BatchLoader(
-                table.transformed(short_transforms(options.transforms)),
-                batch_size=options.batch_size,
-                split=options.split,
-                seed=options.seed,
-                read_ahead_epochs=options.epochs or sys.maxsize,
-                memory_limit=options.memory_limit,
-                fill=options.fill,
-                order=Order(
-                    shuffle=options.shuffle,
-                    streams=options.streams,
-                    window_rows=options.window_rows,
-                ),
-                reading=conditions.reading(reader_of(options.reader)),
-                errors=conditions.errors,
-                workers=conditions.workers,
-            )
-        )
+        loader = stack.enter_context(_open(options, conditions))
+        table = loader.table
         memory = KnobMemory(loader, options, say=say)
         memory.start()
-        folder = None
-        if options.run:
-            told = {**options.to_dict(), "version": table.version, "reader": loader.reader}
-            folder = stack.enter_context(RunFolder.create(options.run, told))
         dropped = loader.plan.dropped
         left = f" ({dropped:,} rows fill no batch, other rows each epoch)" if dropped else ""
         say(
             f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch{left}; "
             f"needs at least {loader.memory_need}; {loader.knobs}"
         )
-        # A fault on purpose is marked when it happens, not when it is noticed.
-        record = _Record(folder, "fault" if options.conditions.inject else "occasion")
-        outcome, what_would_help = _load(options, loader, conditions, memory, record)
-        if folder is not None:
-            told = outcome["outcome"] = summary(Run.read(folder.path), outcome)
-            if told["rows_per_s_settled"] is not None:  # as the report has it
-                outcome["rows_per_s_settled"] = round(told["rows_per_s_settled"])
-                outcome["stall_fraction_settled"] = round(told["stall_settled"], 4)
-            record.write("event", {"kind": "end", **outcome})
-            report = page.written(folder.path, say)
-            outcome |= {"report": report and str(report), "occasions": told["occasions"]}
-            for text in (*last_lines(told), *([f"report: {report}"] if report else [])):
-                say(text)
+        policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
+        config = {**options.to_dict(), "version": table.version, "reader": loader.reader}
+        folder = RunFolder.create(options.run, config) if options.run else None
+        outcome: dict[str, Any] = {}
+        tuned = stack.enter_context(
+            TunedRun(
+                loader.tunable,
+                policy,
+                folder=folder,
+                outcome=lambda: outcome or loader.tunable.outcome(),
+                # A fault on purpose is marked when it happens, not when it is noticed.
+                listen=memory.observing(
+                    _printer("fault" if options.conditions.inject else "occasion")
+                ),
+                learned=memory.learned,
+            )
+        )
+        begun = loader.snapshot()
+        figures = _load(options, loader, conditions, tuned)
+        measured = rates(begun, loader.snapshot())
+        what_would_help = advice(measured.joined(loader.knobs, loader.limits)) if measured else ""
+        outcome |= {
+            **figures,
+            "version": table.version,
+            "reader": loader.reader,
+            **conditions.outcome(loader),
+        }
+        tuned.close()
+        outcome |= tuned.figures()
+        memory.finish(policy=policy.name, learned=tuned.controller.learned())
+    if folder is not None:
+        outcome |= _summarise(folder.path, tuned.report)
     say(what_would_help)
     if outcome["order_hash"] is None:
         say("no epoch was finished, so there is no order hash; give more --seconds")
     return outcome
 
 
-def _load(
-    options: BenchOptions,
-    loader: BatchLoader,
-    conditions: RunConditions,
-    memory: KnobMemory,
-    record: _Record,
-) -> tuple[dict[str, Any], str]:
-    """Loads for the requested time. Returns the figures, and what would help."""
-    policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
-    controller = Controller(
-        loader,
-        policy,
-        record=memory.observing(record.event),
-        observe=memory.observing(record.metric),
-        looks=partial(record.write, "look"),
-        learned=memory.learned,
+def _open(options: BenchOptions, conditions: RunConditions) -> BatchLoader:
+    """Opens the table and its loader."""
+    names = (conditions.table, *options.table[1:])
+    table = table_named(names, options.roles, options.code, options.transforms)
+    # This loads torch, so mistakes in the arguments are reported before.
+    from sluice.ingest.loader import BatchLoader
+
+    return BatchLoader(
+        table.transformed(short_transforms(options.transforms)),
+        batch_size=options.batch_size,
+        split=options.split,
+        seed=options.seed,
+        read_ahead_epochs=options.epochs or sys.maxsize,
+        memory_limit=options.memory_limit,
+        fill=options.fill,
+        order=Order(
+            shuffle=options.shuffle, streams=options.streams, window_rows=options.window_rows
+        ),
+        reading=conditions.reading(reader_of(options.reader)),
+        errors=conditions.errors,
+        workers=conditions.workers,
     )
+
+
+def _load(
+    options: BenchOptions, loader: BatchLoader, conditions: RunConditions, tuned: TunedRun
+) -> dict[str, Any]:
+    """Loads for the requested time while the agent tunes. Returns the figures, with the largest memory."""
     peak_bytes = 0
 
     def look_at_memory() -> bool:
@@ -130,39 +133,20 @@ def _load(
         return True
 
     peak = Ticker("sluice-peak", lambda: _PEAK_S, look_at_memory)
-    begun = loader.snapshot()
     with ExitStack() as stack:
         stack.callback(peak.stop)
         peak.start()
-        stack.enter_context(controller)
         stack.enter_context(on_signal(loader.stacks))
-        with conditions.inject_faults(loader, record.event):
+        tuned.start()
+        with conditions.inject_faults(loader, tuned.record):
             figures = consume(
                 loader,
                 options.seconds,
                 lambda: time.sleep(options.step_ms / 1000),
                 epochs=options.epochs,
             )
-        controller.stop()
-        knobs = loader.knobs
-        measured = rates(begun, loader.snapshot())
-        what_would_help = advice(measured.joined(knobs, loader.limits)) if measured else ""
-        memory.finish(policy=policy.name, learned=controller.learned())
         look_at_memory()
-        loader.close()
-        outcome = {
-            **figures,
-            "peak_bytes": peak_bytes,
-            "decisions": controller.decisions,
-            "agent_choices": controller.choices,
-            "own_choices": controller.own_choices,
-            "knobs": knobs.to_dict(),
-            "version": loader.table.version,
-            "tuning": policy.name,
-            "reader": loader.reader,
-            **conditions.outcome(loader),
-        }
-    return outcome, what_would_help
+    return {**figures, "peak_bytes": peak_bytes}
 
 
 def consume(
@@ -239,31 +223,27 @@ def advice(measured: PipelineRates) -> str:
     )
 
 
-class _Record:
-    """Prints the events and measurements of a run, and writes them to its folder, if it has one."""
+def _summarise(run: Path, report: Path | None) -> dict[str, Any]:
+    """Prints what a run folder's report says, and returns its figures."""
+    told = summary(Run.read(run))
+    for text in (*last_lines(told), *([f"report: {report}"] if report else [])):
+        say(text)
+    figures = {"outcome": told, "report": report and str(report), "occasions": told["occasions"]}
+    if told["rows_per_s_settled"] is None:
+        return figures
+    return figures | {
+        "rows_per_s_settled": round(told["rows_per_s_settled"]),
+        "stall_fraction_settled": round(told["stall_settled"], 4),
+    }
 
-    def __init__(self, folder: RunFolder | None, marked: str) -> None:
-        """Events of the kind `marked` get the letters that the report has for them."""
-        self._folder, self._marked = folder, marked
-        self._letters = cycle(ascii_uppercase)
 
-    def event(self, event: dict[str, Any]) -> None:
-        marked = event["kind"] == self._marked
-        say(f"{next(self._letters)}. {line(event)}" if marked else line(event))
-        self.write("event", event)
+def _printer(marked: str) -> Callable[[dict[str, Any]], None]:
+    """Returns a function that prints events and measurements. Events of the kind `marked` get the letters that the
+    report has for them."""
+    letters = cycle(ascii_uppercase)
 
-    def metric(self, metric: dict[str, Any]) -> None:
-        say(measurement(metric))
-        self.write("metric", metric)
+    def show(event: dict[str, Any]) -> None:
+        text = measurement(event) if event["kind"] == "loader" else line(event)
+        say(f"{next(letters)}. {text}" if event["kind"] == marked else text)
 
-    def write(self, what: str, told: Mapping[str, Any]) -> None:
-        """Writes a line to the folder. A full disk is reported once. It costs that line and those after it."""
-        if self._folder is None:
-            return
-        try:
-            getattr(self._folder, what)(told)
-        except OSError as error:
-            path, self._folder = error.filename or self._folder.path, None
-            say(
-                f"{path}: nothing more is written there ({error.strerror or error}); the run goes on"
-            )
+    return show

@@ -83,8 +83,8 @@ def test_knobs_that_were_set_by_hand_are_not_tuned_any_more():
     run = started(pipeline, policy)
     eventually(lambda: policy.asked > 2)
     run.turn(pipeline.knobs.with_workers(decode=7))
-    asked, looks = policy.asked, run._controller.ticks
-    eventually(lambda: run._controller.ticks > looks + 3)  # it still looks
+    asked, looks = policy.asked, run.controller.ticks
+    eventually(lambda: run.controller.ticks > looks + 3)  # it still looks
     assert policy.asked == asked
     assert pipeline.knobs.workers["decode"] == 7
     assert_names(str(run.status), "not tuned", "by hand", "decode=7")
