@@ -17,6 +17,11 @@ def count(value: float) -> str:
     return f"{rounded:.3g}"
 
 
+def times(ratio: float) -> str:
+    """Returns a ratio with two digits: `1.8`, `290`."""
+    return f"{float(f'{ratio:.2g}'):,g}"
+
+
 def percent(value: float) -> str:
     """Returns a share as a percentage: `3.4 %`."""
     return f"{100 * value:.{1 if 0.0005 <= value < 0.0995 else 0}f} %"

@@ -8,7 +8,7 @@ from math import inf
 from statistics import fmean, mode
 from typing import Any
 
-from sluice.agent.report.format import count, moves, percent, seconds
+from sluice.agent.report.format import count, moves, percent, seconds, times
 from sluice.agent.report.incidents import (
     NO_STALL,
     SMALL_STALL,
@@ -319,11 +319,11 @@ def sentences(run: Run) -> list[str]:
             "more (more epochs, or more rows)."
         )
     elif figures.changes_faster and figures.rows_per_s_first and figures.stall_first is not None:
-        times = figures.rows_per_s_settled / figures.rows_per_s_first
+        gain = figures.rows_per_s_settled / figures.rows_per_s_first
         quick = f" in {seconds(round(figures.settled_s, 1))}" if figures.settled_s else ""
         parts.append(
             f"Waiting for input {percent(figures.stall_first)} → {percent(figures.stall_settled)}{quick}, "
-            f"{times:.2g} times the rows ({count(figures.rows_per_s_first)} → "
+            f"{times(gain)} times the rows ({count(figures.rows_per_s_first)} → "
             f"{count(figures.rows_per_s_settled)} rows/s in {last_third}) after {many}."
         )
     else:
@@ -379,10 +379,10 @@ def _slow_rank(run: Run) -> list[str]:
     """Returns a sentence about the rank that computed for longest. [] if none was slow most of the time."""
     if not (those := _same_rank(run, "slow")):
         return []
-    times = fmean(one["times"] for one in those)
+    ratio = fmean(one["times"] for one in those)
     text = (
-        f"Rank {those[0]['rank']} on {those[0]['host']} computes {times:.2g} times as long for a step as the median of "
-        "the other ranks: its cores are slower, or it has more work."
+        f"Rank {those[0]['rank']} on {those[0]['host']} computes {times(ratio)} times as long for a step as the median "
+        "of the other ranks: its cores are slower, or it has more work."
     )
     return [text]
 
@@ -445,7 +445,7 @@ def _effect(effect: Line | None, disturbance: str | None) -> str:
     if error is None:
         off = ""
     elif error > 1:
-        off = f", {1 + error:.2g} times what was predicted"
+        off = f", {times(1 + error)} times what was predicted"
     else:
         off = f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted"
     if not before:
@@ -454,7 +454,7 @@ def _effect(effect: Line | None, disturbance: str | None) -> str:
             "pipeline only started"
         )
     return (
-        f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
+        f"{times(after / before)} times the rows ({count(before)} → {count(after)} rows/s), "
         f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}{off}"
     )
 
@@ -467,10 +467,10 @@ def _result(effect: Line | None, disturbance: str | None) -> str:
         return "not comparable"
     if not effect.get("rows_per_s_before"):
         return "at the start"
-    times = effect["rows_per_s_after"] / effect["rows_per_s_before"]
-    if abs(times - 1) <= _SAME_SHARE:
+    gain = effect["rows_per_s_after"] / effect["rows_per_s_before"]
+    if abs(gain - 1) <= _SAME_SHARE:
         return "as before"
-    if times < 1:
+    if gain < 1:
         return "slower"
     # If the trainer did not wait, faster input cannot be the cause.
     return FASTER if effect["stall_before"] > NO_STALL else "trainer faster"
@@ -518,10 +518,10 @@ def _cases(cases: Line | None, proposed: bool, rate: float | None) -> list[str]:
         return []
     lines = []
     for name, case in cases.items():
-        times = case["rows_per_s"] / present_rate
+        gain = case["rows_per_s"] / present_rate
         if name != "as it is":
-            brings = "the same" if abs(times - 1) <= _SAME_SHARE else f"{times:.2g} times the rows"
-            rows = "" if proposed or rate is None else f", {count(times * rate)} rows/s"
+            brings = "the same" if abs(gain - 1) <= _SAME_SHARE else f"{times(gain)} times the rows"
+            rows = "" if proposed or rate is None else f", {count(gain * rate)} rows/s"
             lines.append(
                 f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
                 f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())})."

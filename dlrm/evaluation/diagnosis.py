@@ -72,8 +72,8 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
         else FIRST_EPOCH
     )
     return (
-        f"step {step}: validation AUC has been falling for {epochs:.2g} epochs, from {aucs[best]:.5f} at step "
-        f"{best} to {aucs[step]:.5f}. Likely: {causes} (`sluice evaluate --best` takes the best checkpoint)"
+        f"step {step}: validation AUC has fallen from {aucs[best]:.5f} at step {best} to {aucs[step]:.5f}. Likely: "
+        f"{causes} (`sluice evaluate --best` takes the best checkpoint)"
     )
 
 
