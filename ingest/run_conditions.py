@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sluice.common.stores import SLOW, Place
-from sluice.ingest.choices import Errors
 from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.files import FileOpener
@@ -38,19 +37,13 @@ class RunConditions:
         self._injection: Injection | None = None
         self._files = FileOpener(disturbed=self._disturbed)
 
-    def reading(self, reader: str | None) -> Reading:
-        """Returns how the loader reads: with these conditions' opener of files."""
-        return Reading(reader=reader, files=self._files)
-
-    @property
-    def errors(self) -> Errors:
-        """What happens to bad rows."""
-        return self._wishes.errors(self._quarantine)
-
-    @property
-    def workers(self) -> str | None:
-        """The remote workers, as a user names them."""
-        return self._wishes.workers or None
+    def settings(self, reader: str | None) -> dict[str, Any]:
+        """Returns a loader's settings: how it reads, what happens to bad rows, and its remote workers."""
+        return {
+            "reading": Reading(reader=reader, files=self._files),
+            "errors": self._wishes.errors(self._quarantine),
+            "workers": self._wishes.workers or None,
+        }
 
     @contextmanager
     def inject_faults(

@@ -34,11 +34,9 @@ def training(
         local_ranks,
         split="train",
         order=Order(last=config.last),
-        reading=conditions.reading(config.reader),
         read_ahead_epochs=config.epochs,
         seed=config.seed,
-        errors=conditions.errors,
-        workers=conditions.workers,
+        **conditions.settings(config.reader),
     )
 
 

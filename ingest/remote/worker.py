@@ -100,16 +100,10 @@ def threads_of(machine: Machine) -> int:
 
 def memory_of(machine: Machine) -> Governor:
     """Returns what admits units into the memory that control groups, the host and ulimit allow this process."""
-    from sluice.ingest.machine import give_back
-    from sluice.ingest.memory.governor import Governor, MemoryReadings
+    from sluice.ingest.memory.buffers import Buffers
+    from sluice.ingest.memory.process_memory import ProcessMemory
 
-    group = machine.memory_group()
-
-    def used() -> int:
-        return max(machine.memory_own(), (group.charged() if group else None) or 0)
-
-    readings = MemoryReadings(used=used, reclaim=give_back, pressure=machine.memory_pressure)
-    return Governor(machine.memory_limit(), 0, used(), readings)
+    return ProcessMemory(machine, None, Buffers()).new_governor(0)
 
 
 def local(_owner: str) -> None:

@@ -115,9 +115,7 @@ def _open(options: BenchOptions, conditions: RunConditions) -> BatchLoader:
         order=Order(
             shuffle=options.shuffle, streams=options.streams, window_rows=options.window_rows
         ),
-        reading=conditions.reading(reader_of(options.reader)),
-        errors=conditions.errors,
-        workers=conditions.workers,
+        **conditions.settings(reader_of(options.reader)),
     )
 
 
