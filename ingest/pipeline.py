@@ -554,7 +554,8 @@ class Pipeline:
     @property
     def throttled(self) -> int:
         """How many requests stores refused, because there were too many."""
-        return self._input.groups.stats().get("throttled", 0)
+        own = self._input.groups.stats().get("throttled", 0)
+        return own + (self._remote.counts["throttled"] if self._remote else 0)
 
     @property
     def memory_free(self) -> int:

@@ -107,7 +107,7 @@ class Asking:
         self.counts: Counter[str] = Counter()
         """Counts units, calls and bytes. `retries`: repeated requests after a worker was lost, wrong or failed.
         `hedges`: requests to a second worker because the first was slow or silent. `late`: right answers that came
-        after another worker's."""
+        after another worker's. `throttled`: requests of workers that a store refused, because there were too many."""
         threading.Thread(target=self._watch, daemon=True, name="sluice-remote-watch").start()
 
     def read(self, task: ReadTask, charge: Charge) -> Decoded:
@@ -269,6 +269,8 @@ class Asking:
             if answer is None:
                 self._failed(race, worker, unit, failed)
             else:
+                if isinstance(answer, pa.RecordBatch) and answer.schema.metadata:
+                    self.counts["throttled"] += int(answer.schema.metadata[b"throttled"])
                 if race.over:
                     self.counts["late"] += 1
                 else:

@@ -112,6 +112,7 @@ class UnitMaker:
         self._row_bytes = columns.row_bytes
         self._governor = governor or Governor(2**62, 0)
         self._room = threading.Condition(self._governor.lock)
+        self._throttled = 0
 
     def _check(self, source: FeatureTable | ParquetFiles, own: RemoteJob) -> None:
         """Raises RemoteError if this side finds another job than the loader sent."""
@@ -145,6 +146,12 @@ class UnitMaker:
             decoded = Decoded(task, self._groups.read(read), charge)
             found = [self._gather(unit, part, decoded) for part in unit.parts]
         return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
+
+    def count_throttled(self) -> int:
+        """Returns how many requests the table's store has refused since the last call."""
+        with self._governor.lock:
+            before, self._throttled = self._throttled, self._groups.stats().get("throttled", 0)
+            return self._throttled - before
 
     @contextmanager
     def _admitted(self, size: int) -> Iterator[Charge]:

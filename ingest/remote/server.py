@@ -88,7 +88,8 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
             with self._free:
                 batch = maker.rows(unit)
                 made = batch, checksum(batch, job, unit).to_bytes(4, "little")
-        return flight.GeneratorStream(job.schema, iter([made]))
+        schema = job.schema.with_metadata({"throttled": str(maker.count_throttled())})
+        return flight.GeneratorStream(schema, iter([made]))
 
     def open(self, job: RemoteJob) -> UnitMaker:
         """Returns what makes the job's units. Opens the job if it is not open."""
