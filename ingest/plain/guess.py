@@ -156,6 +156,10 @@ def proposals(
         raise ParquetError(
             f"there is no column {wanted!r} to be the label{meant(wanted, facts) or columns}"
         )
+    if pa.types.is_temporal(facts[wanted].type) or pa.types.is_nested(facts[wanted].type):
+        raise ParquetError(
+            f"the label {wanted!r} holds {facts[wanted].type}: name a column of numbers or texts"
+        )
     if not made and is_text(facts[wanted].type) and (examples := facts[wanted].examples):
         texts = sorted(examples.cast(pa.string()).to_pylist())
         positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])
