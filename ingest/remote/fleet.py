@@ -23,7 +23,6 @@ from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
 
 _PROGRAM = "sluice.ingest.remote.worker:local"
-_REST_S = 1.0  # how long a worker is not asked after it could not be reached
 _FAILED_STARTS = 3  # processes in a row that may end before they listen
 _LEAVE_S = 5.0
 _REST_MOST_S = 30.0
@@ -50,11 +49,11 @@ class RemoteWorker:
     """How many units it makes at once. 0: not known yet."""
     asked: int = 0
     """The requests that it has not answered yet."""
-    rests_until: float = float("-inf")
     leaving: bool = False
     answered: bool = False
     """Whether it has answered since it was last lost."""
     lost: str = ""
+    """Why it was lost. Empty: it answers. Other workers are asked until it answers a ping."""
     heard: float = float("-inf")
     """When it last answered."""
     pinged: bool = False
@@ -123,11 +122,7 @@ class Fleet:
         is the one that answered longest ago. `reads`: the request is a read, so workers that start later open the
         table. Call it with the lock held."""
         now = self._clock()
-        free = [
-            w
-            for w in self.workers
-            if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now
-        ]
+        free = [w for w in self.workers if w.is_there and not w.leaving and w not in others_than]
         worker = min(free, default=None, key=lambda w: (w.asked / max(1, w.threads), w.heard))
         self._reads = self._reads or reads
         if worker is not None:
@@ -149,7 +144,6 @@ class Fleet:
                     self.report_lost(lost)
                 worker.lost = lost
                 worker.answered = False
-                worker.rests_until = self._clock() + _REST_S
             self.changed.notify_all()
 
     @property

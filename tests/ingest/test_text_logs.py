@@ -234,3 +234,10 @@ def test_a_broken_cell_hides_neither_the_marks_of_its_column_nor_its_texts_for_m
     assert (source.columns["price"], source.decimal, source.thousands) == ("float", ",", ".")
     assert source.null_values == ("N/A",)
     assert_names(text, 'Not a number: 1 of 600 sampled values, such as "oops"')
+
+
+def test_a_quote_that_does_not_end_spoils_only_its_own_line(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("".join(f"{n},{n % 2}\n" for n in range(300)) + '"7,1\n' + "8,0\n" * 300)
+    rejected, rows = job(tmp_path, guessed_spec(str(path), "column_2"), str(path))
+    assert (len(rows), sum(rejected.values())) == (600, 1)

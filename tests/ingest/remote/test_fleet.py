@@ -29,8 +29,8 @@ def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_
     assert fleet.lease([asked[2]]) in (asked[0], asked[1])
     for _ in range(2):
         fleet.give_back(asked[0], lost="it is gone")
-    assert fleet.lease(()) is not asked[0], "it rests, although it is the least busy one"
-    now[0] += 2
+    assert fleet.lease(()) is not asked[0], "it is lost, although it is the least busy one"
+    asked[0].lost = ""
     assert fleet.lease(()) is asked[0]
 
 
