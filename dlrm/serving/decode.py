@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -154,7 +154,7 @@ class Decoder:
     def _json(self, body: bytes) -> list[dict[str, Any]]:
         try:
             text = body.decode("utf-8-sig")
-            document = _DECODER.decode(text)
+            document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"the body is not JSON: {str(error)[:200]}") from None
         if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
@@ -227,13 +227,6 @@ def _reject_duplicate_keys(members: Sequence[tuple[str, Any]]) -> dict[str, Any]
         if times > 1:
             raise Refusal(422, f"key {key[:60]!r} is there twice in one object; send it once")
     return dict(members)
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number; send null for a missing one")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def _is_usual(body: bytes) -> bool:

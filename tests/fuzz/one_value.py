@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import typed
 from tests.dlrm.serving.stub import decoded
 from tests.etl.tables import column, write_rows, write_spec
-from tests.fuzz.drawn_specs import FLOATS, INTS, TEXTS
+from tests.fuzz.drawn_specs import FLOATS, INTS, NOT_FINITE, TEXTS
 
 NAME = "one_value"
 REFUSED = "refused"
@@ -49,7 +48,7 @@ _MEMBERS = (
     *([], [1], [1.5, None], ["a", 7, None], [[1]], ["\ud800"], "\ud800", [True], *_LONG),
     *([whole, None] for whole in (2**53 + 1, 2**64, _BEYOND - 1, _BEYOND, 10**400)),
     *(_BEYOND - 1, _BEYOND),
-    *(value for value in FLOATS if math.isfinite(value)),
+    *(*FLOATS, *NOT_FINITE * 5),
     *_TEXTS,
     *TEXTS,
 )

@@ -43,6 +43,7 @@ BODIES = [
         b'{"rows": [{"x": %s}]}' % value
         for value in (
             b"NaN",
+            b"-NaN",
             b"-Infinity",
             b"1e400",
             b"-0",
