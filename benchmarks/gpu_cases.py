@@ -141,6 +141,9 @@ def train_case(here: Ranks, name: str, folder: Path, *, steps: int, rows: int) -
     checkpoints = Checkpoints(folder, parts, here, keep=1)
     trainer = Trainer(
         config=config,
+        meta=CheckpointMeta(
+            config={}, version=0, fingerprint={}, columns=ROWS, dense=DENSE, trained={}
+        ),
         world=here,
         parts=parts,
         feed=Batches(steps, rows, here.rank, here.ranks),
@@ -151,11 +154,8 @@ def train_case(here: Ranks, name: str, folder: Path, *, steps: int, rows: int) -
         figures=StepFigures(here),
         synced_batches=SyncedBatches(here),
     )
-    start = CheckpointMeta(
-        config={}, version=0, fingerprint={}, columns=ROWS, dense=DENSE, trained={}
-    )
     with closing(checkpoints):
-        trainer.train(start)
+        trainer.train()
         checkpoints.wait()
     return {
         "losses": [call.args[0]["loss"] for call in trainer.journal.metric.call_args_list],

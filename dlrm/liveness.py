@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Beat:
     host: str
     over: bool = False
     """Whether the rank has finished."""
+    number: int = 0
+    """The number of this report, so that no two are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
     }
     if not unfinished or len(slow) < len(unfinished):
         return None
-    # Those that have come least far; who only waits for the others is not to blame, unless all do.
+    # The ranks that have come least far are to blame. Ranks that only wait for others are not, unless all do.
     fewest = min(beat.count for beat in slow.values())
     behind = {rank: beat for rank, beat in slow.items() if beat.count == fewest}
     blamed = {rank: beat for rank, beat in behind.items() if not beat.waits} or behind
@@ -274,7 +276,7 @@ class RankExit:
         `first`."""
         if not self._claim.acquire(blocking=False):
             return
-        with suppress(OSError):  # whoever read it may be gone
+        with suppress(OSError):  # the reader may be gone
             print(f"error: {text}", file=sys.stderr, flush=True)
             if self.first if speak is None else speak:
                 print(json.dumps({"error": text}), flush=True)
@@ -434,10 +436,9 @@ class Heartbeat:
 
     def _report(self, *, over: bool = False) -> None:
         self._number += 1
-        beat = asdict(self._activity.beat(os.getpid(), os.getppid(), _HOST))
-        self._store.set(
-            _beat_key(self._rank), json.dumps({**beat, "over": over, "number": self._number})
-        )
+        beat = self._activity.beat(os.getpid(), os.getppid(), _HOST)
+        beat = replace(beat, over=over, number=self._number)
+        self._store.set(_beat_key(self._rank), json.dumps(asdict(beat)))
 
     def _listen(self) -> Mapping[int, tuple[bytes, float]]:
         """Rank → its last report, and for how long it has sent no other. Time in which this rank itself did not listen
@@ -479,9 +480,7 @@ class Heartbeat:
 
 
 def _beat(text: bytes) -> Beat:
-    values = json.loads(text)
-    values.pop("number")
-    return Beat(**values)
+    return Beat(**json.loads(text))
 
 
 def _end_silent(beats: list[Beat]) -> None:

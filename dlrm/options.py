@@ -75,7 +75,7 @@ _REFUSED = {
 
 
 class ConfigError(UsageError):
-    """A run that cannot be: its message names the setting or column, its value and what would do."""
+    """Settings that no run can have. The message names the setting or column, its value and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +296,12 @@ class LoopSettings:
         "stop",
         "a batch whose loss is no number: stop, or skip it on all ranks before any weight changes, and count it",
         choices=("stop", "skip"),
+    )
+    step_threads: str = setting(
+        "operations",
+        "how two cores of a rank share a step: each operation (operations), or half of the rows for each core "
+        "(halves), which is faster, and changes the last digits of sums",
+        choices=("operations", "halves"),
     )
     metrics_port: str = setting(
         "",

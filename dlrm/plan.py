@@ -66,17 +66,6 @@ class PlanOptions:
     wire: str = setting("fp32", "number type of vectors between ranks", choices=WIRES)
 
 
-def read_tables(args: PlanOptions) -> tuple[Table, ...]:
-    """Returns the tables to place."""
-    rows = _numbers("--rows", args.rows, None)
-    widths = _numbers("--width", args.width, len(rows))
-    lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
-    return tuple(
-        Table(name=f"t{i}", rows=r, width=w, lookups=n)
-        for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True))
-    )
-
-
 def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> list[Any]:
     try:
         found = [int(part.replace("_", "")) if whole else float(part) for part in text.split(",")]
@@ -97,7 +86,13 @@ def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> 
 
 def main(argv: list[str]) -> dict[str, Any]:
     args = parse(PlanOptions, argv, "sluice plan", description=__doc__, epilog=_EXAMPLES)
-    found, machine = read_tables(args), read(args.machine)
+    machine, rows = read(args.machine), _numbers("--rows", args.rows, None)
+    widths = _numbers("--width", args.width, len(rows))
+    lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
+    found = tuple(
+        Table(name=f"t{i}", rows=r, width=w, lookups=n)
+        for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True))
+    )
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
     weights = sum(storage.weights(t.rows, t.width) for t in found)
     state = sum(storage.state(t.rows, t.width) for t in found)
@@ -158,7 +153,7 @@ def _describe_chosen(
     batch = args.batch_size
     streams = args.streams or default_streams(batch)
     rows = batch // min(placed.ranks, streams)
-    sent = step_traffic(placed, tables, batch=batch, wire=args.wire).total
+    sent, _ = step_traffic(placed, tables, batch=batch, wire=args.wire)
     holds, vector_bytes = placed.most_bytes, round(max(placed.loads("reads")) * batch)
     steps = -(-args.samples // batch)
     say(

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -28,69 +29,35 @@ _START = timedelta(minutes=5)
 """How long all ranks may take to start. torch's own limit is half an hour."""
 
 
-def gather(value: Any, ranks: int, group: Any) -> list[Any]:
-    """Gives every rank one small value of each rank, in the order of ranks. A value is what JSON knows, numpy arrays
-    and CPU tensors, in lists and in mappings with strings as keys. Tuples arrive as lists, also from the rank
-    itself."""
-    payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
-    dist.all_gather(sizes, torch.tensor([len(payload)]), group=group)
-    longest = int(max(sizes))
-    parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(ranks)]
-    dist.all_gather(
-        parts, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=group
-    )
-    return [
-        unpacked(part[: int(size)].numpy().tobytes())
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-
-
 def packed(value: Any) -> bytes:
-    """Encodes a value as bytes. Raises TypeError for a type that `gather` does not take."""
+    """Encodes a value as bytes. Raises TypeError for a type that `Ranks.gather_objects` does not take."""
     tail: list[bytes] = []
-    head = json.dumps(_plain(value, tail)).encode()
+
+    def encode(part: Any) -> dict[str, Any]:
+        array = part.numpy() if isinstance(part, torch.Tensor) else part
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise TypeError(f"{type(part).__name__} {part!r} cannot be sent to another rank")
+        begin = sum(map(len, tail))
+        tail.append(np.ascontiguousarray(array).tobytes())
+        return {_ARRAY: [array.dtype.str, array.shape, begin, isinstance(part, torch.Tensor)]}
+
+    head = json.dumps(value, default=encode).encode()
     return b"".join([len(head).to_bytes(8, "little"), head, *tail])
 
 
 def unpacked(data: bytes) -> Any:
     """Decodes a value that `packed` has encoded."""
     head_end = 8 + int.from_bytes(data[:8], "little")
-    return _whole(json.loads(data[8:head_end]), data[head_end:])
 
+    def decode(part: dict[str, Any]) -> Any:
+        if _ARRAY not in part:
+            return part
+        kind, shape, begin, tensor = part[_ARRAY]
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(data, np.dtype(kind), count, head_end + begin).reshape(shape).copy()
+        return torch.from_numpy(array) if tensor else array
 
-def _plain(value: Any, tail: list[bytes]) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner, tail) for inner in value]
-    if (
-        isinstance(value, dict)
-        and _ARRAY not in value
-        and all(isinstance(key, str) for key in value)
-    ):
-        return {key: _plain(inner, tail) for key, inner in value.items()}
-    if isinstance(value, (np.ndarray, torch.Tensor)):
-        array = value.numpy() if isinstance(value, torch.Tensor) else value
-        if array.dtype.kind not in "biuf":
-            raise TypeError(f"an array of {array.dtype} cannot be said to another rank")
-        begin = sum(map(len, tail))
-        tail.append(np.ascontiguousarray(array).tobytes())
-        return {_ARRAY: [array.dtype.str, array.shape, begin, isinstance(value, torch.Tensor)]}
-    raise TypeError(f"{type(value).__name__} {value!r} cannot be said to another rank")
-
-
-def _whole(value: Any, tail: bytes) -> Any:
-    if isinstance(value, list):
-        return [_whole(inner, tail) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if _ARRAY not in value:
-        return {key: _whole(inner, tail) for key, inner in value.items()}
-    kind, shape, begin, tensor = value[_ARRAY]
-    count = int(np.prod(shape, dtype=np.int64))
-    array = np.frombuffer(tail, np.dtype(kind), count, begin).reshape(shape).copy()
-    return torch.from_numpy(array) if tensor else array
+    return json.loads(data[8:head_end], object_hook=decode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +78,8 @@ class Ranks:
     """A group like `control`, for the thread that writes checkpoints."""
     store: Any
     """The process group's store. Another thread must use a `clone()`."""
+    second: Executor | None = None
+    """The thread that computes half of the rows of each step, if the run has one."""
 
     @property
     def first(self) -> bool:
@@ -127,9 +96,21 @@ class Ranks:
         return values
 
     def gather_objects(self, value: Any, group: Any = None) -> list[Any]:
-        """Gives every rank one small value of each rank, in the order of ranks; `sluice.dlrm.ranks.gather` says what a
-        value may be. It goes over `control`, unless another group is named."""
-        return gather(value, self.ranks, self.control if group is None else group)
+        """Gives every rank one small value of each rank, in the order of ranks. It goes over `control`, unless another
+        group is named. A value is what JSON knows, numpy arrays and CPU tensors, in lists and in mappings with strings
+        as keys. Tuples arrive as lists, also from the rank itself."""
+        group = self.control if group is None else group
+        payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
+        dist.all_gather(sizes, torch.tensor([len(payload)]), group=group)
+        longest = int(max(sizes))
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.ranks)]
+        payload = torch.nn.functional.pad(payload, (0, longest - len(payload)))
+        dist.all_gather(parts, payload, group=group)
+        return [
+            unpacked(part[: int(size)].numpy().tobytes())
+            for part, size in zip(parts, sizes, strict=True)
+        ]
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)
@@ -137,18 +118,17 @@ class Ranks:
 
 def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
     """The machine that tables are placed on: each rank's GPU, or its part of this machine's memory."""
+    cores, memory = (int(n) // local_ranks for n in (Machine().cores(), Machine().memory_limit()))
     if torch.cuda.is_available():
         return machines.TrainingMachine(
             ranks=ranks,
+            cores=cores,
             memory_bytes=torch.cuda.get_device_properties(0).total_memory,
-            host_memory_bytes=Machine().memory_limit() // 2 // local_ranks,
+            host_memory_bytes=memory // 2,
         )
     # Half is kept for the loader's buffers and the dense layers, which share the memory here.
     return machines.TrainingMachine(
-        ranks=ranks,
-        reserve=0.5,
-        device="cpu",
-        memory_bytes=Machine().memory_limit() // local_ranks,
+        ranks=ranks, cores=cores, memory_bytes=memory, reserve=0.5, device="cpu"
     )
 
 
@@ -167,8 +147,9 @@ def await_ranks(store: Any, rank: int, ranks: int, limit: timedelta = _START) ->
 
 
 @contextmanager
-def world(step_rows: int = 0) -> Iterator[Ranks]:
-    """Returns a context in which the process group exists. `step_rows` is the number of rows of a rank's step."""
+def world(step_rows: int = 0, *, halves: bool = False) -> Iterator[Ranks]:
+    """Returns a context in which the process group exists. `step_rows`: the rows of a rank's step. `halves`: a second
+    thread computes half of them."""
     local_rank, local_ranks = (
         int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
     )
@@ -176,6 +157,8 @@ def world(step_rows: int = 0) -> Iterator[Ranks]:
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)  # before the loader or the group touch a GPU
+    elif halves:
+        torch.set_num_threads(1)
     elif THREADS not in os.environ:
         torch.set_num_threads(thread_count(os.environ, Machine().cores(), step_rows))
     backend = "nccl" if cuda else "gloo"
@@ -199,6 +182,7 @@ def world(step_rows: int = 0) -> Iterator[Ranks]:
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=alone, rank=0, world_size=1)
+    second = ThreadPoolExecutor(1, "sluice-half") if halves else None
     try:
         group = dist.group.WORLD
         yield Ranks(
@@ -212,6 +196,9 @@ def world(step_rows: int = 0) -> Iterator[Ranks]:
             control=dist.new_group(backend="gloo") if cuda else group,
             saving=dist.new_group(backend="gloo"),
             store=dist.distributed_c10d._get_default_store(),
+            second=second,
         )
     finally:
+        if second is not None:
+            second.shutdown()
         dist.destroy_process_group()

@@ -12,7 +12,7 @@ from sluice.dlrm.optim.schedule import RateSchedule
 from sluice.dlrm.options import Config, ConfigError, profile_of, tables_of
 from sluice.dlrm.sharding.apply import describe, placed, summary
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement, step_traffic
+from sluice.dlrm.sharding.shard_sizes import ModelPlacement, Storage, step_traffic
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.row_order import rank_rows
@@ -55,15 +55,21 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
         raise ConfigError(
             "table optimiser: 'adam' has no kernel for a CPU; use rowwise_adagrad, adagrad or sgd here"
         )
-    dense = tuple(f.name for f in table.fields if f.role == "dense")
+    halves = config.step_threads == "halves"
+    if halves and (machine.device != "cpu" or machine.cores < 2):
+        raise ConfigError(
+            f"--step-threads halves needs two cores a rank and no GPU; here, a rank has {machine.cores} cores, and its "
+            f"device is {machine.device}. Leave the option out, or start fewer ranks"
+        )
+    dense = sum(f.role == "dense" for f in table.fields)
     for text in (config.optim.schedule, config.optim.dense_schedule):
         RateSchedule.read(text)
     layout = TableLayout(with_item_table(config.model, table), columns)
     placement = placed(config, layout.tables, machine)
-    parameters = parameters_of(config.model, dense=len(dense), columns=len(layout.own))
-    a_row, an_element = STATES[config.optim.table_optimiser]
-    state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
-    sent = step_traffic(
+    parameters = parameters_of(config.model, dense=dense, columns=len(layout.own))
+    storage = Storage(optimiser=config.optim.table_optimiser)
+    state = sum(storage.state(t.rows, t.width) for t in layout.tables)
+    sent, sent_in_mean = step_traffic(
         placement,
         layout.tables,
         batch=config.batch_size,
@@ -75,9 +81,9 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     copied = sum(
         t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data"
     )
-    gradients = (
-        4 * (parameters + 3 * rank_rows(config.batch_size, machine.ranks) * vectors) + copied
-    )
+    rows = rank_rows(config.batch_size, machine.ranks)
+    # Two halves have a gradient each of the dense layers, and their sum is the third.
+    gradients = 4 * ((3 if halves else 1) * parameters + 3 * rows * vectors) + copied
     held, read = placement.balance
     text = "\n".join(
         [
@@ -85,7 +91,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
             f"a rank holds at most {format_bytes(placement.most_bytes)} of tables and their state",
             (
                 f"largest over mean load of a rank: {held:.2f} in bytes, {read:.2f} in reads; a rank sends "
-                f"{format_bytes(sent.total)} a step, {format_bytes(round(sent.all_reduce))} of it to average gradients"
+                f"{format_bytes(sent)} a step, {format_bytes(sent_in_mean)} of it to average gradients"
             ),
             (
                 f"{config.model.kind}: {parameters:,} parameters in dense layers; "
@@ -98,4 +104,4 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
             ),
         ]
     )
-    return RunPlan(layout, placement, parameters, state, gradients, sent.total, text)
+    return RunPlan(layout, placement, parameters, state, gradients, sent, text)

@@ -60,13 +60,10 @@ def auc(logits: Array, labels: Array, weights: Array) -> float | None:
     return float(np.sum(np.diff(fp) * (tp[1:] + tp[:-1])) / 2 / tp[-1] / fp[-1])
 
 
-def quality(logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> Quality:
+def quality(logits: Array, labels: Array, weights: Array) -> Quality:
     """Returns all measures for one split. Rows of weight 0 (padding) count nowhere."""
-    logits, labels, weights = (np.asarray(a, dtype=np.float64) for a in (logits, labels, weights))
     real = weights > 0
-    logits = logits[real]
-    labels = labels[real]
-    weights = weights[real]
+    logits, labels, weights = logits[real], labels[real], weights[real]
     return _quality(auc(logits, labels, weights), _sums(logits, labels, weights))
 
 
@@ -80,10 +77,7 @@ class Binned:
         self.numbers: Array = np.zeros(2 * _BINS + 5) if numbers is None else numbers
         """The weights of negative rows and then of positive rows in each bin, and the sums over all rows."""
 
-    def add(self, logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> None:
-        logits, labels, weights = (
-            np.asarray(a, dtype=np.float64) for a in (logits, labels, weights)
-        )
+    def add(self, logits: Array, labels: Array, weights: Array) -> None:
         within = np.nan_to_num(np.clip(logits, -_EDGE, _EDGE))
         place = np.minimum((within + _EDGE) * (_BINS / (2 * _EDGE)), _BINS - 1).astype(np.int64)
         self.numbers[:_BINS] += np.bincount(place, weights * (1 - labels), _BINS)

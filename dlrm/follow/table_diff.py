@@ -6,8 +6,6 @@ from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
@@ -165,13 +163,9 @@ def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState
         if "value" not in old.column_names:
             if not old.equals(new):
                 return False
-        elif not _one_array(new["value"]).slice(0, old.num_rows).equals(_one_array(old["value"])):
+        elif not new["value"].slice(0, old.num_rows).equals(old["value"]):
             return False
     return True
-
-
-def _one_array(values: pa.ChunkedArray) -> pa.Array:
-    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
 
 
 def explain_difference(before: Spec, after: Spec, column: str) -> str:

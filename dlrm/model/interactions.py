@@ -44,63 +44,39 @@ class Dots(nn.Module):
 
 
 class CrossLayers(nn.Module):
-    """DCN-v2 with full matrices: x ← x₀ ⊙ (W x + b) + x."""
-
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        for layer in self.layers:
-            _init_layer(layer)
-
-    def forward(self, start: Tensor) -> Tensor:
-        x = start
-        for layer in self.layers:
-            x = start * layer(x) + x
-        return x
-
-    @staticmethod
-    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, Labels]:
-        """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
-        found: dict[str, Labels] = {}
-        for n in range(layers):
-            found |= {f"layers.{n}.weight": (wide, wide), f"layers.{n}.bias": (wide,)}
-        return found
-
-
-class LowRankCross(nn.Module):
-    """DCN-v2 with W = U V of a low rank: x ← x₀ ⊙ (U V x + b) + x."""
+    """DCN-v2: x ← x₀ ⊙ (W x + b) + x. With a rank, W is the product of two narrow matrices, `up` and `down`."""
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
-        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
-        self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
-        for layer in [*self.down, *self.up]:
-            _init_layer(layer)
+        if rank:
+            self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
+            self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
+        else:
+            self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.xavier_normal_(parameter)
 
     def forward(self, start: Tensor) -> Tensor:
         x = start
-        for down, up in zip(self.down, self.up, strict=True):
-            x = start * up(down(x)) + x
+        for layers in zip(*self.children(), strict=True):
+            product = x
+            for layer in layers:
+                product = layer(product)
+            x = start * product + x
         return x
 
     @staticmethod
-    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, Labels]:
+    def labels(wide: Sequence[Hashable], layers: int, rank: int) -> dict[str, Labels]:
         """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
-        found: dict[str, Labels] = {}
-        for n in range(layers):
-            found |= {
-                f"down.{n}.weight": (None, wide),
-                f"up.{n}.weight": (wide, None),
-                f"up.{n}.bias": (wide,),
-            }
-        return found
-
-
-def _init_layer(layer: nn.Module) -> None:
-    assert isinstance(layer, nn.Linear)
-    nn.init.xavier_normal_(layer.weight)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+        of_layer: dict[str, Labels] = (
+            {"down.{}.weight": (None, wide), "up.{}.weight": (wide, None), "up.{}.bias": (wide,)}
+            if rank
+            else {"layers.{}.weight": (wide, wide), "layers.{}.bias": (wide,)}
+        )
+        return {name.format(n): found for n in range(layers) for name, found in of_layer.items()}
 
 
 def second_order(vectors: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from itertools import combinations
 from math import comb
 
-import torch
 from torch import Tensor
 
 from sluice.dlrm.model.interactions import Dots, NamedLabels, Names, mlp
@@ -26,8 +25,7 @@ class Pnn(Tower):
         )
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1), self.dots(pooled)], 1))
-        return logits.squeeze(1)
+        return self.last(dense, pooled.flatten(1), self.dots(pooled))
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:

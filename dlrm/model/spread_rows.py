@@ -33,14 +33,11 @@ def table_of(column: Table, *, spread: bool) -> Table:
 
 def spread_rows(ids: Tensor, rows: int) -> Tensor:
     """Returns the row of each id in a spread table of so many rows."""
+    # Two neighbouring ids are rows / golden ratio apart, so that any range of ids is spread evenly. A stride that is
+    # coprime to rows gives each id its own row.
+    near = max(1, round(rows * (math.sqrt(5) - 1) / 2))
+    stride = next(n for n in range(near, 0, -1) if math.gcd(n, rows) == 1)
     # In two steps, because the product of an id and a stride of 32 bits each does not fit int64.
-    stride, high = _stride(rows), (ids >> 16).long()
+    high = (ids >> 16).long()
     found = ((high * stride % rows << 16) + (ids & 0xFFFF).long() * stride) % rows
     return found.to(ids.dtype)
-
-
-def _stride(rows: int) -> int:
-    """Returns the distance between two neighbouring ids: near rows / golden ratio, so that any range of ids is spread
-    evenly, and coprime to rows, so that each id has its own row."""
-    near = max(1, round(rows * (math.sqrt(5) - 1) / 2))
-    return next(n for n in range(near, 0, -1) if math.gcd(n, rows) == 1)

@@ -22,7 +22,7 @@ from collections.abc import Hashable
 from importlib import import_module
 from itertools import combinations
 from math import comb
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from sluice.dlrm.model.interactions import (
     CrossLayers,
     Dots,
     InterestEvolution,
-    LowRankCross,
     NamedLabels,
     Names,
     mlp,
@@ -47,6 +46,12 @@ class Tower(nn.Module):
     """The base class of towers. The last layers are called `over`, because `first_bias` sets their last bias."""
 
     inputs: ClassVar[tuple[str, ...]] = ("dense", "pooled")
+    over: nn.Sequential
+
+    def last(self, *parts: Tensor) -> Tensor:
+        """Returns the logits of the last layers, over these parts side by side."""
+        logits: Tensor = self.over(torch.cat(parts, 1))
+        return logits.squeeze(1)
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
@@ -94,8 +99,7 @@ class Dlrm(Tower):
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         dense = self.dense(dense)
         dots = self.dots(torch.cat([dense.unsqueeze(1), pooled], 1))
-        logits: Tensor = self.over(torch.cat([dense, dots], 1))
-        return logits.squeeze(1)
+        return self.last(dense, dots)
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
@@ -113,30 +117,21 @@ class Dcn(Tower):
         super().__init__()
         width = config.width * (columns + 1)
         self.dense = mlp([dense, *config.dense_layers, config.width])
-        kind, sizes = self._cross(config)
-        self.cross = kind(width, *sizes)
+        self.cross = CrossLayers(width, config.cross_layers, config.cross_rank)
         self.over = mlp([width, *config.over_layers, 1], last_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        logits: Tensor = self.over(self.cross(torch.cat([self.dense(dense), pooled.flatten(1)], 1)))
-        return logits.squeeze(1)
+        return self.last(self.cross(torch.cat([self.dense(dense), pooled.flatten(1)], 1)))
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         wide = vector_labels(config, _TOWER, *columns)
-        cross = Dcn._cross(config)[0].labels(wide, config.cross_layers)
+        cross = CrossLayers.labels(wide, config.cross_layers, config.cross_rank)
         return {
             "dense.0.weight": (None, dense),
             "over.0.weight": (None, wide),
             **{f"cross.{name}": labels for name, labels in cross.items()},
         }
-
-    @staticmethod
-    def _cross(config: ModelConfig) -> tuple[Any, tuple[int, ...]]:
-        """Returns the class of the cross layers, and their sizes."""
-        if config.cross_rank:
-            return LowRankCross, (config.cross_layers, config.cross_rank)
-        return CrossLayers, (config.cross_layers,)
 
 
 class Dnn(Tower):
@@ -147,8 +142,7 @@ class Dnn(Tower):
         self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1)], 1))
-        return logits.squeeze(1)
+        return self.last(dense, pooled.flatten(1))
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
@@ -166,15 +160,14 @@ class WideDeep(Tower):
         self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor, wide: Tensor) -> Tensor:
-        deep: Tensor = self.over(torch.cat([dense, pooled.flatten(1)], 1))
         linear: Tensor = self.linear(dense)
-        return (deep + linear).squeeze(1) + wide.mean(2).sum(1)
+        return self.last(dense, pooled.flatten(1)) + linear.squeeze(1) + wide.mean(2).sum(1)
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
         return {
             "linear.weight": (None, dense),
-            "over.0.weight": (None, [*dense, *vector_labels(config, *columns)]),
+            **Dnn.labels(config, dense, columns),
         }
 
 
@@ -182,8 +175,7 @@ class DeepFm(WideDeep):
     """DeepFM: Wide & Deep, plus a factorisation machine over the same embeddings."""
 
     def forward(self, dense: Tensor, pooled: Tensor, wide: Tensor) -> Tensor:
-        logits: Tensor = super().forward(dense, pooled, wide)
-        return logits + second_order(pooled)
+        return super().forward(dense, pooled, wide) + second_order(pooled)
 
 
 class Dien(Tower):
@@ -208,8 +200,7 @@ class Dien(Tower):
         target: Tensor,
     ) -> Tensor:
         interest = self.interests(history, lengths, target)
-        logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1), target, interest], 1))
-        return logits.squeeze(1)
+        return self.last(dense, pooled.flatten(1), target, interest)
 
     @staticmethod
     def labels(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:

@@ -53,12 +53,6 @@ def round_at_random(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tenso
     return found.to(dtype)
 
 
-def _mix_bits(numbers: Tensor) -> Tensor:
-    for factor in _FACTORS[1:]:
-        numbers = (numbers ^ (numbers >> 29 & 0x7FFFFFFFF)) * factor
-    return numbers ^ (numbers >> 32 & 0xFFFFFFFF)
-
-
 class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
     """Replaces FBGEMM's module. `replace_tables` turns FBGEMM's object into one of these."""
 
@@ -131,12 +125,13 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         if weights.dtype == torch.float32:
             weights[rows] = moved
             return
-        base = _mix_bits(
-            (rows + keys[0]) * _FACTORS[0] + (self.step * _FACTORS[1] & _LARGEST_INT64)
-        )
-        chance = (
-            (base.unsqueeze(1) * keys[1:]) >> 40 & ((1 << _DROPPED_BITS[weights.dtype]) - 1)
-        ).int()
+        # Mixes the bits of row and step.
+        base = (rows + keys[0]) * _FACTORS[0] + (self.step * _FACTORS[1] & _LARGEST_INT64)
+        for factor in _FACTORS[1:]:
+            base = (base ^ (base >> 29 & 0x7FFFFFFFF)) * factor
+        base ^= base >> 32 & 0xFFFFFFFF
+        mask = (1 << _DROPPED_BITS[weights.dtype]) - 1
+        chance = ((base.unsqueeze(1) * keys[1:]) >> 40 & mask).int()
         weights[rows] = round_at_random(moved, weights.dtype, chance)
 
 

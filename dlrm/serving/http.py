@@ -26,10 +26,12 @@ from sluice.common.suggest import nearest
 from sluice.dlrm.serving.batcher import Batcher
 from sluice.dlrm.serving.decode import Refusal
 from sluice.dlrm.serving.options import ServerLimits
-from sluice.dlrm.serving.scorer import Answer, Scorer, work_of
+from sluice.dlrm.serving.scorer import Answer, Scorer
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _JSON = "application/json"
+_ROW_BYTES = 512
+"""How many bytes of a request take as long as a row."""
 _CLOSE = {"connection": "close"}
 """The rest of the request is not read."""
 _READ = ("GET", "HEAD")
@@ -143,9 +145,11 @@ class HttpApp:
                 f"Content-Type {content_type[:60]!r} is not {_JSON}; say that the rows are JSON, as curl does with "
                 f"-H 'content-type: {_JSON}'",
             )
+        # A short row takes its time, too.
+        work = len(body) + _ROW_BYTES * body.count(b"{")
         try:
             async with asyncio.timeout(timeout):
-                answer: Answer = await self.batcher.ask(bytes(body), work_of(body))
+                answer: Answer = await self.batcher.ask(bytes(body), work)
         except TimeoutError:
             raise Refusal(
                 503, f"no answer within {timeout:g} s: the server is busy", {"retry-after": "1"}

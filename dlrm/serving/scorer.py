@@ -9,13 +9,6 @@ from typing import NamedTuple
 from sluice.dlrm.serving.decode import Decoder, Problems, Refusal
 from sluice.dlrm.serving.served_model import Servable
 
-_ROW_BYTES = 512
-
-
-def work_of(body: bytes | bytearray) -> int:
-    """Estimates the work of a request: its bytes, and a share for each row, because a short row takes its time."""
-    return len(body) + _ROW_BYTES * body.count(b"{")
-
 
 class Answer(NamedTuple):
     """Predictions, and which model made them."""

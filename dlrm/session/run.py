@@ -56,14 +56,9 @@ class TrainingRun:
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
-    def at_newest(self) -> TrainingRun:
-        """Returns the run at its newest checkpoint."""
-        path, meta = latest(self.checkpoints)
-        return replace(self, checkpoint=path, meta=meta)
-
     def on_version(self, version: int) -> TrainingRun:
-        """Returns the run that continues from its checkpoint on another version of its table."""
-        config = self.config
+        """Returns the run that continues from its newest checkpoint on another version of its table."""
+        config, (path, meta) = self.config, latest(self.checkpoints)
         table = config.changed_table(
             FeatureTable.open(
                 config.data,
@@ -82,9 +77,10 @@ class TrainingRun:
             self,
             config=config,
             table=versions.view(table, config.follow),
-            meta=self.meta.following(table, config.to_dict()),
+            checkpoint=path,
+            meta=meta.following(table, config.to_dict()),
             changes=changes,
-            seen=versions.seen_in(table, self.meta, self.options.split_moved),
+            seen=versions.seen_in(table, meta, self.options.split_moved),
         )
 
 

@@ -45,7 +45,7 @@ def train(
     on all ranks if SIGTERM ended the run.
 
     `open_on` opens the run anew, for a table that has changed meanwhile: on a version, or on the newest."""
-    activity = Activity(most_s=run.config.stall_after)
+    config, activity = run.config, Activity(most_s=run.config.stall_after)
 
     def give_up() -> None:
         ending.leave(
@@ -54,10 +54,17 @@ def train(
         )
 
     with (
-        world(rank_rows(run.config.batch_size, run.config.ranks)) as ranks,
+        world(
+            rank_rows(config.batch_size, config.ranks), halves=config.step_threads == "halves"
+        ) as ranks,
         StopSignals(preempt_s=run.options.preempt_s, too_late=give_up) as signals,
         Heartbeat(
-            ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks
+            ranks.store,
+            ranks.rank,
+            ranks.ranks,
+            activity,
+            ending,
+            workers=signals.worker_stacks,
         ),
     ):
         try:
@@ -72,11 +79,6 @@ def train(
                     say(line)
                 report = page.written(run.folder, say)
                 result["report"] = None if report is None else str(report)
-            if preempted:
-                raise Preempted(result if ranks.first else None)
-            return result if ranks.first else None
-        except Preempted:
-            raise
         except Exception as error:
             # The rank that reports first knows the cause. The others only see its connections close.
             try:
@@ -89,6 +91,10 @@ def train(
             if cause is None:
                 raise
             raise Elsewhere(cause) from error
+        outcome = result if ranks.first else None
+        if preempted:
+            raise Preempted(outcome)
+        return outcome
 
 
 @dataclass(kw_only=True)
@@ -184,6 +190,6 @@ class TrainingSession:
             version = ranks.gather_objects(version)[0]
             if version is None:
                 return False
-            self.run = self.run.at_newest().on_version(version)
+            self.run = self.run.on_version(version)
             ranks.barrier()  # Until here, some rank reads files of the version before.
             return True

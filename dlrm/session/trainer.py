@@ -39,25 +39,14 @@ if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
 
-@dataclass(slots=True)
-class TrainingOutcome:
-    """How far a call of `train` has come. It returns this."""
-
-    meta: CheckpointMeta
-    saved_at: int
-    """The step of the last checkpoint."""
-    stopped: bool = False
-    """Whether training ended early because of a stop signal."""
-    good_enough: bool = False
-    """Whether training ended because the model was good enough."""
-
-
 @dataclass(kw_only=True)
 class Trainer:
     """Trains a sharded model on a loader's batches, the `feed`. Ranks communicate before each step, in the step, and
     every `log_every` steps to sum their counters."""
 
     config: Config
+    meta: CheckpointMeta
+    """The progress of the run."""
     world: Ranks
     parts: TrainingParts
     feed: BatchLoader
@@ -76,6 +65,9 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.guard = FiniteGuard(self.config, self.world, self.checker, self.journal.warn)
+        self.good_enough = False
+        """Whether training ended because the model was good enough."""
+        self._saved_at = self.meta.step
         self._has_first_bias = False
         self._staging = staging_for(self.world.device)
         self._overlapped_steps: OverlappedSteps | None = None
@@ -87,27 +79,25 @@ class Trainer:
                 self.parts, self.world, self._compute_loss, self._update
             )
 
-    def train(self, meta: CheckpointMeta) -> TrainingOutcome:
+    def train(self) -> None:
         """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
-        self._outcome = outcome = TrainingOutcome(meta, saved_at=meta.step)
-        while outcome.meta.epoch < self.config.epochs and self._train_epoch():
+        while self.meta.epoch < self.config.epochs and self._train_epoch():
             pass
-        return outcome
 
     def _train_epoch(self) -> bool:
         """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough. Reports, saves
         and evaluates on the way, and at the end of the epoch. Returns whether another epoch may follow."""
-        config, feed, outcome = self.config, self.feed, self._outcome
+        config, feed = self.config, self.feed
         steps = len(feed)
         evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
         # A model that has trained keeps its bias.
-        self._has_first_bias = outcome.meta.step > 0
+        self._has_first_bias = self.meta.step > 0
         step = None
         self.figures.begin()
         started_at, own_at = self.clock(), self.own_clock()
         for step in self._steps(self.synced_batches.batches(feed, self.guard)):
             self._count(step, self.clock() - started_at, self.own_clock() - own_at)
-            meta = outcome.meta
+            meta = self.meta
             self.guard.watch(meta.step, step.batch, step.loss)
             if meta.step % config.log_every == 0:
                 self._report()
@@ -116,23 +106,23 @@ class Trainer:
                 self._save(step.position)
             if evaluation_due:
                 self._evaluate()
-                if outcome.good_enough:
+                if self.good_enough:
                     return False
             started_at, own_at = self.clock(), self.own_clock()
-        outcome.stopped = self.synced_batches.stopped
+        stopped = self.synced_batches.stopped
         if step is not None:
-            if outcome.meta.step % config.log_every:
+            if self.meta.step % config.log_every:
                 self._report()
-            if outcome.meta.step != outcome.saved_at:
+            if self.meta.step != self._saved_at:
                 # After a whole epoch, the position is the start of the next one; after a stop, the last step.
-                self._save(step.position if outcome.stopped else feed.state_dict())
-        if not outcome.stopped:
+                self._save(step.position if stopped else feed.state_dict())
+        if not stopped:
             self._evaluate()
-        return not (outcome.stopped or outcome.good_enough or self._has_new_version())
+        return not (self.synced_batches.stopped or self.good_enough or self._has_new_version())
 
     def _steps(self, batches: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
         """Makes one step after the other, one for each batch. On a GPU they overlap."""
-        first = self._outcome.meta.step
+        first = self.meta.step
         if self._overlapped_steps is not None:
             yield from self._overlapped_steps.steps(batches, first, self._check)
             return
@@ -185,8 +175,8 @@ class Trainer:
     def _count(self, step: TrainingStep, step_s: float, own_s: float) -> None:
         """Counts a step that took `step_s` seconds, with its wait, and `own_s` without waiting for other ranks."""
         self.figures.count(step, step_s, own_s)
-        meta = self._outcome.meta
-        self._outcome.meta = (
+        meta = self.meta
+        self.meta = (
             replace(meta, step=meta.step + 1, skipped=meta.skipped + 1)
             if step.loss is None
             else replace(meta, step=meta.step + 1, rows=meta.rows + step.rows)
@@ -194,7 +184,7 @@ class Trainer:
 
     def _report(self) -> None:
         """Writes a line of the log: the figures of all ranks since the last one."""
-        figures, meta = self.figures.sum_up(), self._outcome.meta
+        figures, meta = self.figures.sum_up(), self.meta
         if not math.isfinite(figures.get("loss", 0.0)):
             self.guard.end()
         if figures:
@@ -205,9 +195,8 @@ class Trainer:
     def _save(self, position: dict[str, Any]) -> None:
         """Writes a checkpoint with the position of the next batch. The epoch of that batch is the number of finished
         epochs."""
-        outcome = self._outcome
-        outcome.meta = meta = replace(outcome.meta, loader=position, epoch=position["epoch"])
-        outcome.saved_at = meta.step
+        self.meta = meta = replace(self.meta, loader=position, epoch=position["epoch"])
+        self._saved_at = meta.step
         with self.synced_batches.activity.apart("saved a checkpoint"), self.feed.resting():
             self.checkpoints.save(replace(meta, **self.tuning()))
         if not position["step"]:
@@ -224,15 +213,13 @@ class Trainer:
     def _evaluate(self) -> None:
         if self._overlapped_steps is not None:
             self._overlapped_steps.pause()
-        outcome = self._outcome
         with self.synced_batches.activity.apart("evaluated"), self.feed.resting():
-            outcome.good_enough = self.validator.evaluate_and_check(outcome.meta)
-        outcome.stopped = self.synced_batches.stopped
+            self.good_enough = self.validator.evaluate_and_check(self.meta)
 
     def _has_new_version(self) -> bool:
         """Whether training ends here, because the table has a newer version. The first rank decides for all."""
         if not self.config.follow:
             return False
         first = self.world.first
-        version = versions.next_version(self.config, self._outcome.meta) if first else None
+        version = versions.next_version(self.config, self.meta) if first else None
         return self.world.gather_objects(version)[0] is not None

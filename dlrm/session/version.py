@@ -25,7 +25,7 @@ from sluice.dlrm.ranks import machine
 from sluice.dlrm.session.check import early_warnings, left_out
 from sluice.dlrm.session.run import TrainingRun
 from sluice.dlrm.session.train import TrainingSession
-from sluice.dlrm.session.trainer import Trainer, TrainingOutcome
+from sluice.dlrm.session.trainer import Trainer
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.step_figures import StepFigures
@@ -76,12 +76,13 @@ def train_version(session: TrainingSession) -> dict[str, Any] | None:
             with suppress(Stopped):
                 trainer.validator.measure("train", run.meta)
         with conditions.inject_faults(loader, journal.event):
-            outcome, controller = _train_and_tune(session, trainer, knob_memory)
+            controller = _train_and_tune(session, trainer, knob_memory)
         loader.close()  # The evaluation needs its threads and memory.
-        if not (outcome.stopped or outcome.good_enough) and session.follow(outcome.meta):
+        ended = trainer.synced_batches.stopped or trainer.good_enough
+        if not ended and session.follow(trainer.meta):
             return None
         result = {
-            **_evaluate_at_end(run, trainer, outcome),
+            **_evaluate_at_end(run, trainer),
             "decisions": controller.decisions if controller else 0,
             "agent_choices": controller.choices if controller else 0,
             "own_choices": controller.own_choices if controller else 0,
@@ -117,6 +118,7 @@ def _make_trainer(
     )
     return Trainer(
         config=config,
+        meta=run.meta,
         world=ranks,
         parts=parts,
         checker=BatchChecker.of(plan.layout, loader, "train"),
@@ -190,8 +192,8 @@ def _report_start(
 
 def _train_and_tune(
     session: TrainingSession, trainer: Trainer, knob_memory: KnobMemory
-) -> tuple[TrainingOutcome, Controller | None]:
-    """Trains with the agent until the last epoch or an early end. Returns the outcome and the agent."""
+) -> Controller | None:
+    """Trains with the agent until the last epoch or an early end. Returns the agent."""
     run, ranks, loader = session.run, session.ranks, trainer.feed
     with assemble.tuned(
         trainer.config,
@@ -208,30 +210,27 @@ def _train_and_tune(
         }
         try:
             session.signals.saved.clear()
-            outcome = trainer.train(run.meta)
+            trainer.train()
             trainer.checkpoints.wait()
             session.signals.saved.set()
         except NotFinite as error:  # on all ranks
             raise trainer.guard.error(str(error)) from None
-    return outcome, controller
+    return controller
 
 
-def _evaluate_at_end(
-    run: TrainingRun, trainer: Trainer, outcome: TrainingOutcome
-) -> dict[str, Any]:
+def _evaluate_at_end(run: TrainingRun, trainer: Trainer) -> dict[str, Any]:
     """Evaluates the model on its test split, unless the run was asked to stop. Returns the figures of the run."""
-    meta, splits, timed = outcome.meta, run.table.splits, trainer.figures
+    meta, splits, timed = trainer.meta, run.table.splits, trainer.figures
     figures: dict[str, Any] = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows"))
     split = None
-    if not outcome.stopped:
+    if not trainer.synced_batches.stopped:
         trainer.validator.conclude(meta)
         split = next((s for s in ("test", "validation") if s in splits), None)
-        try:
+        with suppress(Stopped):
             if split:
                 figures = trainer.validator.measure(split, meta).quality.to_dict()
-        except Stopped:
-            outcome.stopped = True
-    if outcome.stopped:
+    stopped = trainer.synced_batches.stopped
+    if stopped:
         trainer.journal.say(
             f"asked to stop: saved at step {meta.step}"
             if meta.step
@@ -252,7 +251,7 @@ def _evaluate_at_end(
         "epochs": meta.epoch,
         "rows_trained": meta.rows,
         "batches_skipped": meta.skipped,
-        "stopped": outcome.stopped,
+        "stopped": stopped,
         "split": split,
         "rows_set_aside": sum(rows_set_aside),
     }

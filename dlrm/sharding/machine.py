@@ -10,7 +10,7 @@ from sluice.ingest.knobs import KnobError, parse_bytes
 
 
 class MachineError(UsageError):
-    """A machine that cannot be: its message names the figure, its value and what would do."""
+    """A machine that cannot exist. The message names the figure, its value and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class TrainingMachine:
     """A rank's part of the host's memory that tables may spill to, read through the accelerator (UVM). 0: none."""
     device: str = "cuda"
     """`cuda` or `cpu`, which decides what kernels there are."""
+    cores: int = 1
+    """The processor cores of one rank."""
     reserve: float = 0.15
     """Part of a rank's memory kept for what is not a table: dense layers, activations, buffers of the exchange."""
 

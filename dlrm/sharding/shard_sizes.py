@@ -30,7 +30,7 @@ DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}  # the same as TABLE_DTYPES of sluice
 
 
 class PlacementError(UsageError):
-    """Tables that cannot be placed as asked: its message names the table and what would do."""
+    """Tables cannot be placed as asked. The message names the table and what to do."""
 
 
 class DoesNotFit(PlacementError):
@@ -130,20 +130,6 @@ def gb(count: float) -> str:
     return f"{count:.0f} B"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTraffic:
-    """The bytes that the busiest rank sends for a batch, forwards and backwards."""
-
-    all_to_all: float
-    """Ids to where their tables are, pooled vectors back, and their gradients the same way as the ids."""
-    all_reduce: float
-    """Its part in the mean of the gradients of dense layers and of tables with a copy on each rank."""
-
-    @property
-    def total(self) -> int:
-        return round(self.all_to_all + self.all_reduce)
-
-
 def step_traffic(
     placement: ModelPlacement,
     tables: Sequence[Table],
@@ -152,12 +138,14 @@ def step_traffic(
     wire: str = "fp32",
     dense_parameters: int = 0,
     vectors: Mapping[str, int] | None = None,
-) -> StepTraffic:
-    """Returns what the busiest rank sends. `vectors` is the number of pooled vectors that a sample takes from each
-    table, if it is not 1."""
+) -> tuple[int, int]:
+    """Returns the bytes that the busiest rank sends for a batch, forwards and backwards, and its part of these in the
+    mean of gradients: of dense layers, and of tables with a copy on each rank. The others are ids to where their tables
+    are, pooled vectors back, and their gradients. `vectors` is the number of pooled vectors that a sample takes from
+    each table, if it is not 1."""
     ranks = placement.ranks
     if ranks == 1:
-        return StepTraffic(all_to_all=0.0, all_reduce=0.0)
+        return 0, 0
     mine, away = batch / ranks, batch * (ranks - 1) / ranks
     element = 2 if wire == "fp16" else 4
     pooled = [0.0] * ranks
@@ -177,7 +165,5 @@ def step_traffic(
         gradients += (
             sum(mine * count * part.width * element for part in holders) * (ranks - 1) / ranks
         )
-    return StepTraffic(
-        all_to_all=max(pooled) + gradients + ids,
-        all_reduce=2 * dense_parameters * 4 * (ranks - 1) / ranks,
-    )
+    mean = 2 * dense_parameters * 4 * (ranks - 1) / ranks
+    return round(max(pooled) + gradients + ids + mean), round(mean)

@@ -1,6 +1,6 @@
 """A run's curves for TensorBoard: `TensorBoardLog`. Events are written where they happen.
 
-The library's own writer hands them to a thread. A full disk ends that thread, and whoever logs then waits for it
+The library's own writer hands them to a thread. A full disk ends that thread, and the next call then waits for it
 without end.
 """
 

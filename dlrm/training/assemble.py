@@ -68,7 +68,13 @@ def parts_of(
 ) -> TrainingParts:
     """Makes the model with its first weights, sharded over the ranks, and its optimisers."""
     torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
-    plain = Ranker(config.model, layout, dense_columns, decay=config.optim.table_decay)
+    plain = Ranker(
+        config.model,
+        layout,
+        dense_columns,
+        decay=config.optim.table_decay,
+        second=world.second,
+    )
     model = shard(
         plain, placement, world, optimiser=fused_optimiser(config.optim), wire=config.wire
     )

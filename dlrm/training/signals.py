@@ -81,8 +81,8 @@ class StopSignals:
                 self.preempted.set()
                 self.stop.set()
                 now = time.monotonic()
-                due = [(now + _GRACE_S, self.end_wait), (now + self._preempt_s, self._give_up)]
-                due.sort(key=itemgetter(0))
+                both = (now + _GRACE_S, self.end_wait), (now + self._preempt_s, self._give_up)
+                due = sorted(both, key=itemgetter(0))
             if signal.SIGINT in signals and self._wakeup_before >= 0:
                 os.write(self._wakeup_before, signals)  # `sluice.common.program` ends the process
 

@@ -141,6 +141,13 @@ class Started:
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
+    def preempted(self) -> subprocess.CompletedProcess[str]:
+        """Sends SIGTERM, and waits for its end."""
+        self.send(signal.SIGTERM)
+        process = self.ended()
+        assert process.returncode == 143, process.stderr[-3000:]
+        return process
+
     def until(self, sign: str, path: Path | None = None) -> str:
         """Waits until a file, that of its errors if none is given, has the sign after what was waited for before.
         Returns the text from there on."""

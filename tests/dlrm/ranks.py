@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.split import evaluate
+from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
 from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.ranks import Ranks, machine, world
@@ -125,13 +127,13 @@ def whole(value, here: Ranks) -> torch.Tensor:
     if not hasattr(value, "local_shards"):
         return value.detach().cpu().clone()
     full = torch.zeros(*value.size())
-    for part in value.local_shards():
-        at = tuple(
-            slice(o, o + n)
-            for o, n in zip(part.metadata.shard_offsets, part.metadata.shard_sizes, strict=True)
-        )
-        full[at] = part.tensor.view(part.metadata.shard_sizes)
+    fill(full, local_parts(value))
     return here.sum(full)
+
+
+def fill(full: torch.Tensor, parts) -> None:
+    for first, part in parts:
+        full[tuple(slice(o, o + n) for o, n in zip(first, part.shape, strict=True))] = part
 
 
 def whole_weights(model, here: Ranks) -> dict[str, torch.Tensor]:
@@ -214,7 +216,7 @@ def trainer_of(
         validator=SimpleNamespace(evaluate_and_check=evaluate),
         journal=SimpleNamespace(metric=observe, event=lambda _: None, warn=lambda *_: None),
         figures=StepFigures(here),
-        **{"synced_batches": SyncedBatches(here), **more},
+        **{"synced_batches": SyncedBatches(here), "meta": META, **more},
     )
 
 
@@ -252,6 +254,7 @@ def trained(
         parts,
         saved,
         feed,
+        meta=meta,
         evaluate=judge if config.evals > 1 else lambda _: False,
         ahead=ahead,
         observe=lambda m: losses.append(m["loss"]),
@@ -261,11 +264,11 @@ def trained(
         ),
     )
     try:
-        outcome = trainer.train(meta)
+        trainer.train()
         saved.wait()
     finally:
         saved.close()
-    return losses + looks, parts, outcome
+    return losses + looks, parts, trainer
 
 
 def unsharded(config: Config, parts: TrainingParts, weights: dict[str, torch.Tensor]) -> Ranker:
@@ -337,11 +340,11 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
         parts,
         saved,
         PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True),
+        meta=replace(META, step=1, rows=ROWS),
         observe=lines.append,
         ahead=ahead,
     )
-    begun = replace(META, step=1, rows=ROWS)
-    outcome = trainer.train(begun)
+    trainer.train()
     saved.close()
     after = whole_weights(parts.model, here)
     moved = {k: before[k] - after[k] for k in before}
@@ -351,7 +354,7 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
             (m - alone.get_parameter(k).grad).abs().max().item() for k, m in moved.items()
         ),
         "loss": abs(lines[-1]["loss"] - loss.item()),
-        "rows": outcome.meta.rows - ROWS,
+        "rows": trainer.meta.rows - ROWS,
         "timed": trainer.figures.rows,
     }
 
@@ -399,13 +402,13 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     asking = threading.Thread(target=ask)
     if here.first:
         asking.start()
-    outcome = trainer.train(META)
+    trainer.train()
     saved.wait()
     saved.close()
     if here.first:
         asking.join()
     here.barrier()  # the first rank says which checkpoint is the latest, when it has its own
-    return {"stopped": outcome.stopped, "losses": losses, "saved": latest(folder)[1].loader}
+    return {"stopped": synced_batches.stopped, "losses": losses, "saved": latest(folder)[1].loader}
 
 
 def looking_ahead(here: Ranks, folder: Path) -> dict:
@@ -414,8 +417,8 @@ def looking_ahead(here: Ranks, folder: Path) -> dict:
     settings = {"optim": MIXED, "evals": 3}
     plain, one, _ = trained(here, "auto", folder / "plain", ahead=False, **settings)
     ahead, two, _ = trained(here, "auto", folder / "ahead", ahead=True, **settings)
-    a, b = (whole_weights(p.model, here) | states(p, here) for p in (one, two))
-    broken, _, outcome = trained(
+    differ = differing(here, one, two)
+    broken, _, trainer = trained(
         here, "auto", folder / "broken", stop_at=4, ahead=True, optim=MIXED
     )
     rest, _, _ = trained(
@@ -430,8 +433,8 @@ def looking_ahead(here: Ranks, folder: Path) -> dict:
     return {
         "plain": plain,
         "ahead": ahead,
-        "differ": [k for k in a if not torch.equal(a[k], b[k])],
-        "at": outcome.meta.loader,
+        "differ": differ,
+        "at": trainer.meta.loader,
         "broken": broken,
         "rest": rest,
     }
@@ -463,15 +466,12 @@ def with_an_extreme_value(here: Ranks, folder: Path) -> dict:
             folder / f"{how}-{ahead}",
             {"ahead": ahead, "model": ModelConfig(kind="dcn", **SMALL)},
         )
-        losses, one, outcome = trained(
+        losses, one, trainer = trained(
             here, how, base / "a", feed=PoisonedFeed, on_nonfinite="skip", **settings
         )
         expected, two, _ = trained(here, how, base / "b", feed=FeedWithoutThat, **settings)
-        a, b = (whole_weights(p.model, here) | states(p, here) for p in (one, two))
-        found["differ"] += [k for k in a if not torch.equal(a[k], b[k])] + [losses] * (
-            losses != expected
-        )
-        found["skipped"].append([outcome.meta.skipped, outcome.meta.step, outcome.meta.rows])
+        found["differ"] += differing(here, one, two) + [losses] * (losses != expected)
+        found["skipped"].append([trainer.meta.skipped, trainer.meta.step, trainer.meta.rows])
         try:
             trained(here, how, base / "c", feed=PoisonedFeed, **settings)
         except NotANumber as error:
@@ -487,28 +487,19 @@ def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
         for name, values in optimiser.state_dict()["state"].items():
             for key, value in values.items():
                 label = f"{which} {name} {key.rpartition('.')[2]}"
-                if hasattr(value, "local_shards"):
-                    mine[label] = (
-                        tuple(value.size()),
-                        [
-                            (p.metadata.shard_offsets, p.metadata.shard_sizes, p.tensor)
-                            for p in value.local_shards()
-                        ],
-                    )
-                elif isinstance(value, torch.Tensor):
-                    mine[label] = (
-                        tuple(value.shape),
-                        [([0] * value.dim(), list(value.shape), value)],
-                    )
+                if hasattr(value, "size"):
+                    mine[label] = tuple(value.size()), local_parts(value)
     found: dict[str, torch.Tensor] = {}
     for theirs in here.gather_objects(mine):
-        for label, (size, shards) in theirs.items():
-            full = found.setdefault(label, torch.zeros(size))
-            for offsets, sizes, part in shards:
-                full[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = (
-                    part.view(sizes)
-                )
+        for label, (size, parts_of_it) in theirs.items():
+            fill(found.setdefault(label, torch.zeros(size)), parts_of_it)
     return found
+
+
+def differing(here: Ranks, *pair: TrainingParts) -> list[str]:
+    """The weights and states in which two models differ."""
+    a, b = (whole_weights(parts.model, here) | states(parts, here) for parts in pair)
+    return [k for k in a if not torch.equal(a[k], b[k])]
 
 
 def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
@@ -664,21 +655,23 @@ def resumed(here: Ranks, folder: Path) -> dict:
         **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")},
         "copies": {"optim": replace(MIXED, table_optimiser="adagrad")},
     }
+    runs["halves"] = runs["deepfm"]
+    alone = here
     for name, settings in runs.items():
         base, how = folder / f"{name}-{here.ranks}", "data" if name == "copies" else "auto"
+        here = replace(alone, second=ThreadPoolExecutor(1) if name == "halves" else None)
         straight, parts, _ = trained(here, how, base / "a", **settings)
-        broken, _, outcome = trained(here, how, base / "b", stop_at=4, **settings)
+        broken, _, trainer = trained(here, how, base / "b", stop_at=4, **settings)
         saved = next((base / "b").glob("step-*"))
         rest, again, _ = trained(here, how, base / "c", stop_at=4, resume=saved, **settings)
         found[f"resume_{name}"] = {
             "straight": straight,
             "broken": broken,
             "rest": rest,
-            "stopped": outcome.stopped,
-            "at": outcome.meta.loader,
+            "stopped": trainer.synced_batches.stopped,
+            "at": trainer.meta.loader,
         }
-        a, b = (whole_weights(p.model, here) | states(p, here) for p in (parts, again))
-        found[f"equal_{name}"] = all(torch.equal(a[k], b[k]) for k in a)
+        found[f"equal_{name}"] = not differing(here, parts, again)
         if here.ranks == 1:
             theirs = next((folder / f"{name}-2" / "b").glob("step-*"))
             found[f"taken_{name}"], _, _ = trained(

@@ -50,6 +50,12 @@ def activities(clock: Clock, ranks: int, *, steps: int = 5, step_s: float = 0.1)
     return found
 
 
+def judge(*beats):
+    """The verdict on reports of ranks 0, 1 and so on: just sent, or each with its age."""
+    aged = (beat if isinstance(beat, tuple) else (beat, 0.0) for beat in beats)
+    return verdict(dict(enumerate(aged)))
+
+
 def of(clock: Clock, **how: float) -> Activity:
     return activities(clock, 1, **how)[0]
 
@@ -65,7 +71,7 @@ def test_what_was_done_between_steps_makes_none_of_them_slower():
     with activity.apart("saved a checkpoint"):
         clock.now += 300.0
         assert activity.beat(1, 0).limit_s is None
-        assert verdict({0: (activity.beat(1, 0), 0.0)}) is None
+        assert judge(activity.beat(1, 0)) is None
     assert (activity.beat(1, 0).phase, activity.beat(1, 0).age_s) == ("was at batch 4", 0.0)
     activity.fetches(5, lambda: None)
     assert activity.step_limit_s == pytest.approx(10.0)
@@ -77,13 +83,13 @@ def test_before_steps_were_measured_and_between_passes_nothing_is_judged_by_them
     first = Activity(most_s=4.0, clock=clock)
     first.fetches(1, lambda: None)
     clock.now += 119.0
-    assert verdict({0: (first.beat(1, 0), 0.0)}) is None, "a pipeline fills, kernels are compiled"
+    assert judge(first.beat(1, 0)) is None, "a pipeline fills, kernels are compiled"
     clock.now += 2.0
-    assert verdict({0: (first.beat(1, 0), 0.0)}).ranks == (0,)
+    assert judge(first.beat(1, 0)).ranks == (0,)
     activity = of(clock)
     activity.rests()
     clock.now += 1000.0
-    assert verdict({0: (activity.beat(1, 0), 0.0)}) is None
+    assert judge(activity.beat(1, 0)) is None
 
 
 def test_a_wait_for_a_batch_is_no_standstill_while_the_loader_works():
@@ -93,44 +99,32 @@ def test_a_wait_for_a_batch_is_no_standstill_while_the_loader_works():
     for _ in range(30):
         clock.now += 60.0
         work[0] += 1
-        assert verdict({0: (activity.beat(1, 0), 0.0)}) is None
+        assert judge(activity.beat(1, 0)) is None
     clock.now += 121.0
-    found = verdict({0: (activity.beat(1, 0), 0.0)})
+    found = judge(activity.beat(1, 0))
     assert_names(found.text, "rank 0", "121 s", "batch 5", "120 s")
 
 
 def test_a_silent_rank_is_named_with_its_last_phase_once_the_others_wait_for_it():
     stopped, other = (replace(BEAT, phase="waited for batch 7"), 10.5), replace(WAITS, age_s=10.5)
-    found = verdict({0: (other, 0.0), 1: stopped})
+    found = judge(other, stopped)
     assert (found.ranks, found.silent) == ((1,), True)
     assert_names(found.text, "rank 1 on host1", "nothing was heard", "10 s", "batch 7")
-    assert verdict({0: (replace(other, age_s=3.0), 0.0), 1: stopped}) is None, (
-        "another rank gets somewhere"
-    )
-    assert verdict({0: (replace(other, limit_s=None), 0.0), 1: stopped}).ranks == (1,), (
-        "it writes the report, say"
-    )
-    assert verdict({0: (BEAT, 0.0), 1: (replace(stopped[0], over=True), 99.0)}) is None, (
-        "it has ended"
-    )
-    assert (
-        verdict({0: (other, 0.0), 1: (replace(BEAT, limit_s=None, silence_s=120.0), 60.0)}) is None
-    )
+    assert judge(replace(other, age_s=3.0), stopped) is None, "another rank gets somewhere"
+    assert judge(replace(other, limit_s=None), stopped).ranks == (1,), "it writes the report, say"
+    assert judge(BEAT, (replace(stopped[0], over=True), 99.0)) is None, "it has ended"
+    assert judge(other, (replace(BEAT, limit_s=None, silence_s=120.0), 60.0)) is None
 
 
 def test_a_rank_that_answers_and_gets_nowhere_is_the_one_that_the_others_wait_for():
     late = replace(BEAT, count=3, age_s=11.0, phase="was at batch 1")
     waiting = replace(WAITS, age_s=10.5)
-    assert verdict({0: (waiting, 0.0), 1: (late, 0.0), 2: (waiting, 0.0)}).ranks == (1,)
+    assert judge(waiting, late, waiting).ranks == (1,)
     same = replace(late, count=4)
-    assert verdict({0: (waiting, 0.0), 1: (same, 0.0)}).ranks == (1,), (
-        "who only waits is not to blame"
-    )
-    assert verdict({0: (waiting, 0.0), 1: (waiting, 0.0)}).ranks == (0, 1), "unless all do"
-    assert verdict({0: (waiting, 0.0), 1: (replace(late, limit_s=None), 0.0)}) is None, (
-        "it may take its time"
-    )
-    assert verdict({0: (waiting, 0.0), 1: (replace(late, age_s=2.0), 0.0)}) is None
+    assert judge(waiting, same).ranks == (1,), "who only waits is not to blame"
+    assert judge(waiting, waiting).ranks == (0, 1), "unless all do"
+    assert judge(waiting, replace(late, limit_s=None)) is None, "it may take its time"
+    assert judge(waiting, replace(late, age_s=2.0)) is None
 
 
 class Left(Exception):

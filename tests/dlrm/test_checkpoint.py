@@ -95,6 +95,10 @@ def saved(tmp_path):
     found.close()
 
 
+def weight_in(path):
+    return Checkpoint(path).tensors(["model.weight"])["model.weight"]
+
+
 def steps(folder):
     return sorted(int(p.name.removeprefix("step-")) for p in folder.glob("step-*"))
 
@@ -104,7 +108,7 @@ def test_what_is_saved_is_the_state_at_the_call_though_training_goes_on(saved):
     saved.weight.fill_(9.0)
     saved.checkpoints.wait()
     path, meta = latest(saved.folder)
-    assert Checkpoint(path).tensors(["model.weight"])["model.weight"].tolist() == [1.0] * 3
+    assert weight_in(path).tolist() == [1.0] * 3
     assert meta.step == 1
     assert saved.lines[0]["path"] == path.name
 
@@ -138,18 +142,15 @@ def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
     saved.weight.fill_(2.0)
     again = _with_steps(saved, 10)
     assert (first.name, again.name) == ("step-000000010", "step-000000010-2")
-    assert [
-        Checkpoint(p).tensors(["model.weight"])["model.weight"][0].item() for p in (first, again)
-    ] == [1.0, 2.0]
+    assert [weight_in(p)[0].item() for p in (first, again)] == [1.0, 2.0]
 
 
 def test_a_link_under_a_temporary_name_is_not_followed(saved):
     _with_steps(saved, 1)
     (saved.folder / "victim").write_text("as it was")
     (saved.folder / "LATEST.part").symlink_to(saved.folder / "victim")
-    saved.checkpoints.save(replace(META, step=2))
     with raises(CheckpointError, "OSError", "LATEST.part"):
-        saved.checkpoints.wait()
+        _with_steps(saved, 2)
     assert (saved.folder / "victim").read_text() == "as it was"
     assert latest(saved.folder)[1].step == 1
 
@@ -165,9 +166,8 @@ def test_a_file_that_the_disk_holds_otherwise_than_written_is_no_checkpoint(save
                 path.write_bytes(path.read_bytes()[:-1] + b"x")
 
     saved.checkpoints.files = Lying()
-    saved.checkpoints.save(replace(META, step=3))
     with raises(CheckpointError, "step-000000003", PART):
-        saved.checkpoints.wait()
+        _with_steps(saved, 3)
     assert steps(saved.folder) == [1, 2]
     check(latest(saved.folder)[0])
 
@@ -180,9 +180,8 @@ def test_another_program_that_writes_into_the_run_folder_is_noticed(saved):
             super().write_atomically(path, text if path.name != "LATEST" else "step-000000001\n")
 
     saved.checkpoints.files = Other()
-    saved.checkpoints.save(replace(META, step=2))
     with raises(CheckpointError, "step-000000002", "another program"):
-        saved.checkpoints.wait()
+        _with_steps(saved, 2)
 
 
 def test_latest_names_a_folder_once_its_name_and_all_its_files_are_on_the_disk(saved):
@@ -214,7 +213,7 @@ def test_elements_that_no_rank_holds_are_missed_when_saved_and_when_read(saved):
     layout["tensors"]["model.weight"]["chunks"] = []
     (path / LAYOUT).write_text(json.dumps(layout))
     with raises(CheckpointError, "holds 0 of 3 elements of model.weight"):
-        Checkpoint(path).tensors(["model.weight"])
+        weight_in(path)
 
 
 @pytest.mark.parametrize("file", ["../part", "..", ""])
@@ -232,13 +231,12 @@ def test_whatever_is_saved_the_newest_finite_state_is_latest_and_nothing_else_is
         saved.weight.fill_(step)
         if bad is not None:
             saved.weight[chance.randrange(3)] = bad
-        saved.checkpoints.save(replace(META, step=step))
         if bad is None:
-            saved.checkpoints.wait()
+            _with_steps(saved, step)
             finite.append(step)
         else:
             with raises(NotFinite, f"step-{step:09d}", "model.weight (1 of 3)"):
-                saved.checkpoints.wait()
+                _with_steps(saved, step)
         assert steps(saved.folder) == finite[-2:]
         if finite:
             assert latest(saved.folder)[1].step == finite[-1]
@@ -255,13 +253,13 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded_and_the_newest_that_is_is
     path, _ = latest(saved.folder)
     assert path.name == "step-000000004"
     with raises(NotFinite, "step-000000004", "model.weight (2 of 3)", "step-000000002", "LATEST"):
-        Checkpoint(path).tensors(["model.weight"])
+        weight_in(path)
     for step in (1, 2):
         shutil.rmtree(saved.folder / f"step-{step:09d}")
     with pytest.raises(
         NotFinite, match="no other checkpoint of this run is finite: begin another run"
     ):
-        Checkpoint(path).tensors(["model.weight"])
+        weight_in(path)
 
 
 def test_a_written_file_is_on_the_disk(tmp_path, monkeypatch):
@@ -275,17 +273,14 @@ def test_a_written_file_is_on_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):
-    saved.checkpoints.save(replace(META, step=1))
-    saved.checkpoints.wait()
+    _with_steps(saved, 1)
     saved.disk.room = False
-    saved.checkpoints.save(replace(META, step=2))
     with raises(CheckpointError, "step-000000002", "OSError", "No space left"):
-        saved.checkpoints.wait()
+        _with_steps(saved, 2)
     assert steps(saved.folder) == [1]
     assert latest(saved.folder)[1].step == 1
     saved.disk.room = True
-    saved.checkpoints.save(replace(META, step=3))
-    saved.checkpoints.wait()
+    _with_steps(saved, 3)
     assert latest(saved.folder)[1].step == 3
 
 
@@ -325,16 +320,12 @@ PART = "rank-00000.safetensors"
 def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(saved):
     path = _with_steps(saved, 1, 2)
     whole = (path / PART).read_bytes()
-    for look in (
-        check,
-        lambda p: check(p, Alone()),
-        lambda p: check(p, Second()),
-    ):
+    for world in (None, Alone(), Second()):
         (path / PART).write_bytes(whole)
-        look(path)
+        check(path, world)
         (path / PART).write_bytes(whole[:-1] + b"x")
         with raises(CheckpointError, "step-000000002", PART, "damaged", "step-000000001", "LATEST"):
-            look(path)
+            check(path, world)
     (path / PART).unlink()
     with raises(CheckpointError, PART, "No such file"):
         check(path)

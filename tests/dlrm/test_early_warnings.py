@@ -3,6 +3,7 @@ that follow the rows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -34,17 +35,14 @@ def test_job_and_run_warn_of_an_hour_of_avazu_that_all_goes_into_train(tmp_path)
     ]
     assert all(f"warning: {text}\n" in said.text for text in texts), said.text
     table = FeatureTable.open(tmp_path / "table")
-    found = early_warnings(
-        Config(data=table.uri, version=0, batch_size=8),
-        table,
-        RowsPlan(groups=((40,),), batch_size=8, last="pad"),
-    )
+    plan = RowsPlan(groups=((40,),), batch_size=8, last="pad")
+    config = Config(data=table.uri, version=0, batch_size=8)
+    found = early_warnings(config, table, plan)
     assert found[:2] == texts
     assert_names(found[2], "'validation'", "'test'")
     assert len(found) == 3
-    plan = RowsPlan(groups=((40,),), batch_size=8, last="pad")
-    config = Config(data=table.uri, version=0, batch_size=8, spec="features/events.toml")
-    (refused,) = set(early_warnings(config, table, plan)) - set(found)
+    by_spec = replace(config, spec="features/events.toml")
+    (refused,) = set(early_warnings(by_spec, table, plan)) - set(found)
     assert_names(refused, "`sluice serve`", "--spec", "sluice etl --spec")
 
 

@@ -23,13 +23,10 @@ from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.training.synced_batches import SyncedBatches
-from tests.dlrm.rig import FakeBatch, FakeSplit
+from tests.dlrm.rig import META, FakeBatch, FakeSplit
 from tests.raises import assert_names
 
 SIZES = {"few": 3, "one": 9, "bag": 9}
-META = CheckpointMeta(
-    config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"), trained={}
-)
 
 
 class Alone:
@@ -38,6 +35,10 @@ class Alone:
 
     def gather_objects(self, value):
         return [unpacked(packed(value))]
+
+
+def at(step: int) -> CheckpointMeta:
+    return replace(META, step=step)
 
 
 def told(b):
@@ -138,18 +139,14 @@ def test_beyond_the_stated_size_logits_are_counted_in_bins():
     feed = split(rows=256, batches=8)
     exact, rough = findings(feed), findings(feed, exact_rows=100)
     logits, labels = (
-        torch.cat([part(b)[b.weight > 0] for b in feed.batches])
+        torch.cat([part(b)[b.weight > 0] for b in feed.batches]).double().numpy()
         for part in (told, lambda b: b.label)
     )
-    assert exact.quality == quality(logits, labels, torch.ones(len(labels)))
+    assert exact.quality == quality(logits, labels, labels**0)
     assert exact.positives == int(labels.sum())
-    a, b = exact.quality, rough.quality
-    assert a.rows == b.rows
-    assert a.auc != b.auc
-    assert b.auc == pytest.approx(a.auc, abs=2e-4)
-    assert [b.ne, b.logloss, b.calibration] == pytest.approx(
-        [a.ne, a.logloss, a.calibration], rel=1e-12
-    )
+    a, b = exact.quality.to_dict(), rough.quality.to_dict()
+    assert 0 < abs(a.pop("auc") - b.pop("auc")) < 2e-4
+    assert b == pytest.approx(a, rel=1e-12)
     assert (exact.positives, exact.spread) == (rough.positives, rough.spread)
 
 
@@ -220,7 +217,7 @@ def test_a_stop_ends_an_evaluation_and_leaves_nothing_of_it(judged):
         looks.append(len(looks))
         return len(looks) > 2  # once before a batch is fetched and once after it
 
-    assert not make(asked_to_stop=asked_to_stop).evaluate_and_check(replace(META, step=10))
+    assert not make(asked_to_stop=asked_to_stop).evaluate_and_check(at(10))
     assert len(looks) == 4  # of three batches, one was looked at
     assert (lines.metrics, lines.said, best(folder)) == ([], [], None)
 
@@ -228,11 +225,11 @@ def test_a_stop_ends_an_evaluation_and_leaves_nothing_of_it(judged):
 def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
     make, lines, shown, folder = judged
     judge = make()
-    assert not judge.evaluate_and_check(replace(META, step=10))
+    assert not judge.evaluate_and_check(at(10))
     first = best(folder)
     assert first[0].name == "step-000000010"
     shown["sense"] = 0.2
-    assert not judge.evaluate_and_check(replace(META, step=20))
+    assert not judge.evaluate_and_check(at(20))
     assert best(folder) == first
     assert [m["step"] for m in lines.metrics] == [10, 20]
     assert_names(lines.said[0], "validation", "0.5 epochs", "auc")
@@ -240,9 +237,9 @@ def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
 
 def test_training_may_end_at_the_auc_that_was_asked_for(judged):
     make, lines, *_ = judged
-    assert make(stop_auc=0.8).evaluate_and_check(replace(META, step=10))
+    assert make(stop_auc=0.8).evaluate_and_check(at(10))
     judge = make(stop_auc=lines.metrics[0]["auc"] + 1e-3)
-    assert not judge.evaluate_and_check(replace(META, step=10))
+    assert not judge.evaluate_and_check(at(10))
     assert [e["kind"] for e in lines.events] == ["reached"]
 
 
@@ -251,22 +248,22 @@ def test_predictions_that_are_no_numbers_are_never_the_best(judged, monkeypatch)
     numbers = iter([math.nan] * 3)  # of three batches
     monkeypatch.setattr(PARTS, "model", lambda logits, _sparse: logits * next(numbers, 1.0))
     judge = make(stop_auc=0.8)
-    assert not judge.evaluate_and_check(replace(META, step=10))
+    assert not judge.evaluate_and_check(at(10))
     assert best(folder) is None
     assert lines.metrics[0]["auc"] is None
     json.dumps(lines.metrics, allow_nan=False)
     (warning,) = (e["text"] for e in lines.events)
     assert_names(warning, "step 10", "'validation'", "not a number", "2000 in 'd1'")
-    assert judge.evaluate_and_check(replace(META, step=20))
+    assert judge.evaluate_and_check(at(20))
     assert best(folder) is not None
 
 
 def test_a_model_at_chance_is_a_warning_with_likely_causes(judged):
     make, lines, shown, _ = judged
     shown["sense"] = 0.0
-    make().evaluate_and_check(replace(META, step=9))
+    make().evaluate_and_check(at(9))
     assert not lines.events
-    make().evaluate_and_check(replace(META, step=10))
+    make().evaluate_and_check(at(10))
     assert lines.events[0]["kind"] == "warning"
     assert "column 'd1' reaches 2000" in lines.events[0]["text"]
 
@@ -277,7 +274,7 @@ def test_a_score_that_has_been_falling_for_a_third_of_an_epoch_is_one_warning(ju
     judge = make()
     for step, sense in ((10, 1.0), (16, 0.3), (17, 0.3), (24, 0.3), (30, 1.5), (40, 0.45)):
         shown["sense"] = sense
-        judge.evaluate_and_check(replace(META, step=step))
+        judge.evaluate_and_check(at(step))
     assert [(e["kind"], e["step"]) for e in lines.events] == [("warning", 17), ("warning", 40)]
     texts = [e["text"] for e in lines.events]
     assert_names(texts[0], "0.35 epochs", "learning rate")
@@ -287,8 +284,8 @@ def test_a_score_that_has_been_falling_for_a_third_of_an_epoch_is_one_warning(ju
 def test_a_trained_model_whose_predictions_are_off_is_a_warning_at_its_end(judged):
     make, lines, shown, _ = judged
     judge, shown["sense"] = make(), -1.0
-    judge.evaluate_and_check(replace(META, step=5))
+    judge.evaluate_and_check(at(5))
     assert not lines.events
-    judge.conclude(replace(META, step=5))
+    judge.conclude(at(5))
     assert [e["kind"] for e in lines.events] == ["warning"]
     assert_names(lines.events[0]["text"], "validation", "above 1")

@@ -29,12 +29,10 @@ def test_words_numbers_and_arrays_arrive_as_they_were():
     assert list(got) == list(said)
     for key, value in said.items():
         if isinstance(value, (np.ndarray, torch.Tensor)):
-            assert (type(got[key]), got[key].dtype, got[key].shape) == (
-                type(value),
-                value.dtype,
-                value.shape,
+            found, expected = (
+                (type(one), one.dtype, one.shape, one.tolist()) for one in (got[key], value)
             )
-            assert got[key].tolist() == value.tolist()
+            assert found == expected
         else:
             assert got[key] == value
     got["tensor"] += 1  # memory of its own
@@ -45,8 +43,6 @@ def test_words_numbers_and_arrays_arrive_as_they_were():
     "value",
     [
         object(),
-        {1: 2},
-        {"an array": []},
         np.array([object()]),
         np.array(["text"]),
         {1, 2},

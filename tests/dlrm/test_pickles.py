@@ -9,13 +9,9 @@ import json
 
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
-from tests.dlrm.rig import ROOT
+from sluice.dlrm.checkpoint.meta import CheckpointError, latest
+from tests.dlrm.rig import META, ROOT
 from tests.raises import raises
-
-META = CheckpointMeta(
-    config={}, version=0, fingerprint={}, columns={}, dense=(), trained={}, step=7
-)
 
 FORBIDDEN = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 OBJECTS = {

@@ -48,6 +48,11 @@ def _data(folder: Path) -> list[object]:
     ]
 
 
+def result(folder: Path) -> dict:
+    """The last line of the run on two ranks."""
+    return json.loads((folder / "two.json").read_text())
+
+
 def losses(folder: Path, run: str) -> list[float]:
     lines = read_lines(folder / run / "metrics.jsonl")
     return [line["loss"] for line in lines if line["kind"] == "train"]
@@ -89,7 +94,7 @@ def spoil(path: str, column: str, *, row: int, value: float) -> None:
 
 
 def test_the_last_line_says_what_came_of_it(folder):
-    found = json.loads((folder / "two.json").read_text())
+    found = result(folder)
     assert found["rows"] == ROWS // 10
     assert found["split"] == "test"
     assert 0.5 < found["auc"] < 1
@@ -126,7 +131,7 @@ def test_the_run_folder_tells_the_run(folder):
 
 
 def test_the_report_shows_plan_optimiser_memory_curves_and_stalls(folder):
-    text = Path(json.loads((folder / "two.json").read_text())["report"]).read_text()
+    text = Path(result(folder)["report"]).read_text()
     plan = text[text.index("Sharding plan") :]
     assert all(f">{name}<" in plan for name in ("C1", "C26", "row", "table"))
     for words in (
@@ -156,34 +161,32 @@ def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(fold
     run = Run.read(folder / "again")
     assert "'tuning': 'planner'" in str(run.config)
     assert losses(folder, "again") == losses(folder, "two")
-    assert last_json(process)["auc"] == json.loads((folder / "two.json").read_text())["auc"]
+    assert last_json(process)["auc"] == result(folder)["auc"]
 
 
 def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
     from sluice.dlrm import evaluate
 
     found = evaluate.main(f"--run-dir {folder}/two --data {folder}/table".split())
-    trained = json.loads((folder / "two.json").read_text())
+    trained = result(folder)
     assert found["rows"] == trained["rows"]
     assert found["auc"] == pytest.approx(trained["auc"], abs=1e-6)
     assert found["logloss"] == pytest.approx(trained["logloss"], abs=1e-6)
 
 
 def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder, forks):
-    """One process, then two: also a resume on another number of ranks."""
+    """One process that computes each step in halves, then two: also a resume on another number of ranks."""
     words = ("dlrm.train", "--run-dir", folder / "broken", *_data(folder), "--epochs", 50)
-    with forks.start(*words, tmp=folder) as started:
+    with forks.start(*words, "--step-threads", "halves", tmp=folder) as started:
         started.until("\nstep")
-        started.send(signal.SIGTERM)
-        process = started.ended()
-    assert process.returncode == 143, process.stderr
+        process = started.preempted()
     stopped = last_json(process)
     assert stopped["stopped"]
     done = losses(folder, "broken")
     assert len(done) == stopped["steps"]
     assert stopped["steps"] < len(losses(folder, "two"))
     assert_names(process.stderr, "asked to stop", f"step {stopped['steps']}")
-    go_on = f"--run-dir {folder}/broken --resume --epochs 2".split()
+    go_on = f"--run-dir {folder}/broken --resume --epochs 2 --step-threads operations".split()
     resumed = forks.train(*go_on, tmp=folder, ranks=2)
     assert_names(resumed.stderr, f"from step {stopped['steps']}", f"epoch {stopped['epochs']} of 2")
     assert "asked to stop" not in resumed.stderr
@@ -194,13 +197,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
     """As a scheduler types it each time: in the folder of a run that was asked to stop before its first step, in one of
     a run that was killed, and in one whose run is over."""
     run = tmp_path / "run"
-    words = [
-        "dlrm.train",
-        "--run-dir",
-        run,
-        "--resume",
-        *_data(folder),
-    ]
+    words = ["dlrm.train", "--run-dir", run, "--resume", *_data(folder)]
     with RunFolder.create(run, {"kind": "train"}) as stopped:
         stopped.metric({"kind": "loader", "rows": 0, "rows_per_s": 0.0, "stall": 1.0})
     with forks.start(*words, "--epochs", 1000, tmp=tmp_path) as started:
@@ -243,9 +240,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
         kept = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
         assert (kept.pinned, kept.files) == ((0,), ())
         started.until('"stall-store', tmp_path / "run" / "events.jsonl")
-        started.send(signal.SIGTERM)
-        process = started.ended()
-    assert process.returncode == 143, process.stderr
+        process = started.preempted()
     stopped = last_json(process)
     assert stopped["stopped"]
     meta = latest(tmp_path / "run" / "checkpoints")[1]

@@ -135,6 +135,7 @@ def run(
 
     trainer = SlowTrainer(
         config=config,
+        meta=replace(META, **(begun or {})),
         world=here,
         parts=None,
         feed=SlowFeed(clock, steps),
@@ -150,20 +151,17 @@ def run(
         ),
     )
     trainer.loss = loss
-    meta = replace(META, **(begun or {}))
-    outcome = trainer.train(meta)
-    found = SimpleNamespace(meta=outcome.meta, stopped=outcome.stopped, figures=trainer.figures)
-    return found, lines, done
+    trainer.train()
+    return trainer, lines, done
 
 
 def test_the_stall_is_the_wait_in_next_alone():
     """5 steps wait 4 × 2 s (the first batch, 3 s, is told apart) and compute 5 × 6 s; saving counts nowhere."""
-    outcome, lines, _ = run(5)
-    assert outcome.figures.first_batch_s == 3
-    assert outcome.figures.wait_s == 8
-    assert outcome.figures.compute_s == 30
-    assert outcome.figures.stall == pytest.approx(8 / 38)
-    assert outcome.figures.samples_per_s == pytest.approx(5 * ROWS / 38)
+    trainer, lines, _ = run(5)
+    figures = trainer.figures
+    assert (figures.first_batch_s, figures.wait_s, figures.compute_s) == (3, 8, 30)
+    assert figures.stall == pytest.approx(8 / 38)
+    assert figures.samples_per_s == pytest.approx(5 * ROWS / 38)
     assert [line["step"] for line in lines] == [2, 4, 5]
     assert lines[1]["stall"] == pytest.approx(4 / 16)
 
@@ -204,18 +202,18 @@ def test_a_line_names_the_slow_rank_by_its_time_without_waits_and_the_rank_with_
 
 def test_a_request_to_stop_is_answered_before_the_next_batch():
     """The third step ends at 25 s."""
-    outcome, lines, done = run(100, log_every=4, stop_at=20)
-    assert outcome.stopped
-    assert (outcome.meta.step, outcome.meta.epoch) == (3, 0)
+    trainer, lines, done = run(100, log_every=4, stop_at=20)
+    assert trainer.synced_batches.stopped
+    assert (trainer.meta.step, trainer.meta.epoch) == (3, 0)
     assert [line["step"] for line in lines] == [3]
     assert done == [("saved", 3)]
 
 
 def test_a_stop_while_a_batch_is_waited_for_leaves_that_batch_out():
     """It comes at 19 s, and only then is the trainer asked again."""
-    outcome, _, done = run(100, stop_at=18)
-    assert (outcome.meta.step, outcome.meta.rows, done) == (2, 2 * ROWS, [("saved", 2)])
-    assert outcome.meta.loader == {"epoch": 0, "step": 2}, "the batch is the next one"
+    trainer, _, done = run(100, stop_at=18)
+    assert (trainer.meta.step, trainer.meta.rows, done) == (2, 2 * ROWS, [("saved", 2)])
+    assert trainer.meta.loader == {"epoch": 0, "step": 2}, "the batch is the next one"
 
 
 def test_a_stop_of_one_rank_stops_the_others_that_have_their_batch():
@@ -232,15 +230,15 @@ def test_a_stop_of_one_rank_stops_the_others_that_have_their_batch():
 
 def test_a_stop_during_an_evaluation_finds_its_model_saved():
     """Steps end at 9, 17 and 25 s; saving then takes 100 s, so the evaluation begins at 125 s."""
-    outcome, _, done = run(6, evals=2, stop_at=100)
-    assert outcome.stopped
+    trainer, _, done = run(6, evals=2, stop_at=100)
+    assert trainer.synced_batches.stopped
     assert done == [("saved", 3), ("evaluated", 3)]
 
 
 def test_a_stop_at_the_end_of_an_epoch_counts_the_epoch():
-    outcome, _, _ = run(4, epochs=3, log_every=4, stop_at=30)
-    assert outcome.stopped
-    assert (outcome.meta.step, outcome.meta.epoch) == (4, 1)
+    trainer, _, _ = run(4, epochs=3, log_every=4, stop_at=30)
+    assert trainer.synced_batches.stopped
+    assert (trainer.meta.step, trainer.meta.epoch) == (4, 1)
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_advice():
@@ -254,8 +252,8 @@ def test_a_loss_that_is_no_number_ends_the_run_with_advice():
 
 def test_a_loss_near_the_largest_number_is_one():
     """The sum over its rows would be none in float32."""
-    outcome, lines, _ = run(4, loss=3e38)
-    assert outcome.meta.step == 4
+    trainer, lines, _ = run(4, loss=3e38)
+    assert trainer.meta.step == 4
     assert [line["loss"] for line in lines] == pytest.approx([3e38] * 2)
 
 
@@ -289,9 +287,9 @@ def test_evaluations_are_spread_over_an_epoch_each_after_a_checkpoint():
 
 
 def test_training_ends_where_it_is_good_enough():
-    outcome, _, done = run(9, epochs=5, evals=3, good_at=12)
+    trainer, _, done = run(9, epochs=5, evals=3, good_at=12)
     assert done[-1] == ("evaluated", 12)
-    assert (outcome.meta.step, outcome.stopped) == (12, False)
+    assert (trainer.meta.step, trainer.synced_batches.stopped) == (12, False)
 
 
 def test_a_checkpoint_falls_on_every_nth_step_and_none_twice():

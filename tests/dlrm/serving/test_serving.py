@@ -7,6 +7,7 @@ import json
 import pickle  # noqa: TID251  it makes what must not be read
 import shutil
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
         tmp=path,
     )
     return path
+
+
+@pytest.fixture
+def run(folder, tmp_path) -> Path:
+    """A copy of the run, which a test may change."""
+    return shutil.copytree(folder / "run", tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -229,35 +236,34 @@ def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
 # ---- over HTTP, without a socket
 
 
-def client(service: HttpApp) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=service), base_url="http://here")
-
-
-def served(scorer: Scorer, talk, **limits):
+def served(scorer: Scorer, talk, wall_clock=time.time, **limits):
     """What `talk(client, service)` returns."""
 
     async def run():
-        service = HttpApp(scorer, ServerLimits(max_rows=10_000, **limits))
-        async with client(service) as http:
+        limited = ServerLimits(max_rows=10_000, **limits)
+        service = HttpApp(scorer, limited, wall_clock=wall_clock)
+        transport = httpx.ASGITransport(app=service)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
             return await talk(http, service)
 
     return asyncio.run(run())
 
 
+def post(http: httpx.AsyncClient, body: bytes):
+    return http.post("/predict", content=body, headers={"content-type": JSON})
+
+
+def loading(run: Path, kind: str = "fp32", **how: Any):
+    """Returns a function that loads the run's model."""
+    return lambda: Scorer(Servable.load(run, kind, **how), most_rows=10_000)
+
+
 def test_http_answers_and_counts(scorer):
     async def talk(http, service):
-        good = await http.post(
-            "/predict", content=b'{"rows": [{}, {}, {}]}', headers={"content-type": JSON}
-        )
-        bad = await http.post("/predict", content=b"?", headers={"content-type": JSON})
-        return (
-            good,
-            bad,
-            await http.get("/modle"),
-            await http.get("/model"),
-            await http.get("/health"),
-            await http.get("/metrics"),
-        )
+        asked = [await post(http, body) for body in (b'{"rows": [{}, {}, {}]}', b"?")]
+        return asked + [
+            await http.get(f"/{path}") for path in ("modle", "model", "health", "metrics")
+        ]
 
     good, bad, nowhere, model, health, metrics = served(scorer, talk)
     assert (good.status_code, len(good.json()["probabilities"])) == (200, 3)
@@ -274,12 +280,10 @@ def test_http_answers_and_counts(scorer):
     assert "sluice_serve_model_step 38.0" in metrics.text
 
 
-def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_path, monkeypatch):
+def test_no_answer_mixes_two_models_while_newer_ones_take_over(run, raw, monkeypatch):
     """Each model is held inside its pass until the next one serves. An answer is that of one model, with its step."""
     monkeypatch.setattr(batcher, "INLINE_SIZE", 0)  # a pass on the loop could not be held
     monkeypatch.setattr(batcher, "BATCH_SIZE", 2**18)
-    run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
     checkpoints = run / "checkpoints"
     bodies = [
         as_json(raw.slice(n, rows))
@@ -289,7 +293,7 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_
     held: dict[int, tuple[threading.Event, threading.Event]] = {}
 
     def load() -> Scorer:
-        scorer = Scorer(Servable.load(run, "fp32"), most_rows=10_000)
+        scorer = loading(run)()
         step = scorer.servable.meta.step
         alone[step] = [scorer.answer([body])[0].probabilities for body in bodies]
         begun, may_go_on = held[step] = threading.Event(), threading.Event()
@@ -303,10 +307,7 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(folder, raw, tmp_
 
     async def talk(http, service):
         async def ask(number: int):
-            found = await http.post(
-                "/predict", content=bodies[number], headers={"content-type": JSON}
-            )
-            return number, found.json()
+            return number, (await post(http, bodies[number])).json()
 
         asked = []
         for _ in range(4):
@@ -343,11 +344,9 @@ def other_way(tensors) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_checkpoint_that_another_one_replaces_while_it_is_loaded_is_not_served(
-    folder, tmp_path, monkeypatch, when
+    run, monkeypatch, when
 ):
     """Otherwise the weights of one would answer with the step, the version and the state of the other."""
-    run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
     path, meta = latest(run / "checkpoints")
 
     def replaced(given: Path) -> None:
@@ -369,10 +368,8 @@ def test_a_checkpoint_that_another_one_replaces_while_it_is_loaded_is_not_served
     assert Servable.load(run, "fp32").meta.step == meta.step + 1
 
 
-def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_path):
+def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path):
     """Each damage is seen by a look, named in /health, and once it is mended a newer checkpoint takes over again."""
-    run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
     checkpoints = run / "checkpoints"
     newest = latest(checkpoints)[0]
     pointer, meta, values = (
@@ -387,7 +384,7 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
 
     def vanishes() -> Scorer:
         shutil.move(newest, tmp_path / "away")
-        return Scorer(Servable.load(run, "fp32"), most_rows=100)
+        return load_newest()
 
     def leaves() -> Scorer:
         raise SystemExit("a user's module")
@@ -440,11 +437,10 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
         assert await look(service)
         return (await http.get("/health")).json()
 
-    def load_newest() -> Scorer:
-        return Scorer(Servable.load(run, "fp32"), most_rows=100)
-
     def broken(_text: str) -> None:
         raise BrokenPipeError
+
+    load_newest = loading(run)
 
     def look(service, load=load_newest):
         return newer(service, run, load, broken)
@@ -453,23 +449,15 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
     first = load_newest()
     pointer.write_text(newest.name + "\n")
 
-    async def whole() -> dict:
-        service = HttpApp(first, ServerLimits(), wall_clock=lambda: now[0])
-        async with client(service) as http:
-            return await talk(http, service)
-
-    health = asyncio.run(whole())
+    health = served(first, talk, lambda: now[0])
     assert (health["since"], health["reload"]["failing"]) == ("1970-01-01T00:10:10+00:00", False)
 
 
-def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(folder, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
+def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(run):
     old, new = (run / "checkpoints" / f"step-{step:09d}" for step in (30, 38))
     mark_best(old, 0.7)
 
-    def load() -> Scorer:
-        return Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100)
+    load = loading(run, take_best=True)
 
     async def talk(http, service):
         taken = [await newer(service, run, load, take_best=True)]
@@ -516,28 +504,17 @@ def far_too_large(factor: float):
         (far_too_large(1e4), ["step-000000039", "0 or 1"]),
     ],
 )
-def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(
-    folder, raw, tmp_path, change, facts
-):
-    run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
+def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(run, raw, change, facts):
 
-    def load() -> Scorer:
-        return Scorer(Servable.load(run, "int8"), most_rows=100)
-
+    load = loading(run, "int8")
     first = load()
     spoilt(first.servable.path, change)
 
-    async def whole():
-        service = HttpApp(first, ServerLimits())
-        async with client(service) as http:
-            assert not await newer(service, run, load)
-            answer = await http.post(
-                "/predict", content=as_json(raw.slice(0, 5)), headers={"content-type": JSON}
-            )
-            return answer, (await http.get("/health")).json()
+    async def talk(http, service):
+        assert not await newer(service, run, load)
+        return await post(http, as_json(raw.slice(0, 5))), (await http.get("/health")).json()
 
-    answer, health = asyncio.run(whole())
+    answer, health = served(first, talk)
     assert (answer.status_code, answer.json()["step"]) == (200, 38)
     assert (health["checkpoint"], health["reload"]["failing"]) == ("step-000000038", True)
     assert_names(health["reload"]["error"], *facts)
@@ -578,11 +555,10 @@ def test_the_pages_program_gives_the_logits_of_the_model(folder, tmp_path, monke
 # ---- runs that cannot be served
 
 
-def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path, forks):
+def test_no_pickle_in_a_run_folder_is_read_by_any_program(run, tmp_path, forks):
     """Every one would make a file; nor does a program look up a name for a pickle, but for numba, which keeps what it
     compiled beside our code."""
-    run, marker = tmp_path / "run", tmp_path / "code ran"
-    shutil.copytree(folder / "run", run)
+    marker = tmp_path / "code ran"
     bomb = pickle.dumps(Bomb(marker))
     for place in (run, run / "checkpoints", *(run / "checkpoints").glob("step-*")):
         for name in (
@@ -603,9 +579,7 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path, fork
     assert not marker.exists()
 
 
-def test_a_spoilt_checkpoint_is_not_served(folder, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
+def test_a_spoilt_checkpoint_is_not_served(run):
     part = next(latest(run / "checkpoints")[0].glob("rank-*"))
     data = part.read_bytes()
     part.write_bytes(data[:-1] + bytes([255 - data[-1]]))
