@@ -22,7 +22,7 @@ from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.ticker import Ticker
-from sluice.agent.tuning import TunedRun
+from sluice.agent.tuning import TunedRun, TuningStatus
 from sluice.common.program import say
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.knobs import format_bytes
@@ -78,8 +78,11 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
         )
         begun = loader.snapshot()
         figures = _load(options, loader, conditions, tuned)
-        measured = rates(begun, loader.snapshot())
-        what_would_help = advice(measured.joined(loader.knobs, loader.limits)) if measured else ""
+        measured, stall = rates(begun, loader.snapshot()), figures["stall_fraction"]
+        what_would_help = ""
+        if measured and stall is not None:
+            joined = measured.joined(loader.knobs, loader.limits)
+            what_would_help = advice(joined, stall, tuned.status)
         outcome |= {
             **figures,
             "version": table.version,
@@ -200,23 +203,26 @@ def measurement(metric: Mapping[str, Any]) -> str:
     )
 
 
-def advice(measured: PipelineRates) -> str:
-    """Says how much a faster loader would bring at most, and which stage to help."""
-    waited = f"the trainer waited {percent(measured.stall)} of its time"
-    if measured.stall < _NOISE:
+def advice(measured: PipelineRates, stall: float, tuning: TuningStatus) -> str:
+    """Says how much a faster loader would bring at most, and what would help. `stall` is the share of waiting that the
+    run's last line has."""
+    waited = f"the trainer waited {percent(stall)} of its time"
+    if stall < _NOISE:
         return f"{waited}: a faster loader brings nothing"
     share, slowest = max(
         (stage.busy / stage.workers, name) for name, stage in measured.stages.items()
     )
-    gain = 1 / max(1 - measured.stall, 1e-9)
+    gain = 1 / max(1 - stall, 1e-9)
     most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
-    what = (
-        f"try --tuning auto, or --knobs {slowest}={measured.stages[slowest].workers + 1}"
-        if measured.cpu_quota - measured.cpu >= 1
-        else "only more cores or --workers on other hosts help"
-    )
+    what = "only more cores or --workers on other hosts help"
+    if measured.cpu_quota - measured.cpu >= 1:
+        what = f"try --tuning auto, or --knobs {slowest}={measured.stages[slowest].workers + 1}"
+        if tuning.mode not in ("fixed", "shadow"):
+            what = "the agent is still tuning, so give it more --seconds"
+            if tuning.settled:
+                what = "the agent has settled and predicts no gain from other knobs"
     return (
-        f"{waited}{most}; the busiest stage is {slowest} ({percent(min(share, 1.0))}), with "
+        f"{waited}{most}; the busiest workers are those of {slowest} ({percent(min(share, 1.0))}), with "
         f"{measured.cpu:.1f} of {measured.cpu_quota:.3g} cores in use: {what}"
     )
 

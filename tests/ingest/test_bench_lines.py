@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.agent.tuning import TuningStatus
+from sluice.ingest.knobs import Knobs
 from sluice.tools.bench_run import advice, measurement
 from tests.raises import assert_names
 
@@ -19,14 +21,16 @@ def test_a_line_has_rate_waiting_cores_memory_and_stages_and_how_often_work_was_
 
 
 @pytest.mark.parametrize(
-    ("stall", "cpu", "facts"),
+    ("stall", "cpu", "tuning", "facts"),
     [
-        (0.01, 1.0, ["1.0 %", "brings nothing"]),
-        (0.5, 1.0, ["50 %", "2 times the rows", "decode (90 %)", "--knobs decode=5"]),
-        (0.5, 1.5, ["decode (90 %)", "1.5 of 2 cores", "--workers"]),
+        (0.01, 1.0, {}, ["1.0 %", "brings nothing"]),
+        (0.5, 1.0, {}, ["50 %", "2 times the rows", "decode (90 %)", "--knobs decode=5"]),
+        (0.5, 1.0, {"mode": "auto"}, ["decode (90 %)", "more --seconds"]),
+        (0.5, 1.0, {"mode": "auto", "settled": True}, ["decode (90 %)", "has settled"]),
+        (0.5, 1.5, {}, ["decode (90 %)", "1.5 of 2 cores", "--workers"]),
     ],
 )
-def test_the_advice_names_the_gain_and_the_busiest_stage(stall, cpu, facts):
+def test_the_advice_names_the_gain_and_the_busiest_workers(stall, cpu, tuning, facts):
     def stage(busy: float, workers: int) -> StageRates:
         return StageRates(
             rows_per_s=1.0,
@@ -41,7 +45,7 @@ def test_the_advice_names_the_gain_and_the_busiest_stage(stall, cpu, facts):
     measured = PipelineRates(
         seconds=1.0,
         rows_per_s=100.0,
-        stall=stall,
+        stall=0.6,  # that of the start, too
         demand_rows_per_s=None,
         cpu=cpu,
         cpu_quota=2.0,
@@ -49,4 +53,5 @@ def test_the_advice_names_the_gain_and_the_busiest_stage(stall, cpu, facts):
         memory_limit=1,
         stages={"decode": stage(3.6, 4), "batch": stage(0.8, 1)},
     )
-    assert_names(advice(measured), *facts)
+    status = TuningStatus(**{"mode": "fixed", "knobs": Knobs(), **tuning})
+    assert_names(advice(measured, stall, status), *facts)

@@ -69,49 +69,23 @@ def _settle(
     """Each round computes the rates with the present factors, and then moves the factors to what these rates need."""
     consumer_wait, consumer_cpu, consumer_cores, batch = shared[:4]
     cores, neighbours, switch_cost, bandwidth, convoy, second = shared[4:]
-    workers, rows, cpu, memory, lock, waiting = (
-        table[0],
-        table[1],
-        table[2],
-        table[3],
-        table[4],
-        table[5],
-    )
-    crowd, cap, kappa, bytes_, handover = table[6], table[7], table[8], table[9], table[10]
-    turns, held = table[11], 0.0
     empty, full = queues[0], queues[1]
-    count = len(workers)
-    capacity, share, cpu_item = np.zeros(count + 1), np.zeros(count + 1), np.zeros(count + 1)
+    count = table.shape[1]
+    found = np.zeros((3, count + 1))
+    capacity, _, cpu_item = found
     rates = capacity
-    used = 0.0
+    used = held = 0.0
     stride = 0.65
     rising = True
     slow, slow_memory, slow_lock, smt = guess
     for _ in range(_ROUNDS):
         on_core = slow * smt
-        for i in range(count):
-            on_cpu = (cpu[i] + memory[i] * slow_memory) * crowd[i] * on_core
-            wall = on_cpu + lock[i] * (slow_lock - 1) * slow + turns[i] * held + waiting[i]
-            rate = workers[i] * rows[i] / wall
-            capacity[i] = cap[i] if cap[i] < rate else rate
-            share[i] = on_cpu / wall
+        factors = slow, slow_memory, slow_lock, smt
+        _find_capacity(table, factors, held, found)
         step = consumer_wait + consumer_cpu * on_core
         capacity[-1] = batch / step if step else UNBOUNDED
         rates = _limit_by_queues(capacity, empty, full)
-        used = traffic = locked = runnable = contenders = 0.0
-        for i in range(count):
-            active = workers[i] * rates[i] / capacity[i]
-            item = cpu[i] + memory[i] * slow_memory
-            if kappa[i]:
-                item *= 1 + kappa[i] * max(0.0, active * (active - 1))
-            cpu_item[i] = item
-            per_s = rates[i] / rows[i]
-            used += per_s * (item + handover[i]) * smt
-            runnable += active * share[i]
-            traffic += per_s * bytes_[i]
-            if lock[i]:
-                locked += per_s * lock[i]
-                contenders += active
+        used, traffic, locked, runnable, contenders = _find_use(table, factors, rates, found)
         cpu_item[-1] = consumer_cpu * consumer_cores * smt
         used += rates[-1] / batch * cpu_item[-1]
         # Our work gets the cores that other programs and starting workers cannot use, and at least its fair share.
@@ -138,6 +112,49 @@ def _settle(
             break
     cpu_item[:-1] *= smt
     return rates, rates / capacity, cpu_item, used, held, (slow, slow_memory, slow_lock, smt)
+
+
+@njit(cache=True)
+def _find_capacity(table: ndarray, factors: Factors, held: float, found: ndarray) -> None:
+    """Writes each stage's highest rate, and the share of the time in which its workers are on a core."""
+    slow, slow_memory, slow_lock, smt = factors
+    on_core = slow * smt
+    capacity, share, _ = found
+    workers, rows, cpu, memory, lock, waiting = table[:6]
+    crowd, cap, turns = table[6], table[7], table[11]
+    for i in range(len(workers)):
+        on_cpu = (cpu[i] + memory[i] * slow_memory) * crowd[i] * on_core
+        wall = on_cpu + lock[i] * (slow_lock - 1) * slow + turns[i] * held + waiting[i]
+        rate = workers[i] * rows[i] / wall
+        capacity[i] = cap[i] if cap[i] < rate else rate
+        share[i] = on_cpu / wall
+
+
+@njit(cache=True)
+def _find_use(
+    table: ndarray, factors: Factors, rates: ndarray, found: ndarray
+) -> tuple[float, float, float, float, float]:
+    """Writes the processor time of an item of each stage. Returns the cores in use, the traffic, the share of the time
+    with the lock held, and the numbers of workers that want a core and that want the lock."""
+    _, slow_memory, _, smt = factors
+    capacity, share, cpu_item = found
+    workers, rows, cpu, memory, lock = table[:5]
+    kappa, bytes_, handover = table[8:11]
+    used = traffic = locked = runnable = contenders = 0.0
+    for i in range(len(workers)):
+        active = workers[i] * rates[i] / capacity[i]
+        item = cpu[i] + memory[i] * slow_memory
+        if kappa[i]:
+            item *= 1 + kappa[i] * max(0.0, active * (active - 1))
+        cpu_item[i] = item
+        per_s = rates[i] / rows[i]
+        used += per_s * (item + handover[i]) * smt
+        runnable += active * share[i]
+        traffic += per_s * bytes_[i]
+        if lock[i]:
+            locked += per_s * lock[i]
+            contenders += active
+    return used, traffic, locked, runnable, contenders
 
 
 @njit(cache=True)
