@@ -268,15 +268,17 @@ class Quarantine:
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
     """Returns `rows` empty values of a type: 0, false, an empty list, no bytes, or a missing text."""
-    is_a, one = pa.types, cast(Any, 0)
+    is_a, one = pa.types, cast(Any, None)
     if is_a.is_list(kind) or is_a.is_large_list(kind):
         one = []
-    elif is_a.is_string(kind):
-        one = None
     elif is_a.is_binary(kind) or is_a.is_large_binary(kind):
         one = b""
     elif is_a.is_boolean(kind):
         one = False
+    else:
+        inner = kind.value_type if is_a.is_dictionary(kind) else kind
+        if is_a.is_primitive(inner) or is_a.is_decimal(inner):
+            one = 0
     return pa.array([one] * rows, kind)
 
 

@@ -169,7 +169,7 @@ def test_only_the_rows_on_which_it_fails_are_quarantined(queries, tmp_path, back
     with opened(
         queries,
         [failing],
-        LENGTH,
+        {**LENGTH, "sparse": ["row", "query%100"]},
         errors=errors,
         last="pad",
         knobs=Knobs(workers={"fail_on_some": 2}, backend={"fail_on_some": backend}),
