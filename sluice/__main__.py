@@ -49,18 +49,6 @@ PATH: dict[str, dict[str, tuple[str, str]]] = {
 """The verbs in the order in which a user needs them, by what they are for: the module of the program, and what it does.
 A program named `__main__` has several verbs."""
 VERBS = {verb: program for verbs in PATH.values() for verb, program in verbs.items()}
-LEFT = {
-    "audit": "flip the label of some rows of a sample, make a table from both, and compare the features of these rows",
-    "export": "docs/serving.md shows how torch.export writes the dense layers of a run",
-    "headroom": "use `sluice bench TABLE --step-ms MS`, or `sluice.report(loader, step)` with your own step",
-    "learn": "use `python -m sluice.agent.lab.teach` in a checkout, and pass its weights as --agent-weights",
-    "live": "run `sluice report RUN` while the run lasts, or give it --metrics-port",
-    "policies": "use `python -m sluice.agent.lab.policies` in a checkout",
-    "replay": "compare policies by `sluice bench --tuning POLICY`",
-    "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
-    "teach": "use `python -m sluice.agent.lab.teach` in a checkout",
-}
-"""A verb of an earlier version → what to do instead."""
 
 
 def usage() -> str:
@@ -98,14 +86,11 @@ def main() -> None:
 
 def _answer(words: list[str]) -> None:
     """Answers a command line without a verb."""
-    from sluice.common.errors import UsageError
     from sluice.common.extras import DISTRIBUTION
     from sluice.common.program import command_of
 
     if words[:1] == ["--version"]:
         print(f"sluice {metadata.version(DISTRIBUTION)}")
-    elif words and words[0] in LEFT:
-        raise UsageError(f"Sluice no longer has `{words[0]}`: {LEFT[words[0]]}")
     else:
         command_of(words, VERBS, usage())
 

@@ -17,6 +17,7 @@ from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
+from sluice.common.suggest import left
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
 from sluice.ingest.choices import Errors, History
@@ -129,7 +130,7 @@ class Loader(BatchLoader):
         example."""
         known = signature(cls.__init__).parameters.keys()
         for name in given.keys() - known:
-            hint = nearest(name, known - {"self", "epochs"})
+            hint = left(name) or nearest(name, known - {"self", "epochs"})
             for argument, (kind, _) in _KINDS.items():
                 if name in getattr(kind, "__dataclass_fields__", ()):
                     hint = f"; write {argument}={kind.__name__}({name}=…)"

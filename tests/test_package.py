@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sluice.__main__ import LEFT, VERBS, main
+from sluice.__main__ import VERBS, main
 from tests.run_program import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,7 +139,10 @@ def test_help_loads_no_large_library(helps, name):
     ("verb", "answer"),
     [
         ("evalute", "error: no command 'evalute' (did you mean 'evaluate'?)"),
-        *((verb, f"error: Sluice no longer has `{verb}`: {why}") for verb, why in LEFT.items()),
+        (
+            "picture",
+            "error: no command 'picture', which was in an earlier version: report.html has the charts",
+        ),
     ],
 )
 def test_a_verb_that_there_is_not_is_answered(monkeypatch, capsys, verb, answer):

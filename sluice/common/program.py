@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from sluice.common.errors import Preempted, RunFailure, UsageError, without_keys
 from sluice.common.extras import advice
-from sluice.common.suggest import nearest
+from sluice.common.suggest import left, nearest
 
 DONE = 0
 FAILED = 1
@@ -50,7 +50,7 @@ def command_of(argv: Sequence[str], known: Collection[str], usage: str) -> str |
         print(usage)
         return None
     if argv[0] not in known:
-        raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
+        raise UsageError(f"no command {argv[0]!r}{left(argv[0]) or nearest(argv[0], known)}")
     return argv[0]
 
 

@@ -22,7 +22,7 @@ from types import UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sluice.common.errors import UsageError
-from sluice.common.suggest import meant
+from sluice.common.suggest import left, meant
 
 T = TypeVar("T")
 Given = dict[str, Any]
@@ -52,7 +52,11 @@ class ArgumentParser(argparse.ArgumentParser):
             if name.startswith("--") and name not in known
         ]
         if unknown:
-            self.error("; ".join(f"no option {name!r}{meant(name, known)}" for name in unknown))
+            self.error(
+                "; ".join(
+                    f"no option {name!r}{left(name) or meant(name, known)}" for name in unknown
+                )
+            )
         return vars(self.parse_args(words))
 
     def error(self, message: str) -> NoReturn:

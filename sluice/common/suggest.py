@@ -6,6 +6,52 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, Self
 
+_LEFT = {
+    "audit": "flip the label of some rows of a sample, make a table from both, and compare the features of these rows",
+    "arrow_udf": "use Transform(function, name, reads=…, gives=…)",
+    "bags": "the vectors of a row's ids are added up; use `--model dien`, or your own loop over sluice.Loader",
+    **dict.fromkeys(
+        ("cache", "cache_limit"),
+        "mount the bucket with a cache (mount-s3 --cache DIR), and read the mounted folder",
+    ),
+    "compress": "give the operator hash in the spec a smaller size",
+    "cross_experts": "use --cross-rank",
+    "export": "docs/serving.md shows how torch.export writes the dense layers of a run",
+    "follow_wait": "start the run again with --resume",
+    "headroom": "use `sluice bench TABLE --step-ms MS`, or `sluice.report(loader, step)` with your own step",
+    **dict.fromkeys(
+        ("learn", "teach"),
+        "use `python -m sluice.agent.lab.teach` in a checkout, and pass its weights as --agent-weights",
+    ),
+    "live": "run `sluice report RUN` while the run lasts, or give it --metrics-port",
+    "measure_rows": "compare the answers of `--tables int8` with those of `--tables fp32`",
+    "missing": "use the operator fill in the spec",
+    "mllog": "the run folder has events.jsonl and metrics.jsonl",
+    **dict.fromkeys(
+        ("packed", "packed_folder", "rowgroup_cache"), "the files themselves are read faster now"
+    ),
+    "picture": "report.html has the charts",
+    "place": "write online = true at the operators that a loader shall apply",
+    "policies": "use `python -m sluice.agent.lab.policies` in a checkout",
+    **dict.fromkeys(("predicate", "rowgroup_selector"), "use [[filter]] in the spec"),
+    "profile": "use py-spy or nsys",
+    "rate": "a proxy limits rates (docs/serving.md)",
+    "replay": "compare policies by `sluice bench --tuning POLICY`",
+    "sample": "give the column the role weight, so that it weighs the loss of each row",
+    "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
+    "slices": "score rows with the server, and group them by the column",
+    "table_width": "use --width",
+    "transform_spec": "use operators of the spec, or --transform",
+}
+"""A verb, an option or an argument of an earlier version → what to do instead."""
+
+
+def left(name: str) -> str:
+    """Returns the end of a message about a verb, an option or an argument that Sluice had: what to do instead. Empty:
+    Sluice did not have it."""
+    instead = _LEFT.get(name.lstrip("-").replace("-", "_"))
+    return f", which was in an earlier version: {instead}" if instead else ""
+
 
 def meant(name: object, known: Iterable[str]) -> str:
     """Returns the end of a message about a name or a value: ` (did you mean 'clip'?)`, or nothing."""
@@ -27,5 +73,7 @@ class NamedFields:
     def __new__(cls, *_: Any, **given: Any) -> Self:
         known = vars(cls)["__dataclass_fields__"]
         for name in given.keys() - known.keys():
-            raise TypeError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
+            raise TypeError(
+                f"{cls.__name__} has no argument {name!r}{left(name) or nearest(name, known)}"
+            )
         return super().__new__(cls)
