@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.lines import is_utf8
+from sluice.etl.ops.compiled import compile_function
 from sluice.etl.ops.hashing import A, Flags, G
 from sluice.etl.spec.input_section import Input
 
@@ -177,14 +178,4 @@ def _gather(data: Any, starts: Any, ends: Any, texts: Any) -> None:
 
 @cache
 def _functions() -> tuple[Callable[..., Any], ...]:
-    """Returns the compiled functions. Numba keeps the code next to the sources, or in the user's cache, if it can write
-    there."""
-    from numba import njit
-
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return njit(nogil=True, cache=True)(function)
-        except RuntimeError:  # numba found no folder that it can write to
-            return njit(nogil=True)(function)
-
-    return compiled(_cut), compiled(_encode), compiled(_gather)
+    return tuple(compile_function(one) for one in (_cut, _encode, _gather))

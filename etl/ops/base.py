@@ -95,6 +95,8 @@ class Operator(ABC):
     name: ClassVar[str]
     takes: ClassVar[tuple[str, ...]] = ("number",)
     """The kinds that it takes, best first. A column of another kind is converted to the first, if possible."""
+    takes_stored: ClassVar[bool] = False
+    """Whether it also takes whole numbers and bytes as they are stored, with the results that their texts have."""
     gives: ClassVar[str] = "number"
     needs: ClassVar[tuple[str, ...]] = ()
     """What it needs of a row besides the column: `label`, `key`. It then gets a struct (value, *needs).

@@ -28,9 +28,13 @@ def follow(op: Operator, kind: str) -> str | None:
 
 def prepare_column(op: Operator, values: pa.Array, extras: Arrays) -> pa.Array:
     """Returns the column as the operator needs it: text or number, together with `op.needs`."""
-    if (
-        not (pa.types.is_struct(values.type) or pa.types.is_list(values.type))
-        and op.name != "python"
+    t, kind = pa.types, values.type
+    is_stored = t.is_integer(kind) or t.is_binary(kind) or t.is_large_binary(kind)
+    if not (
+        t.is_struct(kind)
+        or t.is_list(kind)
+        or op.name == "python"
+        or (op.takes_stored and is_stored)
     ):
         values = as_number(values) if op.takes[0] == "number" else as_text(values)
     if op.needs:

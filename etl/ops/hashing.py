@@ -14,6 +14,7 @@ the places of rows are taken from it: to change anything here is to change every
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sluice.etl.ops.compiled import compile_function
 
 Hashes = npt.NDArray[np.uint64]
 Whole = npt.NDArray[np.int64]
@@ -154,10 +157,58 @@ def _absorb_words(h: Any, words: Any, factor: Any, shift: Any) -> Any:
 def _compiled() -> Any:
     """Returns `_absorb_words` as machine code, or None if numba is not installed, as on workers of a cluster."""
     try:
-        from numba import njit
+        return compile_function(_absorb_words)
     except ImportError:
         return None
-    return njit(nogil=True)(_absorb_words)
+
+
+def hash_digits(column: pa.Array, salt: int = 0) -> Hashes:
+    """Hashes whole numbers as `hash_texts` hashes their decimal digits. It makes no texts if numba is loaded, as in a
+    loader."""
+    if "numba" not in sys.modules:
+        return hash_texts(column.cast(pa.string()), salt)
+    is_signed = not pa.types.is_unsigned_integer(column.type)
+    whole = column.cast(pa.int64() if is_signed else pa.uint64()).fill_null(0)
+    start = np.uint64(salt & 0xFFFFFFFFFFFFFFFF)
+    h: Hashes = mix(_compiled_digits()(np.asarray(whole).view(np.uint64), is_signed, start))
+    if column.null_count:
+        h[np.asarray(pc.is_null(column))] = NULL
+    return h
+
+
+def _absorb_digits(bits: Any, is_signed: Any, salt: Any) -> Any:
+    """Returns the hash of each whole number's decimal digits before `mix`."""
+    digits, hashes = np.empty(24, np.uint8), np.empty(len(bits), np.uint64)
+    for n in range(len(bits)):
+        rest = bits[n]
+        is_negative = is_signed and rest >> np.uint64(63)
+        if is_negative:
+            rest = ~rest + np.uint64(1)
+        at = 24
+        while True:
+            at -= 1
+            digits[at] = 48 + rest % np.uint64(10)
+            rest //= np.uint64(10)
+            if not rest:
+                break
+        if is_negative:
+            at -= 1
+            digits[at] = 45
+        h = (salt ^ np.uint64(24 - at)) * G
+        while at < 24:
+            word = np.uint64(0)
+            for place in range(min(8, 24 - at)):
+                word |= np.uint64(digits[at + place]) << np.uint64(8 * place)
+            h = (h ^ word) * A
+            h ^= h >> np.uint64(32)
+            at += 8
+        hashes[n] = h
+    return hashes
+
+
+@cache
+def _compiled_digits() -> Any:
+    return compile_function(_absorb_digits)
 
 
 def rows_of_long_texts(column: pa.Array) -> Whole:

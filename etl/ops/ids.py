@@ -27,7 +27,7 @@ from sluice.etl.ops.base import (
     spread,
     value_counts,
 )
-from sluice.etl.ops.hashing import Lookup, Narrow, hash_rows, hash_texts
+from sluice.etl.ops.hashing import Lookup, Narrow, hash_digits, hash_rows, hash_texts
 
 _BUCKET_SALT = 0x0F0F
 _MOST = 2**63 - 1
@@ -51,10 +51,12 @@ class Hash(_Sized):
 
     name = "hash"
     takes = ("text",)
+    takes_stored = True
     salt: int = 0
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        return ids_of(spread(hash_texts(column, self.salt), self.size), column)
+        hashes = hash_digits if pa.types.is_integer(column.type) else hash_texts
+        return ids_of(spread(hashes(column, self.salt), self.size), column)
 
 
 @dataclass(frozen=True, kw_only=True)

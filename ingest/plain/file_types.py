@@ -10,9 +10,8 @@ import pyarrow as pa
 from sluice.common.suggest import nearest
 from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.recipe import Recipe, check_kind, is_number
-from sluice.ingest.plain.roles import ParquetError, Types
+from sluice.ingest.plain.roles import ParquetError, Types, can_hash
 
 SEVERAL = pa.opaque(pa.null(), "several columns of this name", "sluice")
 """The type of a column if another column of the file has the same name."""

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.ingest.stages.scatter_kernel import bytes_at, compiled
+from sluice.etl.ops.compiled import compile_function
+from sluice.ingest.stages.scatter_kernel import bytes_at
 
 _PHYSICAL = (
     "BOOLEAN",
@@ -141,7 +142,7 @@ def chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
     return found.reshape(64, groups, leaves)
 
 
-@compiled
+@compile_function
 def thrift_numbers(address: Any, at: Any, end: Any, numbers: Any) -> Any:
     """Parses one struct of Thrift's compact protocol in the bytes from `at` to `end` after an address. Writes a pair
     for each number in it: the path of its field, with 6 bits a level, and its value. A text counts as its length, a
@@ -198,7 +199,7 @@ def thrift_numbers(address: Any, at: Any, end: Any, numbers: Any) -> Any:
     return count, at
 
 
-@compiled
+@compile_function
 def _value(raw: Any, at: Any, end: Any, kind: Any) -> Any:
     """Returns a number, or the length of a text, and where it ends: beyond `end` for what is neither."""
     if kind == 3:
@@ -213,7 +214,7 @@ def _value(raw: Any, at: Any, end: Any, kind: Any) -> Any:
     return (value >> 1) ^ -(value & 1), at
 
 
-@compiled
+@compile_function
 def _list_head(raw: Any, at: Any, end: Any) -> Any:
     """Returns how many elements a list has, their type, and where the first begins: beyond `end` for no list."""
     if at >= end:
@@ -225,7 +226,7 @@ def _list_head(raw: Any, at: Any, end: Any) -> Any:
     return (size, head & 15, at) if 0 <= size <= end - at else (0, 0, end + 1)
 
 
-@compiled
+@compile_function
 def _varint(raw: Any, at: Any, end: Any) -> Any:
     """Returns a number and where it ends. -1: it has no end."""
     value = np.int64(0)

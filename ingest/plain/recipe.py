@@ -11,16 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl import ops
-from sluice.etl.apply.cells import WRONG, is_read_as_text, stored_column
+from sluice.etl.apply.cells import WRONG, stored_column
 from sluice.etl.ops.base import as_one_column, id_kind, on_distinct
 from sluice.etl.ops.chain import make_labels, step
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
 from sluice.etl.spec.input_section import ARROW_TYPES
-from sluice.etl.spec.nested_columns import is_text
+from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
 from sluice.ingest.stages.number_types import to_batch_type
 
 
@@ -142,26 +141,23 @@ class Recipe:
             )
         if self.online is not None:
             return pa.array(to_batch_type(self.online(arrays[0])))
-        first = self.operators[0] if len(self.operators) == 1 else None
-        if (
-            isinstance(first, Hash)
-            and not first.salt
-            and can_hash(arrays[0].type)
-            and set(self.kinds) <= {"int", "text", "texts"}
-            and not any(is_read_as_text(arrays[0].type, kind) for kind in self.kinds)
-        ):
-            return hashed_ids(arrays[0], first).cast(self.type(()))
         columns = []
         for name, array, kind in zip(
             self.sources, arrays, self.kinds or [""] * len(arrays), strict=True
         ):
             is_dictionary = pa.types.is_dictionary(array.type)
-            # Each distinct text of a dictionary is processed once.
-            keeps_dictionary = kind == "text" and is_text(array.type) and len(arrays) == 1
-            if is_dictionary and not kind:
-                columns.append(array.dictionary_decode())
-            elif kind and not (is_dictionary and keeps_dictionary and self.operators):
+            inner = getattr(array.type, "value_type", array.type)
+            # Operators take each distinct text of a dictionary once, and some take digits without texts.
+            is_kept = self.operators and (
+                (is_dictionary and is_text(inner))
+                or (self.operators[0].takes_stored and pa.types.is_integer(inner))
+            )
+            if kind and not (kind in ("text", "texts") and is_kept and len(arrays) == 1):
                 columns.append(typed(name, array, kind))
+            elif is_dictionary and not self.operators:
+                columns.append(array.dictionary_decode())
+            elif is_list(array.type) and self.operators:
+                columns.append(array.cast(pa.list_(inner)))
             else:
                 columns.append(array)
         if not self.operators:

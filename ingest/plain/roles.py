@@ -13,13 +13,13 @@ import pyarrow as pa
 from sluice.common.errors import OperatorError, UsageError
 from sluice.common.number_checks import is_whole
 from sluice.etl.ops import Fitted, Operator
+from sluice.etl.ops.base import FIRST, MAX_ID
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import nearest
-from sluice.ingest.plain.hashed_ids import MOST_IDS, can_hash
 from sluice.ingest.plain.recipe import Recipe
 
 ROLES = ("label", "weight", "dense", "sparse", "id_list")
@@ -29,6 +29,7 @@ Roles = Mapping[str, str | Sequence[str]]
 `stars >= 4`, `event == buy`."""
 Types = Mapping[str, pa.DataType]
 """The type of each column of a file."""
+_MOST_IDS = MAX_ID - FIRST
 _SIZED = re.compile(r"(.+)%(\d[\d_]*)")
 _JOB = "make a table of it by `sluice etl --spec`, and load that"
 _COMPARED = re.compile(rf"(.+?)\s*({'|'.join(COMPARISONS)})\s*(\S.*)")
@@ -40,6 +41,13 @@ class ParquetError(UsageError):
 
 class GuessError(ParquetError):
     """The label of the files cannot be guessed."""
+
+
+def can_hash(kind: pa.DataType) -> bool:
+    """Whether values of this type can be hashed: whole numbers, texts, and lists of these."""
+    kind = kind.value_type if is_list(kind) else kind
+    checks = is_text, pa.types.is_integer, pa.types.is_binary, pa.types.is_large_binary
+    return any(check(kind) for check in checks)
 
 
 def roles_of(text: str) -> dict[str, list[str]]:
@@ -157,9 +165,9 @@ def _asked(
 
 
 def _check_hash(name: str, size: int | None, types: Types) -> None:
-    if not is_whole(size, 1, MOST_IDS):
+    if not is_whole(size, 1, _MOST_IDS):
         raise ParquetError(
-            f"hash: {size!r} for column {name!r} is not a number of ids from 1 to {MOST_IDS:,}"
+            f"hash: {size!r} for column {name!r} is not a number of ids from 1 to {_MOST_IDS:,}"
         )
     if not can_hash(types[name]):
         raise ParquetError(

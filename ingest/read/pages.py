@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from zlib_ng.zlib_ng import crc32
 
+from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import (
     CODEC,
@@ -48,7 +49,6 @@ from sluice.ingest.stages.scatter_kernel import (
     PAGE,
     READ_BEYOND,
     VALUES,
-    compiled,
     unpack_column,
 )
 from sluice.ingest.stages.shuffle import DamagedPage
@@ -87,7 +87,7 @@ _lz4 = _c_function("lz4", "LZ4_decompress_safe", _int, _address, _address, _int,
 _zstd = _c_function("zstd", "ZSTD_decompress", _size, _address, _size, _address, _size)
 
 
-@compiled
+@compile_function
 def page_heads(address: Any, chunks: Any, rows: Any, heads: Any) -> Any:
     """Reads the heads of all pages of columns. `chunks` has for each column where its chunk begins and ends after
     `address`, the bytes of a value, the highest definition level, and the codec. Writes a row of `heads` for each page:

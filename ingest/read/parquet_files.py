@@ -42,7 +42,6 @@ from sluice.ingest.plain.file_types import (
     refuse_mixed,
 )
 from sluice.ingest.plain.guess import Proposal, proposals
-from sluice.ingest.plain.hashed_ids import can_hash
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import ColumnFacts, check_values, probe, unreadable
 from sluice.ingest.plain.recipe import Recipe
@@ -50,6 +49,7 @@ from sluice.ingest.plain.roles import (
     ROLES,
     ParquetError,
     Roles,
+    can_hash,
     label_of,
     only_label,
     recipes_of,

@@ -7,20 +7,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.columns import Columns
-from sluice.ingest.errors import warn
 
 CONVERTED, WORDS, IDS, WORDS_TO_FLOATS = range(-1, 3)
 DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(3, 8)
@@ -42,24 +40,6 @@ READ_BEYOND = 8  # bytes that may be read after the end of a page with indices
 PLACE_FIELDS = 6
 """The number of values that describe a place: chunk, first batch in it, number of batches, first row in each batch,
 rows in each batch, first row in the window."""
-
-
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compiles a function to run without the interpreter's lock. Numba keeps the code next to the sources, or in the
-    user's cache. If it can write to neither, each process compiles again."""
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # numba found no folder that it can write to
-        _warn_uncached()
-        return njit(nogil=True)(function)
-
-
-@cache
-def _warn_uncached() -> None:
-    warn(
-        "this process compiles its inner loops again, which takes seconds, because it cannot write next to its "
-        "sources or into the user's cache; set NUMBA_CACHE_DIR to a folder that it can write to",
-    )
 
 
 def _pointer_to(kind: Any) -> Any:
@@ -123,7 +103,7 @@ def compose_order(outer: Any, inner: Any, rows: int) -> Any:
     return order
 
 
-@compiled
+@compile_function
 def _compose(outer: Any, inner: Any, order: Any) -> None:
     count = 0
     for n in range(len(inner)):
@@ -133,7 +113,7 @@ def _compose(outer: Any, inner: Any, order: Any) -> None:
             count += 1
 
 
-@compiled
+@compile_function
 def _scatter(  # noqa: PLR0917
     values: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any
 ) -> None:
@@ -151,14 +131,14 @@ def _scatter(  # noqa: PLR0917
             row += width
 
 
-@compiled
+@compile_function
 def _index_at(begin: Any, bit: Any, mask: Any) -> Any:
     """Returns the packed index at this bit. It reads eight bytes."""
     word = _uint64_at(begin + (bit >> np.uint64(3)))[0]
     return np.int32((word >> (bit & np.uint64(7))) & mask)
 
 
-@compiled
+@compile_function
 def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> Any:
     """Reads `count` indices of a page to address `into`, after `skip` others. False: the page holds fewer, or is
     damaged.
@@ -214,7 +194,7 @@ def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> A
     return True
 
 
-@compiled
+@compile_function
 def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into: Any) -> Any:  # noqa: PLR0917
     """Writes the values at these indices, which may begin at `into`, or in its second half. False: an index is too
     large."""
@@ -233,7 +213,7 @@ def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into
     return True
 
 
-@compiled
+@compile_function
 def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> Any:
     """Unpacks the values of some rows of a column to address `into`. False: a page is damaged."""
     row = 0
@@ -281,7 +261,7 @@ def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> i
     return int(_scatter_columns(np.uint64(values.ctypes.data), pages, starts, ends, *how))
 
 
-@compiled
+@compile_function
 def _scatter_columns(  # noqa: PLR0917
     address: Any,
     pages: Any,
@@ -330,7 +310,7 @@ def _scatter_columns(  # noqa: PLR0917
     return 0
 
 
-@compiled
+@compile_function
 def _narrow(kind: Any, address: Any, count: Any, into: Any) -> Any:
     """Converts values of 8 bytes to 4 bytes. False: one does not fit."""
     lost = 0
@@ -355,12 +335,12 @@ _MOST_LINES = 6  # the most cache lines that are prefetched of a bag
 _LINE = 64  # bytes of a cache line
 
 
-@compiled
+@compile_function
 def _address(low: Any, high: Any, n: Any) -> Any:
     return np.uint64(high[n]) << np.uint64(32) | np.uint64(low[n])
 
 
-@compiled
+@compile_function
 def _copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
     begin = end = np.uint64(0)  # bags that lie one after the other are copied together
     for n in range(len(lengths)):
@@ -382,7 +362,7 @@ def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
     _copy_bags(lengths, low.view(np.uint32), high.view(np.uint32), np.uint64(into.ctypes.data))
 
 
-@compiled
+@compile_function
 def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
     """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
     for n in range(len(order)):
@@ -397,7 +377,7 @@ def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
         rows[n] = order[n] - (ends[low - 1] if low else 0)
 
 
-@compiled
+@compile_function
 def _offset(address: Any, wide: Any, row: Any) -> Any:
     """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
     if wide:
@@ -405,7 +385,7 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
     return np.int64(_int32_at(address)[row])
 
 
-@compiled
+@compile_function
 def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> Any:  # noqa: PLR0917
     """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
     offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
@@ -425,7 +405,7 @@ def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: 
     return wrong
 
 
-@compiled
+@compile_function
 def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
     """Sets the address of each bag as if they lay one after the other from `address` on."""
     for n in range(len(lengths)):

@@ -1,0 +1,30 @@
+"""Compiles functions by numba: `compile_function`. Only a loader needs numba, so it is imported when it is used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+def compile_function(function: Callable[..., Any]) -> Any:
+    """Compiles a function to run without the interpreter's lock. Numba keeps the code next to the sources, or in the
+    user's cache. If it can write to neither, each process compiles again."""
+    from numba import njit
+
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # numba found no folder that it can write to
+        _warn_uncached()
+        return njit(nogil=True)(function)
+
+
+@cache
+def _warn_uncached() -> None:
+    print(
+        "sluice: this process compiles its inner loops again, which takes seconds, because it cannot write next to its "
+        "sources or into the user's cache; set NUMBA_CACHE_DIR to a folder that it can write to",
+        file=sys.stderr,
+        flush=True,
+    )
