@@ -288,10 +288,11 @@ class Limits:
 
     def check(self, knobs: Knobs) -> None:
         """Raises KnobError, which names the knob, its value and its range, if `knobs` exceed the limits."""
-        for stage, count in knobs.workers.items():
-            low, high = self.workers.get(stage, (0, 0))
-            if not high:
+        for stage in (*knobs.workers, *knobs.backend, *sorted(knobs.fused)):
+            if stage not in self.workers:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *SIZES))}")
+        for stage, count in knobs.workers.items():
+            low, high = self.workers[stage]
             if not low <= count <= high:
                 raise KnobError(
                     f"workers of {stage!r}: {count} is outside {low} to {high}"
@@ -302,15 +303,11 @@ class Limits:
                     )
                 )
         for stage, backend in knobs.backend.items():
-            if stage not in self.workers:
-                raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
             if backend not in self.backends_of(stage):
                 raise KnobError(
                     f"backend of {stage!r}: {backend!r} is not among {self.backends_of(stage)}"
                 )
         for stage in sorted(knobs.fused):
-            if stage not in self.workers:
-                raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
             if stage not in self.fusable:
                 raise KnobError(
                     f"fused: {stage!r} cannot be fused with the stage before it"

@@ -19,12 +19,14 @@ class StatsError(ValueError):
     """A snapshot is invalid. The message names the field and the value."""
 
 
-def _counts(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if not is_number(value):
+def _check_counts(owner: StageStats | Snapshot) -> None:
+    """Raises StatsError if a field of numbers has another value, or None where its type does not allow that."""
+    for f in dataclasses.fields(owner):
+        kind, _, optional = str(f.type).partition(" | ")
+        value = getattr(owner, f.name)
+        if kind in ("int", "float") and not (optional and value is None) and not is_number(value):
             raise StatsError(
-                f"{type(owner).__name__}.{name}: {value!r} is not a finite number from 0 up"
+                f"{type(owner).__name__}.{f.name}: {value!r} is not a finite number from 0 up"
             )
 
 
@@ -194,18 +196,7 @@ class StageStats:
     """Workers whose process has not started yet. Above 0: rates do not show the present knobs yet."""
 
     def __post_init__(self) -> None:
-        _counts(
-            self,
-            *STAGE_COUNTERS,
-            "workers",
-            "queue_bytes",
-            "queue_limit_bytes",
-            "process_bytes",
-            "starting",
-        )
-
-
-_OPTIONAL = ("cores_idle_s", "lock_held_s", "longest_wait_s")
+        _check_counts(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,25 +257,7 @@ class Snapshot:
     none."""
 
     def __post_init__(self) -> None:
-        _counts(
-            self,
-            "at",
-            "sequence",
-            "batches",
-            "rows",
-            "consumer_wait_s",
-            "consumer_compute_s",
-            "memory_used",
-            "memory_limit",
-            "memory_free",
-            "cpu_quota",
-            "cpu_used_s",
-            "held_back",
-            "held_back_pressure",
-            "throttled",
-            "restarts",
-            *(name for name in _OPTIONAL if getattr(self, name) is not None),
-        )
+        _check_counts(self)
         if not self.stages:
             raise StatsError("Snapshot.stages: a pipeline without stages")
         if len({s.name for s in self.stages}) != len(self.stages):

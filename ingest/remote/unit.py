@@ -180,12 +180,7 @@ class Unit:
                 epoch,
                 file,
                 group,
-                tuple(
-                    Part(
-                        _number(stream), _number(window), _number(start), _number(stop), bool(full)
-                    )
-                    for stream, window, start, stop, full in parts
-                ),
+                tuple(Part._make((*map(_number, rows), bool(full))) for *rows, full in parts),
             )
         except (TypeError, ValueError, RecursionError):
             raise RemoteError(
