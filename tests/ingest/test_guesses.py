@@ -107,9 +107,8 @@ def test_labels_are_known_by_their_words(tmp_path):
         proposals(facts_of(tmp_path, x=[1.0], label_count=[3]), 1)
     with raises(ParquetError, "'clikced'", "did you mean 'clicked'?"):
         proposals(facts_of(tmp_path, x=[1.0], clicked=[1]), 1, "clikced")
-    for value in (datetime.date(2026, 1, 1), [1]):
-        with raises(ParquetError, "'x'", "numbers or texts"):
-            proposals(facts_of(tmp_path, x=[value]), 1, "x")
+    with raises(ParquetError, "'x'", "numbers or texts"):
+        proposals(facts_of(tmp_path, x=[datetime.date(2026, 1, 1)]), 1, "x")
 
 
 @SEEDS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import queue
 import threading
 from types import SimpleNamespace
@@ -34,35 +34,31 @@ def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_
     assert fleet.lease(()) is asked[0]
 
 
-class Process:
+class Process(contextlib.AbstractContextManager):
     """Stands in for a worker's process, which says when it listens."""
 
-    def __init__(self):
-        announced, self._says = os.pipe()
-        self.stdout, self.returncode = os.fdopen(announced, "rb"), None
-        self._over = threading.Event()
+    returncode = None
 
-    def __enter__(self):
-        return self
+    def __init__(self):
+        self.stdout, self._lines, self._over = self, queue.Queue(), threading.Event()
 
     def __exit__(self, *_):
-        self.stdout.close()
+        pass
+
+    def readline(self):
+        return self._lines.get()
 
     def listens(self, port):
-        os.write(
-            self._says,
-            (json.dumps({"listening": f"127.0.0.1:{port}", "pid": port}) + "\n").encode(),
-        )
+        self._lines.put(json.dumps({"listening": f"127.0.0.1:{port}", "pid": port}).encode())
 
     def wait(self):
         self._over.wait()
         return -9
 
     def kill(self):
-        if self.returncode is None:
-            self.returncode = -9
-            os.close(self._says)
-            self._over.set()
+        self.returncode = -9
+        self._lines.put(b"")
+        self._over.set()
 
 
 def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(
