@@ -205,9 +205,15 @@ def _read_fields(placed: Mapping[str, str]) -> Parsed:
                 if len(row) == width
             }
     if not sign:
+        hint = ""
+        if any(line.count('"') % 2 for line in placed.values()):
+            hint = (
+                ". Some lines have a quote that does not end. If quoted fields hold line ends, guess from a copy that "
+                "has none, and add multiline = true to [input] of the spec"
+            )
         raise UsageError(
             f"{next(iter(placed))}: the file is neither Parquet, nor one JSON object a line, nor lines with equally "
-            "many fields separated by tab ; , or |"
+            f"many fields separated by tab ; , or |{hint}"
         )
     first = next(iter(rows.values()))
     # Names of columns: none is empty, all differ, and none is a number.
