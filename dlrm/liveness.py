@@ -1,7 +1,7 @@
-"""Checks that all ranks make progress, and ends those that do not.
+"""Checks that all ranks make progress.
 
 Each rank records what it does (`Activity`), and sends it to the others every second (`Heartbeat`). `verdict` finds the
-ranks that have stopped. `RankExit` ends a rank whose main thread cannot: it says why, and cleans up."""
+ranks that have stopped, which then end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import faulthandler
 import json
 import os
 import platform
-import select
 import signal
 import sys
 import threading
@@ -18,20 +17,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from sluice.dlrm.rank_exit import RankExit
 from sluice.ingest.process.stacks import own_stacks
 
 MOST_S = 120.0
 _LEAST_S = 10.0
 _TIMES_SLOWEST = 20.0
 _STEPS_NEEDED = 3
-_GRACE_S = 3.0
-"""How long a rank that ends may clean up."""
-_FAULT = "sluice/fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,101 +232,6 @@ class Activity:
             self._count += 1
             self._phase = phase
             self._progressed_at = self._clock()
-
-
-class Elsewhere(RuntimeError):
-    """Another rank ended, and said why."""
-
-
-class LostRanks(RuntimeError):
-    """The first rank is lost, or ranks never started. Every host says so, because no rank can speak for all."""
-
-
-def tell_ranks(store: Any, rank: int, error: Exception) -> str | None:
-    """Tells the other ranks why this one ends, before its connections close. Returns the reason of the rank that told
-    its own first. None: this one did."""
-    if store.check([_FAULT]):
-        first: str = store.get(_FAULT).decode()
-        return first
-    store.set(_FAULT, f"rank {rank}: {error}")
-    return None
-
-
-class RankExit:
-    """Lets exactly one thread end the process: the main thread, after `claim()`, or another one by `leave`."""
-
-    def __init__(self, *, first: bool, leave: Callable[[int], None] = os._exit) -> None:
-        self.cleanups: list[Callable[[], None]] = []
-        """What is called before the process ends, the last one first; a call that hangs is left after a while."""
-        self.first = first
-        """Whether this rank speaks for all ranks; that includes a line of JSON on standard output."""
-        self._leave = leave
-        self._claim = threading.Lock()
-
-    def claim(self) -> None:
-        """Says that the main thread will end the process. It returns only if no other thread is doing so."""
-        self._claim.acquire()
-
-    def leave(self, text: str, *, speak: bool | None = None) -> None:
-        """Ends the process with 1, from any thread, unless the main thread is about to. `speak` takes the place of
-        `first`."""
-        if not self._claim.acquire(blocking=False):
-            return
-        with suppress(OSError):  # the reader may be gone
-            print(f"error: {text}", file=sys.stderr, flush=True)
-            if self.first if speak is None else speak:
-                print(json.dumps({"error": text}), flush=True)
-            tell_torchrun(text)
-
-        def clean_up() -> None:
-            for cleanup in reversed(self.cleanups):
-                with suppress(Exception):
-                    cleanup()
-
-        cleaning = threading.Thread(target=clean_up, name="sluice-ending", daemon=True)
-        cleaning.start()
-        cleaning.join(_GRACE_S)
-        with suppress(OSError):
-            sys.stderr.flush()
-        self._leave(1)
-
-
-def tell_torchrun(text: str) -> None:
-    """Leaves the reason of this rank's end where torchrun looks for it, so that the summary which it prints last gives
-    that reason, too."""
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        text = f"error: {text}"
-        about = {
-            "message": text,
-            "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))},
-        }
-        with suppress(OSError):
-            Path(path).write_text(json.dumps({"message": about}))
-
-
-def end_with_torchrun(ending: RankExit) -> None:
-    """If torchrun started this process, the process ends soon after torchrun from now on. A torchrun that is killed
-    cannot tell its ranks. A person's shell may end before this process.
-
-    A thread waits for that; the system's own signal for this would come when the thread that started us ends, which
-    torchrun's may at any time."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    launcher = os.getppid()
-    try:
-        descriptor = os.pidfd_open(launcher)
-    except OSError:  # it is gone already
-        descriptor = -1
-
-    def wait() -> None:
-        if descriptor >= 0 and os.getppid() == launcher:
-            select.select([descriptor], [], [])
-        ending.leave(
-            f"process {launcher}, which started this one, is gone, so this one ends, too; a checkpoint that "
-            "was complete stays, and --resume goes on from there"
-        )
-
-    threading.Thread(target=wait, name="sluice-launcher", daemon=True).start()
 
 
 _JUDGES = 2  # so many ranks check the reports; the second notices if the first has stopped

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sluice.dlrm.liveness import LostRanks
+from sluice.dlrm.rank_exit import LostRanks
 from sluice.dlrm.sharding import machine as machines
 from sluice.dlrm.step_threads import THREADS, thread_count
 from sluice.ingest.machine import Machine

@@ -25,7 +25,7 @@ from sluice.common.errors import Preempted, UsageError
 from sluice.common.extras import advice
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
 from sluice.dlrm import options
-from sluice.dlrm.liveness import (
+from sluice.dlrm.rank_exit import (
     Elsewhere,
     LostRanks,
     RankExit,

@@ -1,39 +1,29 @@
-"""Keeps a server's model up to date: `take_newer` loads a newer checkpoint, and `keep_newest` looks for one at
-intervals."""
+"""Keeps a server's model up to date: `take_newer` loads a newer checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 
 from sluice.common.errors import UsageError
-from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.checkpoint.meta import find_checkpoint
 from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.scorer import Scorer
 
-Newest = Callable[[], tuple[Path, CheckpointMeta]]
 Load = Callable[[], Scorer]
 Say = Callable[[str], None]
 
 
-async def keep_newest(
-    app: HttpApp, newest: Newest, load: Load, say: Say, *, every_s: float
-) -> None:
-    """Looks every `every_s` seconds, until it is cancelled. 0: never."""
-    while every_s:
-        await take_newer(app, newest, load, say)
-        await asyncio.sleep(every_s)
-
-
-async def take_newer(app: HttpApp, newest: Newest, load: Load, say: Say) -> bool:
-    """Answers with the newest checkpoint once it is loaded. Returns whether it is another one than before.
+async def take_newer(app: HttpApp, load: Load, say: Say, *, take_best: bool = False) -> bool:
+    """Answers with the run's newest or best checkpoint once it is loaded. Returns whether it is another than before.
 
     A model that cannot be loaded is reported once, and tried again at each call. Its errors do not stop the server."""
     try:
         served = app.scorer.servable
-        is_newer = await asyncio.to_thread(newest) != (served.path, served.meta)
+        look = partial(find_checkpoint, served.path.parent, take_best=take_best)
+        is_newer = await asyncio.to_thread(look) != (served.path, served.meta)
         if is_newer:
             app.take(await asyncio.to_thread(load))
     except asyncio.CancelledError:

@@ -23,7 +23,9 @@ class Scorer:
 
     def __init__(self, servable: Servable, *, most_rows: int) -> None:
         self.servable = servable
-        self.decoder = Decoder(servable.features.spec, servable.fingerprint, most_rows=most_rows)
+        # A request may name the features that it is for. It is refused if the model has others by then.
+        fingerprint = servable.meta.fingerprint["layout"]
+        self.decoder = Decoder(servable.features.spec, fingerprint, most_rows=most_rows)
         self.missing = Counter[str]()
         """For each feature, the number of rows that got the spec's default."""
 

@@ -202,17 +202,11 @@ class Servable:
             "step": self.meta.step,
             "epoch": self.meta.epoch,
             "version": self.meta.version,
-            "fingerprint": self.fingerprint,
+            "fingerprint": self.meta.fingerprint["layout"],
             "model": self.meta.config["model"]["kind"],
             "tables": self.model.tables.kind,
             "table_bytes": self.model.tables.bytes,
         }
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the features. A request may name it. The server refuses the request if the model has other
-        features by then."""
-        return self.meta.fingerprint["layout"]
 
 
 def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.Online]:

@@ -17,11 +17,10 @@ import torch
 import uvicorn
 
 from sluice.common.errors import UsageError
-from sluice.dlrm.checkpoint.meta import find_checkpoint
 from sluice.dlrm.serving.connections import GuardedProtocol
 from sluice.dlrm.serving.http import HttpApp
 from sluice.dlrm.serving.options import ServerOptions
-from sluice.dlrm.serving.reload import Load, Say, keep_newest
+from sluice.dlrm.serving.reload import Load, Say, take_newer
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.telemetry.silence_warnings import quiet
@@ -113,13 +112,17 @@ async def _run(
             say("asked to leave: requests that have come are still answered")
         server.should_exit = True
 
+    async def keep_newest() -> None:
+        while options.reload_every:
+            await take_newer(app, load, say, take_best=options.best)
+            await asyncio.sleep(options.reload_every)
+
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop, signum)
     host, port = listener.getsockname()[:2]
     say(f"serving {app.scorer.servable.path.name} of {options.run} on http://{host}:{port}")
-    newest = partial(find_checkpoint, options.run / "checkpoints", take_best=options.best)
-    reloading = loop.create_task(keep_newest(app, newest, load, say, every_s=options.reload_every))
+    reloading = loop.create_task(keep_newest())
     await server.serve([listener])
     reloading.cancel()
     return signals

@@ -17,14 +17,8 @@ from sluice.common.errors import Preempted
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.follow import versions
 from sluice.dlrm.foreign_table import ForeignTable
-from sluice.dlrm.liveness import (
-    Activity,
-    Elsewhere,
-    Heartbeat,
-    LostRanks,
-    RankExit,
-    tell_ranks,
-)
+from sluice.dlrm.liveness import Activity, Heartbeat
+from sluice.dlrm.rank_exit import Elsewhere, LostRanks, RankExit, tell_ranks
 from sluice.dlrm.ranks import Ranks, world
 from sluice.dlrm.session.run import TrainingRun
 from sluice.dlrm.telemetry.journal import Journal

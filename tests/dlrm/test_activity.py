@@ -13,7 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from sluice.dlrm import liveness
-from sluice.dlrm.liveness import Activity, Beat, Heartbeat, LostRanks, RankExit, verdict
+from sluice.dlrm.liveness import Activity, Beat, Heartbeat, verdict
+from sluice.dlrm.rank_exit import LostRanks, RankExit
 from sluice.dlrm.ranks import await_ranks
 from tests.raises import assert_names
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from sluice.dlrm import liveness, train
+from sluice.dlrm import rank_exit, train
 
 WRONG = ["--run-dir", "r", "--dta", "t"]
 SAID = "no option '--dta' (did you mean '--data'?) (see --help)"
@@ -56,7 +56,7 @@ def test_a_rank_that_alone_refuses_to_start_says_so_itself(second_rank, capsys):
 
 def test_torchrun_shows_the_reason_in_its_summary(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    liveness.tell_torchrun("no room")
+    rank_exit.tell_torchrun("no room")
     failure = ProcessFailure(
         local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json")
     )

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from sluice.dlrm.liveness import tell_ranks
+from sluice.dlrm.rank_exit import tell_ranks
 from sluice.dlrm.training import signals
 from sluice.dlrm.training.signals import StopSignals
 

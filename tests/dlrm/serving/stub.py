@@ -27,8 +27,7 @@ def scorer(spec: Spec, fingerprint: str = "", most_rows: int = 99) -> Scorer:
     return Scorer(
         SimpleNamespace(
             features=SimpleNamespace(spec=spec),
-            fingerprint=fingerprint,
-            meta=SimpleNamespace(step=1, version=0),
+            meta=SimpleNamespace(step=1, version=0, fingerprint={"layout": fingerprint}),
             about=lambda: {"step": 1, "version": 0, "table_bytes": 0},
             probabilities=lambda columns, _: pa.StructArray.from_arrays(
                 list(columns.values()), list(columns)

@@ -9,7 +9,6 @@ import shutil
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import CheckpointError, find_checkpoint, latest, mark_best
+from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
 from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import machine, world
@@ -315,7 +314,7 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(run, raw, monkeyp
             begun, may_go_on = held[service.scorer.servable.meta.step]
             assert await asyncio.to_thread(begun.wait, 120)
             spoilt(latest(checkpoints)[0], other_way)
-            assert await newer(service, run, load)
+            assert await take_newer(service, load, print)
             may_go_on.set()
         held[service.scorer.servable.meta.step][1].set()
         return await asyncio.gather(*asked)
@@ -327,13 +326,6 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(run, raw, monkeyp
         for step, expected in alone.items():
             same = np.allclose(answer["probabilities"], expected[number], rtol=0, atol=1e-6)
             assert same == (step == answer["step"])
-
-
-def newer(service: HttpApp, run: Path, load, say=lambda _: None, *, take_best=False):
-    """Whether the service takes a newer checkpoint of the run."""
-
-    newest = partial(find_checkpoint, run / "checkpoints", take_best=take_best)
-    return take_newer(service, newest, load, say)
 
 
 def other_way(tensors) -> None:
@@ -443,7 +435,7 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path):
     load_newest = loading(run)
 
     def look(service, load=load_newest):
-        return newer(service, run, load, broken)
+        return take_newer(service, load, broken)
 
     pointer.write_text("step-000000030\n")
     first = load_newest()
@@ -460,9 +452,9 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(ru
     load = loading(run, take_best=True)
 
     async def talk(http, service):
-        taken = [await newer(service, run, load, take_best=True)]
+        taken = [await take_newer(service, load, print, take_best=True)]
         mark_best(new, 0.8)
-        taken.append(await newer(service, run, load, take_best=True))
+        taken.append(await take_newer(service, load, print, take_best=True))
         return [*taken, service.scorer.servable.meta.step]
 
     first = load()
@@ -511,7 +503,7 @@ def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(run, 
     spoilt(first.servable.path, change)
 
     async def talk(http, service):
-        assert not await newer(service, run, load)
+        assert not await take_newer(service, load, print)
         return await post(http, as_json(raw.slice(0, 5))), (await http.get("/health")).json()
 
     answer, health = served(first, talk)
