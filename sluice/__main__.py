@@ -10,7 +10,7 @@ _INGEST = "sluice.ingest.__main__"
 _AGENT = "sluice.agent.__main__"
 PATH: dict[str, dict[str, tuple[str, str]]] = {
     "from logs to a feature table": {
-        "guess": (_INGEST, "look at plain Parquet, and write a spec for it to edit"),
+        "guess": (_INGEST, "look at plain Parquet or text logs, and write a spec to edit"),
         "etl": ("sluice.etl.job", "make a feature table from raw logs, on this machine"),
         "synth": (_ETL, "write synthetic raw logs whose best reachable AUC is known"),
         "show": (_ETL, "say what a feature table holds"),

@@ -16,6 +16,7 @@ import pytest
 from sluice.common.errors import UsageError
 from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
+from sluice.ingest.read.reader import SourceError
 from sluice.petastorm import (
     NGram,
     TransformSpec,
@@ -155,6 +156,16 @@ def test_columns_predicates_and_transforms_are_petastorms(folder):
     assert [b.id.tolist() for b in batches] == [[20, 22, 24, 26, 28], [30, 32]]
     assert [b.twice.tolist() for b in batches] == [[40, 44, 48, 52, 56], [60, 64]]
     assert set(batches[0]._fields) == {"id", "twice"}
+
+
+@pytest.mark.parametrize("lists", [[[1], [2, 3]], [[1], None]])
+def test_lists_that_make_no_array_are_refused_by_column_and_file(tmp_path, lists):
+    pq.write_table(pa.table({"id": [1, 2], "seen": lists}), tmp_path / "a.parquet")
+    facts = "a.parquet, row group 0", "'seen'", "schema_fields"
+    with make_batch_reader(f"file://{tmp_path}") as reader, raises(SourceError, *facts):
+        next(reader)
+    with make_batch_reader(f"file://{tmp_path}", schema_fields=["id"]) as reader:
+        assert next(reader).id.tolist() == [1, 2]
 
 
 def test_it_is_tuned_and_leaves_a_record(folder, tmp_path):

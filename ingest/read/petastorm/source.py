@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import call_on_frame
@@ -114,7 +115,18 @@ class PetastormSource:
         """Returns the stored columns of the rows that the predicate keeps."""
         read, predicate = task.read, self._predicate
         table = self._groups.decoded(read.file, read.group, fetched=task.fetched)
-        return table if predicate is None else table.filter(pa.array(_mask(predicate, table)))
+        if predicate is not None:
+            table = table.filter(pa.array(_mask(predicate, table)))
+        for name in table.column_names if self.gives_arrays and self._spec is None else ():
+            column = table.column(name)
+            if pa.types.is_list(column.type) and (
+                column.null_count or len(pc.list_value_length(column).unique()) > 1
+            ):
+                raise ValueError(
+                    f"column {name!r} has lists of different lengths, or rows without one, and Petastorm makes one "
+                    "array of them. Leave it out of schema_fields, pad it by a TransformSpec, or take sluice.Loader"
+                )
+        return table
 
     def _selected(
         self, count: int | None, shard: int | None, seed: int | None
