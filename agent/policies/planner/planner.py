@@ -112,7 +112,6 @@ class Planner(Policy):
         drifts = sum(cost.drifts for cost in state.services.values())
         state = _take_in(state, snapshot, latest)
         drifted = sum(cost.drifts for cost in state.services.values()) > drifts
-        settings = state.settings
         doubtful = [] if state.trial is None else _doubtful_stages(state, latest, state.trial)
         if doubtful:
             return state.knobs, state, Reason(text=_doubt(doubtful))
@@ -133,14 +132,9 @@ class Planner(Policy):
             state = _keep(state, state.trial, recent)
         # After a change, wait so many ticks. Before the first change, so many looks are enough, because they are short.
         settled = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
-        if settled < settings.settle_ticks and not (drifted and len(state.window) > 1):
+        if settled < state.settings.settle_ticks and not (drifted and len(state.window) > 1):
             return state.knobs, state, Reason(text="measuring the present knobs")
-        planned = _plan(state, latest, recent)
-        urgent = latest.memory_used > settings.memory_alarm * latest.memory_limit
-        grows = planned[1].trial is not None and planned[1].trial.kind == "grow"
-        if unchanged and state.tick < settings.settle_ticks - 1 and not urgent and not grows:
-            return state.knobs, state, Reason(text="the first looks only allow adding workers")
-        return planned
+        return _plan(state, latest, recent)
 
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
