@@ -68,7 +68,7 @@ class PlannerSettings:
     start_up_ticks: int = 3
     """Ticks added for workers that must first start and import."""
     quick_look_s: float = 0.25
-    """Seconds between two looks before the first change."""
+    """Seconds between two looks before the first change, or after a look at which a row was dearer."""
     start_ticks: int = 120
     """Ticks that requested workers may take to start before their change is judged without them."""
 
@@ -117,8 +117,6 @@ class PlannerSettings:
     """So is a cost that is this many times higher than a settled one. The rate of its stage falls by 15 %."""
     noise_ratio: float = 2.0
     """A surprise exceeds the largest earlier difference that did not stay, this many times, in logarithms."""
-    doubt_look_s: float = 0.5
-    """Seconds until the next look after one at which a row was dearer."""
     leap_ratio: float = 2.0
     """A cost that rises by this factor at the same number of workers was not caused by our change. With more workers,
     there may be a kink in between."""

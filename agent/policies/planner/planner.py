@@ -139,7 +139,7 @@ class Planner(Policy):
     def next_look_s(self, state: PlannerState) -> float | None:
         trial = state.trial
         if _unexplained_doubts(state, trial):
-            return self.settings.doubt_look_s
+            return self.settings.quick_look_s
         unmeasured = not all(s.points for s in state.services.values())
         first = unmeasured and state.unchanged and state.tick < self.settings.patience_ticks
         return self.settings.quick_look_s if first else None
