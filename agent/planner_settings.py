@@ -52,8 +52,6 @@ class PlannerSettings:
     """Share of the rate that a removal of workers must keep."""
     clear_gain: float = 0.3
     """A gain above this is clear, whatever was predicted."""
-    fulfilled_share: float = 0.8
-    """A gain above this share of the predicted gain counts as the predicted gain."""
     settle_ticks: int = 2
     """Ticks before a clear gain is judged."""
     patience_ticks: int = 5

@@ -273,17 +273,12 @@ def _switch_instead(
 
 def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> PlannerState:
     """Returns the state after a trial that has succeeded."""
-    caps = state.caps
-    if trial.fulfilled(recent):
-        # Nothing stands in the way of growing any more, so only the caps that forbid shrinking stay.
-        caps = {n: cap for n, cap in caps.items() if cap.least > state.limits.workers[n][0]}
     if trial.rises and trial.gain(recent) >= 1 + state.settings.min_gain:
         state = state.needing(trial.before.total_workers, trial.slow)
     return replace(
         state,
         trial=None,
         failures=0 if trial.rises else state.failures,
-        caps=caps,
     )
 
 

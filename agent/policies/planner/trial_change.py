@@ -81,12 +81,6 @@ class TrialChange:
             or gain >= (1 + settings.min_gain if self.rises else settings.min_kept)
         )
 
-    def fulfilled(self, recent: PipelineRates) -> bool:
-        """Returns whether growing reached the promised gain."""
-        return self.kind == "grow" and self.gain(recent) >= 1 + self.settings.fulfilled_share * (
-            self.hoped - 1
-        )
-
     def crashed(self, age: float, rates: PipelineRates) -> bool:
         """Returns whether the latest interval shows harm, once all workers have started."""
         return (
