@@ -57,10 +57,7 @@ class PlannerSettings:
     patience_ticks: int = 5
     """Ticks before any other effect is judged, and in which workers must be unneeded. Rates last one tick longer."""
     certain_ticks: int = 3
-    """Looks that are no chance. Then a harmful change is undone, unless other programs take the cores, and a cost is
-    settled."""
-    harm_share: float = 0.95
-    """A change that leaves a smaller share of the rate is harmful."""
+    """Looks after which a cost is settled."""
     start_up_ticks: int = 3
     """Ticks added for workers that must first start and import."""
     quick_look_s: float = 0.25

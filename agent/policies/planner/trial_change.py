@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.ingest.knobs import Knobs
@@ -64,12 +63,6 @@ class TrialChange:
         )
         if clear or fed:
             patience: float = settings.settle_ticks
-        elif (
-            self.kind != "memory"
-            and gain < settings.harm_share
-            and Contention.of(recent, settings).slow < max(self.slow, settings.contended_ratio)
-        ):
-            patience = self.start_up + settings.certain_ticks
         else:
             patience = self.start_up + settings.patience_ticks
         if age < patience:
