@@ -50,8 +50,6 @@ class PlannerSettings:
     """Smallest gain of a growing change. With less gain the change is undone. A removal that loses less is clear."""
     min_kept: float = 0.93
     """Share of the rate that a removal of workers must keep."""
-    clear_gain: float = 0.3
-    """A gain above this is clear, whatever was predicted."""
     settle_ticks: int = 2
     """Ticks before a clear gain is judged."""
     patience_ticks: int = 5

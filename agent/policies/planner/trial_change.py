@@ -57,7 +57,7 @@ class TrialChange:
         settings = self.settings
         fed = recent.stall <= settings.negligible_share
         clear = (
-            gain >= 1 + min(settings.mostly_share * (self.hoped - 1), settings.clear_gain)
+            gain >= 1 + settings.mostly_share * (self.hoped - 1)
             if self.rises
             else gain >= 1 - settings.min_gain
         )
