@@ -117,8 +117,6 @@ class PlannerSettings:
     """Change of a settled cost's logarithm, beyond chance, that moves the whole curve."""
     relieved_ratio: float = 1.15
     """A cost above this many times the cost with fewest workers may include waits for a lock."""
-    min_wait_share: float = 0.1
-    """Share of the cost that is waiting which no change removes."""
     mostly_share: float = 0.5
     """At least this share counts as most: of the rows, of a promised gain, of the time of a lock, of a cost."""
 
