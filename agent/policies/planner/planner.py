@@ -123,8 +123,6 @@ class Planner(Policy):
             return state.knobs, state, Reason(text=f"waiting for {missing}")
         if state.trial is not None:
             keep = state.trial.verdict(state.age, recent)
-            if keep is False and (switch := _switch_instead(state, state.trial, latest, recent)):
-                return switch
             if keep is None:
                 return state.knobs, state, Reason(text="measuring the effect of the last change")
             if not keep:
@@ -248,23 +246,6 @@ def _begun_again(state: PlannerState, stages: Collection[str]) -> PlannerState:
         release_looks=state.settings.patience_ticks,
         trial=None,
         window=(),
-    )
-
-
-def _switch_instead(
-    state: PlannerState, trial: TrialChange, latest: PipelineRates, recent: PipelineRates
-) -> Decision | None:
-    """Returns a move to processes in place of a growth that failed, if the workers may wait for a lock."""
-    growing = trial.kind in ("grow", "probe")
-    if not growing or recent.stall <= state.settings.negligible_share:
-        return None
-    undone = replace(state, knobs=trial.before, trial=None)
-    forecast = forecast_of(undone, latest)
-    return reshape(
-        undone,
-        forecast,
-        recent,
-        stage_layouts.locked(forecast, recent),
     )
 
 
