@@ -21,8 +21,6 @@ class PlannerSettings:
     """A stage with one worker may grow to this many workers at once."""
     growth_factor: int = 8
     """A stage may grow to this many times the most workers that were ever measured."""
-    contended_growth_factor: int = 2
-    """The same limit while other programs use the cores."""
     min_busy_share: float = 0.3
     """The cost of a stage is ignored while a smaller share of its workers is busy."""
     thinned_share: float = 0.9

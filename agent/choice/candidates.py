@@ -126,10 +126,7 @@ def _near(seen: Observation) -> Iterator[Candidate]:
     moved = next((n for n in _movable(seen, name)), None)
     if moved is not None and not seen.unmeasured:
         other = forecast.switched(moved, lambda cost: cost.relieved())
-        ranges = {
-            n: range_of(replace(seen.state, caps={}), n, forecast.contended)
-            for n in other.joined_costs
-        }
+        ranges = {n: range_of(replace(seen.state, caps={}), n) for n in other.joined_costs}
         ranges[moved] = (
             1,
             min(limits.workers[moved][1], max(2, math.ceil(seen.recent.cpu_quota))),

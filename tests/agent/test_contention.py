@@ -8,11 +8,7 @@ import pytest
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import rates
-from sluice.agent.lab.simulator.physics import SimMachine, SimStage
-from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.planner_settings import DEFAULT
-from sluice.agent.policies import make
 from sluice.ingest.knobs import Knobs, Limits
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
 
@@ -71,24 +67,3 @@ def test_what_our_own_trainer_takes_is_no_other_programs():
 
 def test_a_little_work_says_nothing():
     assert Contention.of(_seen(0.01, 1.0)) == Contention(cores=4.0)
-
-
-def test_the_planner_does_not_grow_where_others_use_the_cores():
-    def sizes(neighbour):
-        scenario = Scenario(
-            name="pressed",
-            seconds=30,
-            stages=(SimStage(name="work", cost_s=0.04, cpu=0.5),),
-            machine=SimMachine(cores=8, neighbour_cores=neighbour, timer_noise=0),
-            start={"work": 2},
-        )
-        seen = []
-        run(
-            scenario,
-            make("planner"),
-            observe=lambda snapshot, knobs, reason: seen.append(knobs.workers["work"]),
-        )
-        return seen
-
-    assert next(n for n in sizes(0.0) if n != 2) == 8
-    assert max(sizes(7.5)) <= 4

@@ -34,10 +34,7 @@ def reshape(
         # No stage's curve includes waits for a lock, and only a switch ends them. Otherwise both forecasts err alike.
         measured = recent.rows_per_s if moving else math.inf
         present_rate = min(forecast.rate(state.knobs.workers), measured)
-        ranges = {
-            n: range_of(free if moving else state, n, forecast.contended)
-            for n in shape.forecast.joined_costs
-        }
+        ranges = {n: range_of(free if moving else state, n) for n in shape.forecast.joined_costs}
         if moving:
             ranges[name] = (
                 1,
@@ -70,17 +67,18 @@ def reshape(
     return None
 
 
-def range_of(state: PlannerState, name: str, contended: bool) -> tuple[int, int]:
+def range_of(state: PlannerState, name: str) -> tuple[int, int]:
     """Returns the fewest and most workers to consider now."""
     least, most = state.limits.workers[name]
     cap = state.caps.get(name)
     if cap is not None and state.tick < cap.until:
         least, most = max(least, cap.least), min(most, cap.most)
     most_seen = state.services[name].most_seen
-    further = state.settings.contended_growth_factor if contended else state.settings.growth_factor
     reach = max(
         state.knobs.workers[name],
-        further * most_seen if most_seen > 1 else state.settings.growth_from_one,
+        state.settings.growth_factor * most_seen
+        if most_seen > 1
+        else state.settings.growth_from_one,
     )
     return least, max(least, min(most, reach))
 
@@ -100,7 +98,7 @@ def probe(
     service = forecast.joined_costs[name]
     workers = state.knobs.workers
     present_rate = forecast.rate(state.knobs.workers)
-    least, most = range_of(state, name, forecast.contended)
+    least, most = range_of(state, name)
     most = max(
         workers[name], most, service.most_seen
     )  # between two settings seen, any may be tried

@@ -412,7 +412,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         recent=recent,
         rate=forecast.rate(state.knobs.workers),
         bottleneck=forecast.bottleneck(),
-        ranges={name: range_of(state, name, forecast.contended) for name in forecast.joined_costs},
+        ranges={name: range_of(state, name) for name in forecast.joined_costs},
     )
     if (smaller := _save_memory(state, outlook)) is not None:
         return smaller
