@@ -17,9 +17,7 @@ class PlannerSettings:
     # When to change something.
     min_gain_ratio: float = 1.08
     """A change must promise at least this many times the present rate."""
-    growth_from_one: int = 16
-    """A stage with one worker may grow to this many workers at once."""
-    growth_factor: int = 8
+    growth_factor: int = 16
     """A stage may grow to this many times the most workers that were ever measured."""
     min_busy_share: float = 0.3
     """The cost of a stage is ignored while a smaller share of its workers is busy."""

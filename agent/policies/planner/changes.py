@@ -73,13 +73,8 @@ def range_of(state: PlannerState, name: str) -> tuple[int, int]:
     cap = state.caps.get(name)
     if cap is not None and state.tick < cap.until:
         least, most = max(least, cap.least), min(most, cap.most)
-    most_seen = state.services[name].most_seen
-    reach = max(
-        state.knobs.workers[name],
-        state.settings.growth_factor * most_seen
-        if most_seen > 1
-        else state.settings.growth_from_one,
-    )
+    reach = state.settings.growth_factor * max(1, state.services[name].most_seen)
+    reach = max(state.knobs.workers[name], reach)
     return least, max(least, min(most, reach))
 
 
