@@ -21,8 +21,6 @@ class PlannerSettings:
     """A stage may grow to this many times the most workers that were ever measured."""
     min_busy_share: float = 0.3
     """The cost of a stage is ignored while a smaller share of its workers is busy."""
-    thinned_share: float = 0.9
-    """They are removed only if this share of all workers, or fewer, is enough."""
     memory_alarm: float = 0.95
     """Memory is given back at once when a larger share of the memory limit is in use."""
     probe_busy_share: float = 0.7

@@ -126,11 +126,6 @@ class Forecast:
         waited_s = (self.slow - 1) * cost.cpu_s(workers) if self.slow > 1 else 0.0
         return workers / (cost.busy_s(workers) + waited_s)
 
-    @property
-    def contended(self) -> bool:
-        """Whether other programs take so many cores that the stages run clearly slower."""
-        return self.slow >= self.settings.contended_ratio
-
     def cores_rate(self, workers: Workers) -> float:
         """Returns the most rows a second that the cores allow with these workers."""
         stages = sum(s.cpu_s(workers[n]) for n, s in self.joined_costs.items())

@@ -312,13 +312,6 @@ def _course(scenario):
     return seen
 
 
-def test_workers_that_crowd_the_cores_become_fewer():
-    """A neighbour takes half of the cores, so that more threads want a core than get one."""
-    (scenario,) = [s for s in shipped() if s.name.startswith("08")]
-    counts = [knobs.total_workers for knobs, _ in _course(scenario)]
-    assert min(counts[130:220]) <= 8 < max(counts)
-
-
 @pytest.mark.parametrize("cpu", [0.6, 0.05])
 def test_a_stage_that_holds_no_lock_of_the_interpreter_stays_in_threads(cpu):
     """The lock is the store's, so processes would wait as long."""

@@ -12,7 +12,7 @@ from sluice.agent.costs.forecast import Forecast, Ranges
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_layouts import Restructuring
 from sluice.agent.policies.planner.explain import details, moves
-from sluice.agent.policies.planner.state import Decision, PlannerState, WorkerCap
+from sluice.agent.policies.planner.state import Decision, PlannerState
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import Knobs
@@ -114,45 +114,6 @@ def probe(
         return None
     count = max(worth, key=lambda n: worth[n])
     return name, count, worth[count]
-
-
-def thin(
-    state: PlannerState,
-    forecast: Forecast,
-    recent: PipelineRates,
-    ranges: Ranges,
-) -> Decision | None:
-    """Removes workers if our own threads may crowd the cores. The threads that run now keep the remaining workers
-    busy."""
-    if not forecast.contended or recent.wanting < state.settings.dearer_ratio * recent.running:
-        return None
-    alone = replace(forecast.uncontended, stage_cores=recent.running)
-    knobs = _lean(state, alone, ranges)
-    most = state.settings.thinned_share * state.knobs.total_workers
-    until = state.tick + state.settings.cap_ticks
-    if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
-        return None
-    few, slow = state.too_few
-    if knobs.total_workers <= few and forecast.slow < state.settings.contended_ratio * slow:
-        return None
-    caps = {
-        n: WorkerCap(least, knobs.workers[n], until, forecast.slow, state.knobs.workers[n])
-        for n, (least, _) in state.limits.workers.items()
-        if knobs.workers[n] < state.knobs.workers[n]
-    }
-    thinned = replace(state, release_looks=0, caps={**state.caps, **caps})
-    return change(
-        thinned,
-        knobs,
-        "release",
-        recent,
-        Reason(
-            text=f"more threads want a core than get one: {moves(state.knobs, knobs)}",
-            bottleneck="cores",
-            predicted_rows_per_s=recent.rows_per_s,
-            details=details(forecast, recent, knobs, recent.rows_per_s),
-        ),
-    )
 
 
 def _lean(state: PlannerState, forecast: Forecast, ranges: Ranges) -> Knobs:

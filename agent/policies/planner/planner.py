@@ -40,7 +40,6 @@ from sluice.agent.policies.planner.changes import (
     range_of,
     release,
     reshape,
-    thin,
 )
 from sluice.agent.policies.planner.explain import details, moves, why
 from sluice.agent.policies.planner.state import (
@@ -251,8 +250,6 @@ def _begun_again(state: PlannerState, stages: Collection[str]) -> PlannerState:
 
 def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> PlannerState:
     """Returns the state after a trial that has succeeded."""
-    if trial.rises and trial.gain(recent) >= 1 + state.settings.min_gain:
-        state = state.needing(trial.before.total_workers, trial.slow)
     return replace(
         state,
         trial=None,
@@ -359,9 +356,8 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
     if trial.rises and trial.kind != "grow":
         undone = state  # its measurements are in the curve now
     else:
-        failed = state if trial.rises else state.needing(state.knobs.total_workers, trial.slow)
         undone = replace(
-            failed,
+            state,
             caps=caps_after_failure(state, trial, recent),
             failures=state.failures + 1,
             release_looks=0,
@@ -526,12 +522,9 @@ def _doubt(doubtful: list[str]) -> str:
 
 
 def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
-    """Returns the first change that promises more rows: fewer threads that crowd the cores, more workers, another
-    layout of stages, or a number of workers that has not been seen yet."""
+    """Returns the first change that promises more rows: more workers, another layout of stages, or a number of workers
+    that has not been seen yet."""
     forecast, recent = outlook.forecast, outlook.recent
-    thinned = thin(state, forecast, recent, outlook.ranges)
-    if thinned is not None:
-        return thinned
     grown = _grow(state, outlook, cause)
     if grown is not None:
         return grown

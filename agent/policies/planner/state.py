@@ -124,9 +124,6 @@ class PlannerState:
     """Stages whose costs changed soon after the last change of knobs, which may have been the cause."""
     changed: frozenset[str] = frozenset()
     """Stages whose costs have changed by themselves since the last change of knobs."""
-    too_few: tuple[int, float] = (0, 0.0)
-    """A number of workers in all that brought fewer rows while other programs used the cores, and how many times slower
-    the cores were."""
     quiet_until: float = 0
     failures: int = 0
     release_looks: float = 0
@@ -150,12 +147,6 @@ class PlannerState:
     def other_cpu_s(self) -> float:
         """Processor seconds a row that no stage accounts for."""
         return self.other_cpu / self.average_rows_per_s if self.average_rows_per_s > 0 else 0.0
-
-    def needing(self, workers: int, slow: float) -> PlannerState:
-        """Returns the state after so many workers in all have brought fewer rows, if others used the cores."""
-        if slow < self.settings.contended_ratio:
-            return self
-        return replace(self, too_few=max(self.too_few, (workers, slow)))
 
     def undecided(self, before: PlannerState) -> PlannerState:
         """Returns this state with all that was learned, but without the decision. `before` is the state before it."""
