@@ -49,9 +49,7 @@ class PlannerSettings:
     patience_ticks: int = 5
     """Ticks before any other effect is judged, and in which workers must be unneeded. Rates last one tick longer."""
     certain_ticks: int = 3
-    """Looks after which a cost is settled."""
-    start_up_ticks: int = 3
-    """Ticks added for workers that must first start and import."""
+    """Looks after which a cost is settled. As many are added for workers that must first start and import."""
     quick_look_s: float = 0.25
     """Seconds between two looks before the first change, or after a look at which a row was dearer."""
     start_ticks: int = 120

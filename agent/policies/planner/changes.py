@@ -194,7 +194,7 @@ def change(
             settings=state.settings,
             predicted=reason.predicted_rows_per_s or recent.rows_per_s,
             slow=Contention.of(recent, state.settings).slow,
-            start_up=state.settings.start_up_ticks if starting or kind == "switch" else 0,
+            start_up=state.settings.certain_ticks if starting or kind == "switch" else 0,
         )
         if kind
         else None
