@@ -98,8 +98,6 @@ class PlannerSettings:
     """This many times as much is clearly more: a cost than expected, threads than cores."""
     rise_ratio: float = 1.18
     """So is a cost that is this many times higher than a settled one. The rate of its stage falls by 15 %."""
-    noise_ratio: float = 2.0
-    """A surprise exceeds the largest earlier difference that did not stay, this many times, in logarithms."""
     leap_ratio: float = 2.0
     """A cost that rises by this factor at the same number of workers was not caused by our change. With more workers,
     there may be a kink in between."""

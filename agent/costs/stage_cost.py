@@ -176,7 +176,7 @@ class StageCost:
         settings, surprise = self.settings, math.log(ratio)
         settled = known.seen >= settings.certain_ticks
         least = settings.rise_ratio if settled and ratio > 1 else settings.dearer_ratio
-        usual = min(settings.noise_ratio * self._noise, math.log(settings.leap_ratio))
+        usual = min(settings.leap_ratio * self._noise, math.log(settings.leap_ratio))
         if abs(surprise) < max(math.log(least), usual):
             surprise = 0.0
         if surprise * last_surprise > 0:
