@@ -52,12 +52,11 @@ class PlannerSettings:
     """Looks after which a cost is settled. As many are added for workers that must first start and import."""
     quick_look_s: float = 0.25
     """Seconds between two looks before the first change, or after a look at which a row was dearer."""
-    start_ticks: int = 120
-    """Ticks that requested workers may take to start before their change is judged without them."""
 
     # What follows from a failed change.
     cap_ticks: int = 400
-    """Ticks for which a failed change of a stage is not tried again. No pause is longer."""
+    """Ticks for which a failed change of a stage is not tried again. No pause is longer, and no start of requested
+    workers is waited for longer."""
     doubt_ticks: int = 30
     """The same if other programs may be the cause. It doubles with each failure in a row."""
     pause_ticks: int = 4

@@ -301,7 +301,7 @@ def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -
     """Postpones the judgement of a trial while the workers that it has requested start. What is measured meanwhile is
     ignored."""
     starting = snapshot.elsewhere.get("starting") or any(s.starting for s in snapshot.stages)
-    if state.trial is None or not starting or state.age >= state.settings.start_ticks:
+    if state.trial is None or not starting or state.age >= state.settings.cap_ticks:
         return state
     start_up = state.age + ticks(latest.seconds) + state.settings.settle_ticks
     return replace(state, window=(), trial=replace(state.trial, start_up=start_up))
