@@ -25,8 +25,6 @@ class PlannerSettings:
     """Memory is given back at once when a larger share of the memory limit is in use."""
     probe_busy_share: float = 0.7
     """A stage with at least this share of its workers busy is tried with numbers of workers whose cost is unknown."""
-    release_kept: float = 0.999
-    """Workers stay if a removal would leave less than this share of the rate."""
 
     # What remote workers may cost.
     remote_core_price: float = 0.01

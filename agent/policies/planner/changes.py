@@ -151,7 +151,7 @@ def release(
     spare = knobs_before.total_workers - knobs.total_workers
     saved = alone.price(knobs_before.workers) - alone.price(knobs.workers)
     gain = (alone.rate(knobs.workers) + saved) / alone.rate(knobs_before.workers)
-    if spare < 1 or gain < settings.release_kept:
+    if spare < 1 or gain < 1 - settings.negligible_share:
         return knobs_before, replace(state, release_looks=0), calm
     # Idle remote workers are kept as long as keeping one costs no more than starting it again. A start costs the
     # worker's price and the rows that it would have brought meanwhile.
