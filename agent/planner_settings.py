@@ -16,7 +16,7 @@ class PlannerSettings:
 
     # When to change something.
     min_gain_ratio: float = 1.08
-    """A change must promise at least this many times the present rate."""
+    """A change must promise at least this many times the present rate. A removal may cost as much."""
     growth_factor: int = 16
     """A stage may grow to this many times the most workers that were ever measured."""
     min_busy_share: float = 0.3
@@ -40,8 +40,6 @@ class PlannerSettings:
     """A smaller share counts as nothing: of the trainer's time, of the cores, of a rate."""
     min_gain: float = 0.03
     """Smallest gain of a growing change. With less gain the change is undone. A removal that loses less is clear."""
-    min_kept: float = 0.93
-    """Share of the rate that a removal of workers must keep."""
     settle_ticks: int = 2
     """Ticks before a clear gain is judged."""
     patience_ticks: int = 5
