@@ -100,8 +100,6 @@ class PlannerSettings:
     """The largest item seen shrinks by this factor with each observation."""
     trend_change: float = 0.05
     """Change of a settled cost's logarithm, beyond chance, that moves the whole curve."""
-    relieved_ratio: float = 1.15
-    """A cost above this many times the cost with fewest workers may include waits for a lock."""
     mostly_share: float = 0.5
     """At least this share counts as most: of the rows, of a promised gain, of the time of a lock, of a cost."""
 

@@ -291,7 +291,7 @@ class StageCost:
         """Returns the cost if its workers no longer wait for each other.
 
         A stage that held the same lock has then moved to another back end."""
-        most = self.settings.relieved_ratio * self.points[min(self.points)].busy_s
+        most = self.settings.rise_ratio * self.points[min(self.points)].busy_s
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= most})
 
     def known_well(self, workers: int) -> StageCost:
