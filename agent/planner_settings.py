@@ -61,14 +61,12 @@ class PlannerSettings:
     # What other programs take of the cores.
     contended_ratio: float = 1.3
     """Other programs matter if threads run this many times slower than on free cores."""
-    saturated_share: float = 0.92
-    """No core counts as free if at least this share of them is in use."""
 
     # What a setting would bring, and what it needs.
     headroom_ratio: float = 1.05
     """Planned capacity over the needed capacity, because averages hide unevenness. A smaller slow-down is no reason."""
-    memory_target: float = 0.9
-    """Share of the memory limit that a setting may fill."""
+    full_share: float = 0.9
+    """Share of the memory limit that a setting may fill. No core counts as free if at least this share is in use."""
     process_share: float = 0.6
     """Share of the free memory that new processes, or an initial setting, may take at once."""
     handover_s: float = 20e-6
@@ -107,7 +105,7 @@ class PlannerSettings:
         check_numbers(self)
         for name, above in (
             ("settle_ticks", "patience_ticks"),
-            ("memory_target", "memory_alarm"),
+            ("full_share", "memory_alarm"),
         ):
             if getattr(self, name) > getattr(self, above):
                 raise ValueError(

@@ -200,7 +200,7 @@ class Forecast:
     @property
     def most_bytes(self) -> float:
         """The bytes that a setting may need."""
-        return min(self.settings.memory_target * self.memory_limit, self.admitted_bytes)
+        return min(self.settings.full_share * self.memory_limit, self.admitted_bytes)
 
     def fits(self, knobs: Knobs) -> bool:
         """Returns whether the knobs leave the margin of memory that every choice must leave."""

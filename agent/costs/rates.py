@@ -59,7 +59,7 @@ class PipelineRates:
     """Share of the time in which the consumer neither waited nor computed. Near 1: it did other work, for example an
     evaluation."""
 
-    def saturated(self, share: float = DEFAULT.saturated_share) -> bool:
+    def saturated(self, share: float = DEFAULT.full_share) -> bool:
         """Returns whether no core is free, that is, at least this share of the cores is in use."""
         return self.cpu >= share * self.cpu_quota
 

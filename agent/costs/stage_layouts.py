@@ -42,7 +42,7 @@ def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]
         cost = forecast.separate_costs[name]
         cores = forecast.cores_used_by(name, recent.rows_per_s)
         holds = held >= settings.mostly_share and cores >= settings.mostly_share * held
-        if holds and recent.saturated(settings.saturated_share):
+        if holds and recent.saturated(settings.full_share):
             continue  # Without a free core, a process brings little.
         if holds if cost.backend == "thread" else cost.locked:
             yield Restructuring(

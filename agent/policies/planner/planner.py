@@ -308,7 +308,7 @@ def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -
 
 
 def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
-    settings, saturated = state.settings, latest.saturated(state.settings.saturated_share)
+    settings, saturated = state.settings, latest.saturated(state.settings.full_share)
     services = {
         s.name: state.services[s.name].observe(s, saturated, state.is_starting)
         for s in snapshot.stages
@@ -453,7 +453,7 @@ def _is_draining(state: PlannerState, outlook: _Outlook) -> bool:
     stage = recent.stages.get(outlook.bottleneck)
     if stage is None or outlook.bottleneck not in state.changed:
         return False
-    if outlook.forecast.remote_stages or recent.saturated(state.settings.saturated_share):
+    if outlook.forecast.remote_stages or recent.saturated(state.settings.full_share):
         return False
     made = stage.rows_per_s
     return outlook.rate / ratio <= made and max(made, outlook.rate) < recent.rows_per_s / ratio
