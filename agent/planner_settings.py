@@ -96,8 +96,6 @@ class PlannerSettings:
     there may be a kink in between."""
     forget_factor: float = 0.99
     """The largest item seen shrinks by this factor with each observation."""
-    trend_change: float = 0.05
-    """Change of a settled cost's logarithm, beyond chance, that moves the whole curve."""
     mostly_share: float = 0.5
     """At least this share counts as most: of the rows, of a promised gain, of the time of a lock, of a cost."""
 

@@ -222,7 +222,7 @@ class StageCost:
         busy_ratio = now.busy_s / then.busy_s
         cpu_ratio = now.cpu_s / then.cpu_s if then.cpu_s > 0 else 1.0
         noise = math.sqrt(self.settings.learning_weight * now.variance)
-        if abs(math.log(busy_ratio)) < self.settings.trend_change + noise:
+        if abs(math.log(busy_ratio)) < math.log(self.settings.headroom_ratio) + noise:
             return self
         points = {
             n: replace(p, busy_s=p.busy_s * busy_ratio, cpu_s=p.cpu_s * cpu_ratio)
