@@ -55,8 +55,6 @@ class PlannerSettings:
     workers is waited for longer."""
     doubt_ticks: int = 30
     """The same if other programs may be the cause. It doubles with each failure in a row."""
-    pause_ticks: int = 4
-    """Ticks without a try after a failed change. It doubles with each failure in a row."""
 
     # What other programs take of the cores.
     contended_ratio: float = 1.3

@@ -362,7 +362,7 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
             failures=state.failures + 1,
             release_looks=0,
             quiet_until=state.tick
-            + min(settings.cap_ticks, settings.pause_ticks * 2**state.failures),
+            + min(settings.cap_ticks, settings.patience_ticks * 2**state.failures),
         )
     return change(
         undone,
