@@ -71,7 +71,7 @@ def caps_after_failure(
                 until,
                 trial.slow,
                 most,
-                state.tick + settings.pause_ticks,
+                state.tick + settings.patience_ticks,
             )
         elif count < before:
             caps[name] = WorkerCap(before, most, until)
