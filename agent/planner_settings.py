@@ -52,11 +52,8 @@ class PlannerSettings:
     """Ticks for which a failed change of a stage is not tried again. No pause is longer, and no start of requested
     workers is waited for longer."""
     doubt_ticks: int = 30
-    """The same if other programs may be the cause. It doubles with each failure in a row."""
+    """Ticks for which a store that has refused requests is asked for no more at once."""
 
-    # What other programs take of the cores.
-    contended_ratio: float = 1.3
-    """Other programs matter if threads run this many times slower than on free cores."""
 
     # What a setting would bring, and what it needs.
     headroom_ratio: float = 1.05

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast, Ranges
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_layouts import Restructuring
@@ -154,7 +153,6 @@ def change(
             rows_per_s=recent.rows_per_s,
             settings=state.settings,
             predicted=reason.predicted_rows_per_s or recent.rows_per_s,
-            slow=Contention.of(recent, state.settings).slow,
             start_up=state.settings.certain_ticks if starting or kind == "switch" else 0,
         )
         if kind

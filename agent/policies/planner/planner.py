@@ -357,7 +357,7 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
     else:
         undone = replace(
             state,
-            caps=caps_after_failure(state, trial, recent),
+            caps=caps_after_failure(state, trial),
             failures=state.failures + 1,
             release_looks=0,
             quiet_until=state.tick
@@ -400,7 +400,6 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     unknown = state.services.keys() - forecast.separate_costs.keys() - idle_stages(state, recent)
     if not forecast.joined_costs or (unknown and state.tick <= settings.patience_ticks):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
-    state = _ease_caps(state, forecast)
     outlook = _Outlook(
         forecast=forecast,
         latest=latest,
@@ -456,17 +455,6 @@ def _is_draining(state: PlannerState, outlook: _Outlook) -> bool:
         return False
     made = stage.rows_per_s
     return outlook.rate / ratio <= made and max(made, outlook.rate) < recent.rows_per_s / ratio
-
-
-def _ease_caps(state: PlannerState, forecast: Forecast) -> PlannerState:
-    """Returns the state with the caps that hold now. If one was eased, the next try need not wait."""
-    caps = {
-        n: cap.eased(forecast.slow, state.tick, state.settings) for n, cap in state.caps.items()
-    }
-    freer = any(caps[n].until != cap.until for n, cap in state.caps.items())
-    if not freer:
-        return replace(state, caps=caps)
-    return replace(state, caps=caps, quiet_until=0, failures=0)
 
 
 def _save_memory(state: PlannerState, outlook: _Outlook) -> Decision | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.costs.contention import Contention
-from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.costs.stage_cost import StageCost, between
+from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Reason
@@ -30,49 +28,16 @@ class WorkerCap:
     least: int
     most: int
     until: float
-    slow: float = 0.0
-    """How many times slower the cores were, as a possible cause. `before` is the most workers once the cores are much
-    freer."""
-    before: int = 0
-    judged_from: float = 0
-    """Until this tick, `slow` is the lowest value seen, because after-effects of the change are part of it."""
-
-    def eased(self, slow: float, tick: float, settings: PlannerSettings) -> WorkerCap:
-        """Returns the cap for the present state of the cores.
-
-        After a failed change there are as many workers as before, so freer cores mean that other programs left. After
-        workers were removed, the cores may be freer because of that."""
-        if tick < self.judged_from:
-            return replace(self, slow=min(self.slow, slow))
-        left = (
-            self.judged_from
-            and self.slow >= settings.headroom_ratio
-            and slow - 1 < settings.mostly_share * (self.slow - 1)
-        )
-        freer = left or slow * settings.contended_ratio < self.slow
-        return WorkerCap(self.least, self.before, tick + settings.doubt_ticks) if freer else self
 
 
-def caps_after_failure(
-    state: PlannerState, trial: TrialChange, recent: PipelineRates
-) -> dict[str, WorkerCap]:
+def caps_after_failure(state: PlannerState, trial: TrialChange) -> dict[str, WorkerCap]:
     """Returns the caps after a failed change. A stage that grew may not grow again for a while, and one that shrank may
-    not shrink. If other programs may have been the cause, a stage may grow half-way, by ratio, and try again sooner."""
-    settings = state.settings
-    contended = Contention.of(recent, settings).slow >= settings.contended_ratio
-    doubt = min(settings.cap_ticks, settings.doubt_ticks * 2**state.failures)
-    caps, until = dict(state.caps), state.tick + (doubt if contended else settings.cap_ticks)
+    not shrink."""
+    caps, until = dict(state.caps), state.tick + state.settings.cap_ticks
     for name, count in state.knobs.workers.items():
         (least, most), before = state.limits.workers[name], trial.before.workers[name]
         if count > before:
-            caps[name] = WorkerCap(
-                least,
-                between(before, count) if contended else before,
-                until,
-                trial.slow,
-                most,
-                state.tick + settings.patience_ticks,
-            )
+            caps[name] = WorkerCap(least, before, until)
         elif count < before:
             caps[name] = WorkerCap(before, most, until)
     return caps

@@ -19,8 +19,6 @@ class TrialChange:
     rows_per_s: float
     """The rate before the change. `predicted` is the expected rate."""
     predicted: float
-    slow: float = 0.0
-    """How many times slower than with free cores our threads ran before the change."""
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
     settings: PlannerSettings = DEFAULT
