@@ -35,9 +35,8 @@ class PlannerSettings:
 
     # What a change on trial has to bring.
     negligible_share: float = 0.02
-    """A smaller share counts as nothing: of the trainer's time, of the cores, of a rate."""
-    min_gain: float = 0.03
-    """Smallest gain of a growing change. With less gain the change is undone. A removal that loses less is clear."""
+    """A smaller share counts as nothing: of the trainer's time, of the cores, of a rate. A growth that gains less is
+    undone, and a removal that loses less is clear."""
     settle_ticks: int = 2
     """Ticks before a clear gain is judged."""
     patience_ticks: int = 5
@@ -54,14 +53,11 @@ class PlannerSettings:
     doubt_ticks: int = 30
     """Ticks for which a store that has refused requests is asked for no more at once."""
 
-
     # What a setting would bring, and what it needs.
     headroom_ratio: float = 1.05
     """Planned capacity over the needed capacity, because averages hide unevenness. A smaller slow-down is no reason."""
     full_share: float = 0.9
     """Share of the memory limit that a setting may fill. No core counts as free if at least this share is in use."""
-    process_share: float = 0.6
-    """Share of the free memory that new processes, or an initial setting, may take at once."""
     handover_s: float = 20e-6
     """Processor seconds for passing an item from one stage to the next."""
     held_item_ratio: float = 1.5
@@ -90,7 +86,8 @@ class PlannerSettings:
     forget_factor: float = 0.99
     """The largest item seen shrinks by this factor with each observation."""
     mostly_share: float = 0.5
-    """At least this share counts as most: of the rows, of a promised gain, of the time of a lock, of a cost."""
+    """At least this share counts as most: of the rows, of a promised gain, of the time of a lock, of a cost. New
+    processes, or an initial setting, may not take most of the free memory."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

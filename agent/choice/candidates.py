@@ -158,7 +158,7 @@ def shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
     None if nothing fits."""
     settings, limits = forecast.settings, forecast.limits
     allowed = min(
-        forecast.memory(forecast.knobs) + settings.process_share * forecast.free_bytes,
+        forecast.memory(forecast.knobs) + settings.mostly_share * forecast.free_bytes,
         forecast.most_bytes,
     )
     share = 1.0

@@ -416,7 +416,7 @@ class Forecast:
         process_bytes = self._process_bytes(name)
         if not process_bytes:
             return MAX_WORKERS
-        share = self.settings.process_share / sum(
+        share = self.settings.mostly_share / sum(
             self.knobs.backend.get(n) == "process" for n in self.joined_costs
         )
         return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / process_bytes))
