@@ -23,6 +23,8 @@ class PlannerSettings:
     """The cost of a stage is ignored while a smaller share of its workers is busy."""
     memory_alarm: float = 0.95
     """Memory is given back at once when a larger share of the memory limit is in use."""
+    probe_busy_share: float = 0.7
+    """A stage with at least this share of its workers busy is tried with numbers of workers whose cost is unknown."""
 
     # What remote workers may cost.
     remote_core_price: float = 0.01

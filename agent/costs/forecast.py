@@ -143,11 +143,15 @@ class Forecast:
 
     def rate(self, workers: Workers) -> float:
         """Returns the rows a second that the pipeline is expected to reach with these workers."""
+        return self.rate_around("", workers)
+
+    def rate_around(self, name: str, workers: Workers) -> float:
+        """Returns the expected rows a second if the stage `name` never were the bottleneck. It still uses its cores."""
         return min(
             [
                 self.cores_rate(workers),
                 self.demand,
-                *(self.capacity(n, workers[n]) for n in self.joined_costs),
+                *(self.capacity(n, workers[n]) for n in self.joined_costs if n != name),
             ]
         )
 

@@ -7,6 +7,7 @@ neighbours or for cores. So an idle stage teaches as much as the bottleneck does
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +18,11 @@ from numpy import ndarray
 
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.ingest.stats import StageStats
+
+
+def between(few: int, many: int) -> int:
+    """Returns the number half-way between two numbers of workers, by ratio. `few` itself if none lies between."""
+    return min(max(few + 1, math.isqrt(few * many)), max(few, many - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +378,73 @@ class StageCost:
             curve(np.array([point.busy_s for _, point in points])),
             curve(np.array([point.cpu_s for _, point in points])),
         )
+
+    def capacity(self, workers: int) -> float:
+        """Returns the expected rows a second of `workers` that never wait for input, output or a core."""
+        return workers / self.busy_s(workers)
+
+    def unbent(self, workers: int) -> StageCost:
+        """Returns the most favourable cost for so many workers: a row gets no dearer above the nearest point below."""
+        below = max((n for n in self.points if n <= workers), default=min(self.points))
+        return replace(self, points={below: self.points[below]})
+
+    def hopes(self, cores: float, worth: float) -> dict[int, float]:
+        """Returns the untried numbers of workers that may bring more, with the rows a second that each could reach.
+
+        `worth` is the ratio by which a rate must rise to be worth a try. A capacity curve has one peak, and perhaps a
+        kink before it. So a better number is next to the best one seen, or below it. Between two points, costs grow
+        evenly by ratio, or with a kink that may be larger if the points are further apart. Fewer workers than ever seen
+        are worth a try if workers may disturb each other."""
+        seen = sorted(self.points)
+        flat = 1 - self.settings.negligible_share
+        top = max(map(self.capacity, seen))
+        good = [n for n in seen if self.capacity(n) >= flat * top]
+        # The largest of several equally good numbers counts as the best, so that noise does not choose.
+        lean, best = good[0], good[-1]
+        target = worth * self.capacity(best)
+        hopes: dict[int, float] = {}
+        for few, many in itertools.pairwise(seen[: seen.index(best) + 2]):
+            # No number between two is likely to bring more if both bring the same. That also holds below the best
+            # number if costs rise little between the two.
+            if flat < self.capacity(few) / self.capacity(many) < 1 / flat or (
+                many < best and self.busy_s(many) < self.settings.leap_ratio * self.busy_s(few)
+            ):
+                continue
+            # With fewer workers than this, not even the best curve would bring more.
+            least = max(few + 1, math.ceil(target / self.capacity(few) * few))
+            count = between(least - 1, many)
+            while count > least and self._capacity_with_kink(few, many, count) < target:
+                count = between(least - 1, count)
+            if count >= many:
+                continue
+            hopes[count] = min(
+                self.unbent(count).capacity(count), self._capacity_with_kink(few, many, count)
+            )
+            if hopes[count] < target and self._has_edge(seen, few, many):
+                del hopes[count]
+                count = max(least, between(few, many))
+                hopes[count] = self.unbent(few).capacity(count)
+        if lean == seen[0] > 1 and (
+            self.waiting(lean) > self.settings.mostly_share or lean > cores
+        ):
+            hopes[lean // 2] = worth**2 * self.capacity(lean)
+        return hopes
+
+    def _has_edge(self, seen: list[int], few: int, many: int) -> bool:
+        """Returns whether costs rise far more steeply between two numbers of workers than below them.
+
+        Then there is an edge between the two, and more workers help up to that edge."""
+
+        def slope(low: int, high: int) -> float:
+            return math.log(self.busy_s(high) / self.busy_s(low)) / math.log(high / low)
+
+        below = [n for n in seen if n < few]
+        return slope(few, many) - (max(0.0, slope(below[-1], few)) if below else 0.0) >= 1
+
+    def _capacity_with_kink(self, few: int, many: int, workers: int) -> float:
+        """Returns the capacity between two numbers of workers if costs grow evenly by ratio, except for a kink."""
+        power = math.log(self.busy_s(many) / self.busy_s(few)) / math.log(many / few)
+        return math.sqrt(many / few) * workers / (self.busy_s(few) * math.pow(workers / few, power))
 
     def waiting(self, workers: int) -> float:
         """Returns the share of useful time spent waiting for a store. 1: latency-bound. 0: processor-bound."""

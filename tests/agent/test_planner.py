@@ -136,7 +136,7 @@ def test_a_stage_that_falls_with_more_workers_ends_at_its_peak(start):
         FakeStage(name="collate", cpu_s=0.001),
     ]
     pipeline = FakePipeline(stages, cores=16, workers={"udf": start})
-    tune(pipeline, 100, "auto")
+    tune(pipeline, 100)
     assert abs(pipeline.knobs.workers["udf"] - 3) <= 1
 
 

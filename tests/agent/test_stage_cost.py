@@ -26,8 +26,8 @@ def _watch(*observations, saturated=False):
 
 def test_useful_time_a_row_is_learned_and_scales_with_workers():
     service = _watch(_stats(0, 0.0), _stats(10, 5.0, 1.0))
-    assert 1 / service.busy_s(1) == pytest.approx(20)
-    assert 4 / service.busy_s(4) == pytest.approx(80)
+    assert service.capacity(1) == pytest.approx(20)
+    assert service.capacity(4) == pytest.approx(80)
     assert service.waiting(1) == pytest.approx(0.8)
     assert service.item_bytes == 100
 
@@ -73,6 +73,7 @@ def test_the_curve_between_beyond_and_below_what_was_seen():
     assert service.busy_s(2) == pytest.approx(0.02)
     assert service.busy_s(3) == pytest.approx(0.03)
     assert service.busy_s(5) == pytest.approx(0.05)  # no more capacity beyond: the slope eats it
+    assert service.unbent(2).capacity(2) == pytest.approx(200)
 
 
 def _costs(*factors):

@@ -1,4 +1,5 @@
-"""The planner's changes other than growing: another layout, fewer workers. Also puts changes on trial. Pure."""
+"""The planner's changes other than growing: another layout of stages, a probe, fewer workers. Also puts changes on
+trial. Pure."""
 
 from __future__ import annotations
 
@@ -74,6 +75,44 @@ def range_of(state: PlannerState, name: str) -> tuple[int, int]:
     reach = state.settings.growth_factor * max(1, state.services[name].most_seen)
     reach = max(state.knobs.workers[name], reach)
     return least, max(least, min(most, reach))
+
+
+def probe(
+    state: PlannerState, forecast: Forecast, recent: PipelineRates
+) -> tuple[str, int, float] | None:
+    """Returns the busiest stage with an untried number of workers and the rate hoped for. None: no real gain."""
+    share = {
+        n: recent.stages[n].busy / state.knobs.workers[n]
+        for n in forecast.joined_costs
+        if n in recent.stages
+    }
+    name = max(share, key=lambda n: share[n], default=None)
+    if name is None or share[name] < state.settings.probe_busy_share:
+        return None
+    service = forecast.joined_costs[name]
+    workers = state.knobs.workers
+    present_rate = forecast.rate(state.knobs.workers)
+    least, most = range_of(state, name)
+    most = max(
+        workers[name], most, service.most_seen
+    )  # between two settings seen, any may be tried
+    worth = {}
+    for count, hope in service.hopes(recent.cpu_quota, state.settings.min_gain_ratio).items():
+        unbent = replace(
+            forecast, joined_costs={**forecast.joined_costs, name: service.unbent(count)}
+        )
+        hoped_for = min(hope, unbent.rate_around(name, {**workers, name: count}))
+        is_new = least <= count <= most and (name, count) not in state.tried
+        if (
+            is_new
+            and hoped_for >= state.settings.min_gain_ratio * present_rate
+            and (count < workers[name] or forecast.fits(state.knobs.with_workers(**{name: count})))
+        ):
+            worth[count] = hoped_for
+    if not worth:
+        return None
+    count = max(worth, key=lambda n: worth[n])
+    return name, count, worth[count]
 
 
 def _lean(state: PlannerState, forecast: Forecast, ranges: Ranges) -> Knobs:

@@ -36,6 +36,7 @@ from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import (
     change,
+    probe,
     range_of,
     release,
     reshape,
@@ -509,13 +510,34 @@ def _doubt(doubtful: list[str]) -> str:
 
 
 def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
-    """Returns the first change that promises more rows: more workers, or another layout of stages."""
+    """Returns the first change that promises more rows: more workers, another layout of stages, or a number of workers
+    that has not been seen yet."""
     forecast, recent = outlook.forecast, outlook.recent
     grown = _grow(state, outlook, cause)
     if grown is not None:
         return grown
     layouts = itertools.chain(stage_layouts.split(forecast), stage_layouts.fused(forecast))
-    return reshape(state, forecast, recent, layouts)
+    reshaped = reshape(state, forecast, recent, layouts)
+    if reshaped is not None:
+        return reshaped
+    untried = probe(state, forecast, recent)
+    if untried is None:
+        return None
+    name, count, hope = untried
+    knobs = state.knobs.with_workers(**{name: count})
+    return change(
+        replace(state, release_looks=0, tried=state.tried | {(name, count)}),
+        knobs,
+        "probe",
+        recent,
+        Reason(
+            text=f"{name} is the bottleneck, and its scaling is not fully known: "
+            f"trying {moves(state.knobs, knobs)}",
+            bottleneck=name,
+            predicted_rows_per_s=hope,
+            details=details(forecast, recent, knobs, hope),
+        ),
+    )
 
 
 def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
