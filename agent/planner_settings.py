@@ -30,15 +30,14 @@ class PlannerSettings:
     remote_core_price: float = 0.01
     """A remote core must bring this share of the rows that the trainer would take. A trainer with a GPU costs
     about as much as a hundred cores."""
-    smaller_fleets: int = 8
-    """Number of smaller sets of remote workers that are considered."""
     restart_price_share: float = 0.1
     """Unneeded remote workers are released when keeping them has cost this share of starting them again."""
 
     # What a change on trial has to bring.
     negligible_share: float = 0.02
-    """A smaller share counts as nothing: of the trainer's time, of the cores, of a rate. A growth that gains less is
-    undone, and a removal that loses less is clear."""
+    """A smaller share counts as nothing: of the trainer's time, of the cores, of a rate."""
+    min_gain: float = 0.03
+    """Smallest gain of a growing change. With less gain the change is undone. A removal that loses less is clear."""
     settle_ticks: int = 2
     """Ticks before a clear gain is judged."""
     patience_ticks: int = 5
@@ -68,8 +67,8 @@ class PlannerSettings:
     """Batches that may wait for the trainer."""
     buffer_share: float = 0.25
     """Share of the memory limit that one buffer may take."""
-    halvings: int = 6
-    """Steps of the binary search for the best rate."""
+    search_steps: int = 6
+    """Halvings of a search for the best rate, and smaller sets of remote workers that are considered."""
     step_down: float = 0.75
     """Factor of each step down before that search has a lower end."""
 

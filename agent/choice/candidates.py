@@ -162,7 +162,7 @@ def shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
         forecast.most_bytes,
     )
     share = 1.0
-    for _ in range(2 * settings.halvings):
+    for _ in range(2 * settings.search_steps):
         fitting = limits.clamp(
             replace(
                 knobs,

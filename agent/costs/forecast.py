@@ -239,7 +239,7 @@ class Forecast:
         for name in self.remote_stages:
             least = ranges[name][0]
             most = chosen[0].workers[name]
-            for count in range(least, most, max(1, (most - least) // self.settings.smaller_fleets)):
+            for count in range(least, most, max(1, (most - least) // self.settings.search_steps)):
                 lower_rate = self.capacity(name, count) / self.settings.headroom_ratio
                 if lower_rate < chosen[1]:
                     yield replace(self, demand=lower_rate)._find_best(
@@ -364,7 +364,7 @@ class Forecast:
         low = 0.0
         high = 1.0
         share = 1.0
-        for _ in range(self.settings.halvings):
+        for _ in range(self.settings.search_steps):
             allocation = allocate(requests, enough=share * enough, memory=memory)
             cores_rate = self.cores_rate({**self.knobs.workers, **allocation.workers})
             allocations.append(

@@ -57,7 +57,7 @@ class TrialChange:
         clear = (
             gain >= 1 + settings.mostly_share * (self.hoped - 1)
             if self.rises
-            else gain >= 1 - settings.negligible_share
+            else gain >= 1 - settings.min_gain
         )
         if clear or fed:
             patience: float = settings.settle_ticks
@@ -70,7 +70,7 @@ class TrialChange:
             or fed
             or self.kind == "memory"
             or gain
-            >= (1 + settings.negligible_share if self.rises else 1 / settings.min_gain_ratio)
+            >= (1 + settings.min_gain if self.rises else 1 / settings.min_gain_ratio)
         )
 
     def crashed(self, age: float, rates: PipelineRates) -> bool:
