@@ -150,7 +150,8 @@ def release(
     spare = knobs_before.total_workers - knobs.total_workers
     saved = alone.price(knobs_before.workers) - alone.price(knobs.workers)
     gain = (alone.rate(knobs.workers) + saved) / alone.rate(knobs_before.workers)
-    if spare < 1 or gain < 1 - settings.negligible_share:
+    few = knobs.total_workers >= settings.full_share * knobs_before.total_workers
+    if spare < 1 or gain < 1 + settings.negligible_share * (1 if few else -1):
         return knobs_before, replace(state, release_looks=0), calm
     # Idle remote workers are kept as long as keeping one costs no more than starting it again. A start costs the
     # worker's price and the rows that it would have brought meanwhile.
