@@ -17,12 +17,12 @@ class PlannerSettings:
     # When to change something.
     min_gain_ratio: float = 1.08
     """A change must promise at least this many times the present rate. A removal may cost as much."""
-    growth_factor: int = 16
+    growth_from_one: int = 16
+    """A stage with one worker may grow to this many workers at once."""
+    growth_factor: int = 8
     """A stage may grow to this many times the most workers that were ever measured."""
     min_busy_share: float = 0.3
     """The cost of a stage is ignored while a smaller share of its workers is busy."""
-    memory_alarm: float = 0.95
-    """Memory is given back at once when a larger share of the memory limit is in use."""
     probe_busy_share: float = 0.7
     """A stage with at least this share of its workers busy is tried with numbers of workers whose cost is unknown."""
 
@@ -70,7 +70,7 @@ class PlannerSettings:
     search_steps: int = 6
     """Halvings of a search for the best rate, and smaller sets of remote workers that are considered."""
     step_down: float = 0.75
-    """Factor of each step down before that search has a lower end."""
+    """Factor of each step down before that search has a lower end. Fewer spare workers stay unless rows are gained."""
 
     # How the cost of a stage is learned.
     min_items: int = 2
@@ -92,14 +92,15 @@ class PlannerSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        for name, above in (
-            ("settle_ticks", "patience_ticks"),
-            ("full_share", "memory_alarm"),
-        ):
-            if getattr(self, name) > getattr(self, above):
-                raise ValueError(
-                    f"{name}: {getattr(self, name)!r} is above {above}, {getattr(self, above)!r}"
-                )
+        if self.settle_ticks > self.patience_ticks:
+            raise ValueError(
+                f"settle_ticks: {self.settle_ticks} is above patience_ticks, {self.patience_ticks}"
+            )
+
+    @property
+    def memory_alarm(self) -> float:
+        """Memory is given back at once when a larger share of the memory limit is in use."""
+        return (1 + self.full_share) / 2
 
     @property
     def own_effect_ticks(self) -> int:

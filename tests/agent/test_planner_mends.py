@@ -75,7 +75,7 @@ def test_processes_of_380_mib_never_fill_the_memory():
 def test_a_stage_goes_on_in_its_threads_where_no_process_starts():
     scenario = Scenario(
         name="never",
-        seconds=180,
+        seconds=500,
         machine=SimMachine(cores=16, memory_limit=2.6 * GIB),
         stages=(
             _stage("decode", 0.005),

@@ -21,7 +21,6 @@ POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
         (PlannerSettings, {"patience_ticks": 4.5}, "whole number"),
         (PlannerSettings, {"handover_s": 0.0}, "above 0"),
         (PlannerSettings, {"settle_ticks": 6}, "patience_ticks, 5"),
-        (PlannerSettings, {"full_share": 0.97}, "memory_alarm, 0.95"),
         (RuntimeSettings, {"early_share": 1.2}, "from 0 to 1"),
     ],
 )

@@ -72,8 +72,13 @@ def range_of(state: PlannerState, name: str) -> tuple[int, int]:
     cap = state.caps.get(name)
     if cap is not None and state.tick < cap.until:
         least, most = max(least, cap.least), min(most, cap.most)
-    reach = state.settings.growth_factor * max(1, state.services[name].most_seen)
-    reach = max(state.knobs.workers[name], reach)
+    most_seen = state.services[name].most_seen
+    reach = max(
+        state.knobs.workers[name],
+        state.settings.growth_factor * most_seen
+        if most_seen > 1
+        else state.settings.growth_from_one,
+    )
     return least, max(least, min(most, reach))
 
 
@@ -150,7 +155,7 @@ def release(
     spare = knobs_before.total_workers - knobs.total_workers
     saved = alone.price(knobs_before.workers) - alone.price(knobs.workers)
     gain = (alone.rate(knobs.workers) + saved) / alone.rate(knobs_before.workers)
-    few = knobs.total_workers >= settings.full_share * knobs_before.total_workers
+    few = knobs.total_workers > settings.step_down * knobs_before.total_workers
     if spare < 1 or gain < 1 + settings.negligible_share * (1 if few else -1):
         return knobs_before, replace(state, release_looks=0), calm
     # Idle remote workers are kept as long as keeping one costs no more than starting it again. A start costs the
