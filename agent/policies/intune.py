@@ -14,7 +14,8 @@ Ours:
 - Deep Q-learning learns the value of each place's steps from the common reward, in units of the best rate so far.
 
 The weights are those that did best on separate pipelines. They were trained without the machine's properties and the
-prefetched bytes, on an earlier generator's pipelines, by `benchmarks/rivals/intune_teacher.py` of commit `a6c6dacc`.
+prefetched bytes, on an earlier generator's pipelines, by the teacher of commit `a6c6dacc`. Today's is
+`agent/lab/intune_teacher.py`.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class InTune(Policy):
         inputs = observe(measured, snapshot, state.knobs, self._machine)
         state = follow(state, inputs, measured)
         if state.seen:
-            state = replace(state, layers=learned(state.layers, state.seen))
-        chosen = values(state.layers, inputs[None])[0].argmax(axis=1)
+            state = replace(state, layers=self.learn(state))
+        chosen = self.choose(values(state.layers, inputs[None])[0])
         steps = [STEPS[i] for i in chosen[: min(STAGES, len(state.limits.workers))]]
         factor = FACTORS[chosen[-1]]
         knobs = move(state.knobs, state.limits, steps, factor, snapshot.cpu_quota)
@@ -144,6 +145,15 @@ class InTune(Policy):
             f"the network wants steps of {steps} and {factor:g} times the prefetched bytes: {done}"
         )
         return knobs, replace(state, knobs=knobs, decided=(inputs, chosen)), Reason(text=text)
+
+    def learn(self, state: IntuneState) -> Layers:
+        """Returns the layers after a step of learning from the latest decisions."""
+        return learned(state.layers, state.seen)
+
+    def choose(self, found: ndarray) -> ndarray:
+        """Returns the number of the choice at each place, from the values of all choices there."""
+        chosen: ndarray = found.argmax(axis=1)
+        return chosen
 
 
 def reward(rows_per_s: float, used: float, limit: float) -> float:

@@ -128,8 +128,7 @@ def test_no_candidate_asks_more_of_a_store_that_refuses_requests():
     snapshot = pipeline.snapshot
     pipeline.snapshot = lambda: dataclasses.replace(snapshot(), throttled=next(refused))
     _run(values, 5, pipeline)
-    names = {one.name for _, candidates in values.seen for one in candidates}
-    assert "less" in names
+    assert any(len(candidates) > 1 for _, candidates in values.seen)
     for seen, candidates in values.seen:
         assert all(
             one.knobs.workers["decode"] <= seen.knobs.workers["decode"] for one in candidates
