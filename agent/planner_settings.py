@@ -49,10 +49,8 @@ class PlannerSettings:
 
     # What follows from a failed change.
     cap_ticks: int = 400
-    """Ticks for which a failed change of a stage is not tried again. No pause is longer, and no start of requested
-    workers is waited for longer."""
-    doubt_ticks: int = 30
-    """Ticks for which a store that has refused requests is asked for no more at once."""
+    """Ticks for which a failed change of a stage is not tried again, nor more requests to a store that refused some. No
+    pause is longer, and no start of requested workers is waited for longer."""
 
     # What a setting would bring, and what it needs.
     headroom_ratio: float = 1.05
@@ -86,6 +84,8 @@ class PlannerSettings:
     there may be a kink in between."""
     forget_factor: float = 0.99
     """The largest item seen shrinks by this factor with each observation."""
+    min_wait_share: float = 0.1
+    """Share of the cost that is waiting which no change removes."""
     mostly_share: float = 0.5
     """At least this share counts as most: of the rows, of a promised gain, of the time of a lock, of a cost. New
     processes, or an initial setting, may not take most of the free memory."""

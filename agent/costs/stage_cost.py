@@ -311,6 +311,16 @@ class StageCost:
         """Returns the same cost, but the next observation of a point replaces all earlier ones."""
         return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})
 
+    def unhindered(self) -> StageCost:
+        """Returns the cost if the workers hardly waited for a lock or a store."""
+        return replace(
+            self,
+            points={
+                n: replace(p, busy_s=max(p.cpu_s, self.settings.min_wait_share * p.busy_s))
+                for n, p in self.points.items()
+            },
+        )
+
     @property
     def locked(self) -> bool:
         """Whether the workers wait for each other. More of them made a row dearer, and the added time is waiting."""

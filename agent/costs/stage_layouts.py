@@ -6,7 +6,7 @@ slowest one. The probe shows whether the lock is held, and the processor time sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sluice.agent.costs.forecast import Forecast
@@ -34,8 +34,12 @@ class Restructuring:
         ] if self.kind == "switch" else self.kind
 
 
-def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
-    """Yields a switch for each stage whose workers wait for each other in processes, or hold the lock in threads."""
+def locked(
+    forecast: Forecast, recent: PipelineRates, freed: Callable[[StageCost], StageCost]
+) -> Iterator[Restructuring]:
+    """Yields a switch for each stage whose workers wait for each other in processes, or hold the lock in threads.
+
+    `freed` maps the cost of a stage that stays on threads to its cost when the lock is free."""
     held = recent.lock or 0.0
     settings = forecast.settings
     for name in _movable_stages(forecast):
@@ -48,7 +52,7 @@ def locked(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]
             yield Restructuring(
                 kind="switch",
                 stage=name,
-                forecast=forecast.switched(name, StageCost.relieved),
+                forecast=forecast.switched(name, freed),
                 cause=f"{name} holds the interpreter's lock for {100 * held:.0f} % of the time"
                 if holds
                 else f"workers of {name} wait for each other",

@@ -413,7 +413,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         return smaller
     input_bound = recent.stall > settings.negligible_share
     if input_bound:
-        shapes = stage_layouts.locked(forecast, recent)
+        shapes = stage_layouts.locked(forecast, recent, StageCost.relieved)
         switch = reshape(state, forecast, recent, shapes)
         if switch is not None:
             return switch
@@ -516,7 +516,11 @@ def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision |
     grown = _grow(state, outlook, cause)
     if grown is not None:
         return grown
-    layouts = itertools.chain(stage_layouts.split(forecast), stage_layouts.fused(forecast))
+    layouts = itertools.chain(
+        stage_layouts.locked(forecast, recent, StageCost.unhindered),
+        stage_layouts.split(forecast),
+        stage_layouts.fused(forecast),
+    )
     reshaped = reshape(state, forecast, recent, layouts)
     if reshaped is not None:
         return reshaped
