@@ -50,6 +50,7 @@ PROGRAMS = {
     "sluice.ingest.__main__",
     "sluice.ingest.remote.worker",
     "sluice.agent.__main__",
+    "sluice.agent.lab.intune_teacher",
     "sluice.agent.lab.policies",
     "sluice.agent.lab.simulate",
     "sluice.agent.lab.teach",

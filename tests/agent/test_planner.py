@@ -59,7 +59,7 @@ def test_a_store_that_refuses_requests_gets_no_more_of_them():
     controller, _ = tune(pipeline, 30)
     assert pipeline.knobs.workers["decode"] == 1
     refused = itertools.repeat(next(refused))
-    go_on(controller, pipeline, 100)
+    go_on(controller, pipeline, 420)
     assert pipeline.knobs.workers["decode"] > pipeline.cores
 
 
