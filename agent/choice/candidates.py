@@ -92,11 +92,9 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     forecast, limits = seen.forecast, seen.state.limits
     moved, free_bytes = forecast, forecast.free_bytes
     for name in () if seen.unmeasured else _movable(seen, limiting_stage(seen)):
-        cost = moved.separate_costs[name]
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
-        # A process that was never measured may become as large as this program was at its start.
-        process_bytes = cost.process_bytes or forecast.base_bytes
-        if computing and cost.backend == "thread" and 2 * process_bytes <= free_bytes:
+        process_bytes = _process_bytes(forecast, name)
+        if computing and 0 < 2 * process_bytes <= free_bytes:
             moved = moved.switched(name, lambda cost: cost.relieved())
             free_bytes -= process_bytes
     shapes = [(name, forecast, times) for name, times in _TIMES.items()]
@@ -124,7 +122,9 @@ def _near(seen: Observation) -> Iterator[Candidate]:
         near = knobs.with_workers(**{name: changed})
         yield Candidate(name=step, knobs=near, rows_per_s=forecast.rate(near.workers))
     moved = next((n for n in _movable(seen, name)), None)
-    if moved is not None and not seen.unmeasured:
+    if moved is None or seen.unmeasured:
+        return
+    if 2 * _process_bytes(forecast, moved) <= forecast.free_bytes:
         other = forecast.switched(moved, lambda cost: cost.relieved())
         ranges = {n: range_of(replace(seen.state, caps={}), n) for n in other.joined_costs}
         ranges[moved] = (
@@ -133,6 +133,13 @@ def _near(seen: Observation) -> Iterator[Candidate]:
         )
         shaped, rate = other.best(ranges, fewest=False)
         yield Candidate(name="backend", knobs=limits.clamp(shaped), rows_per_s=rate)
+
+
+def _process_bytes(forecast: Forecast, name: str) -> float:
+    """Returns the bytes of a process that a stage would move to. One that was never measured may become as large as this
+    program was at its start. 0: the stage is in processes already."""
+    cost = forecast.separate_costs[name]
+    return 0.0 if cost.backend == "process" else cost.process_bytes or forecast.base_bytes
 
 
 def limiting_stage(seen: Observation) -> str:
