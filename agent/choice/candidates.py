@@ -136,8 +136,8 @@ def _near(seen: Observation) -> Iterator[Candidate]:
 
 
 def _process_bytes(forecast: Forecast, name: str) -> float:
-    """Returns the bytes of a process that a stage would move to. One that was never measured may become as large as this
-    program was at its start. 0: the stage is in processes already."""
+    """Returns the bytes of a process that a stage would move to. One that was never measured may become as large as
+    this program was at its start. 0: the stage is in processes already."""
     cost = forecast.separate_costs[name]
     return 0.0 if cost.backend == "process" else cost.process_bytes or forecast.base_bytes
 
