@@ -18,6 +18,8 @@ from sluice.agent.choice.value import NETWORKS, SHAPES, Value, ValueNetwork, ans
 from sluice.agent.controller import Controller
 from sluice.agent.lab import labels, value_teacher
 from sluice.agent.lab.simulator.fluid import Simulator
+from sluice.agent.lab.simulator.random_pipelines import pipeline
+from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.report import looks
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
@@ -133,6 +135,23 @@ def test_no_candidate_asks_more_of_a_store_that_refuses_requests():
         assert all(
             one.knobs.workers["decode"] <= seen.knobs.workers["decode"] for one in candidates
         )
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_stage_moves_to_processes_only_where_one_fits_twice(times):
+    """A process of this pipeline is larger than its free memory. With four times the memory it is not."""
+    scenario = pipeline("hidden", 760408)
+    machine = scenario.machine
+    machine = dataclasses.replace(machine, memory_limit=times * machine.memory_limit)
+    chooser, moved = Chooser(Likes(backend=(0.5, 0.0))), []
+    outcome = run(
+        dataclasses.replace(scenario, machine=machine),
+        chooser,
+        seed=760408,
+        observe=lambda seen, knobs, reason: moved.append("process" in knobs.backend.values()),
+    )
+    assert not outcome.killed
+    assert any(moved) == (times == 4)
 
 
 def test_the_best_setting_so_far_is_a_candidate():
