@@ -139,19 +139,28 @@ def test_no_candidate_asks_more_of_a_store_that_refuses_requests():
 
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_stage_moves_to_processes_only_where_one_fits_twice(times):
-    """A process of this pipeline is larger than its free memory. With four times the memory it is not."""
-    scenario = pipeline("hidden", 760408)
-    machine = scenario.machine
-    machine = dataclasses.replace(machine, memory_limit=times * machine.memory_limit)
-    chooser, moved = Chooser(Likes(backend=(0.5, 0.0))), []
+    scenario, moved = pipeline("hidden", 760408), []
+    limit = times * scenario.machine.memory_limit
+    machine = dataclasses.replace(scenario.machine, memory_limit=limit)
     outcome = run(
         dataclasses.replace(scenario, machine=machine),
-        chooser,
+        Chooser(Likes(backend=(0.5, 0.0))),
         seed=760408,
-        observe=lambda seen, knobs, reason: moved.append("process" in knobs.backend.values()),
+        observe=lambda _, knobs, why: moved.append("process" in knobs.backend.values()),
     )
     assert not outcome.killed
     assert any(moved) == (times == 4)
+
+
+def test_no_stage_moves_to_processes_before_all_are_measured():
+    values = Likes()
+    run(pipeline("hidden", 760069), Chooser(values), seed=760069)
+    offered = [
+        (bool(seen.unmeasured), "backend" in [one.name for one in candidates])
+        for seen, candidates in values.seen
+    ]
+    assert set(offered) >= {(True, False), (False, True)}
+    assert (True, True) not in offered
 
 
 def test_the_best_setting_so_far_is_a_candidate():

@@ -84,7 +84,7 @@ def test_a_simulated_pipeline_gets_more_rows_than_with_its_first_setting():
 
 
 def test_the_teacher_learns_what_its_decisions_bring():
-    """The values of what it did come nearer to what that brought. The same seed teaches the same."""
+    """The values of what it did come nearer to what that brought."""
     taught = teach(2, seed=0)
     inputs, chosen, gains, after, share = map(np.stack, zip(*taught.remembered, strict=True))
 
@@ -94,5 +94,3 @@ def test_the_teacher_learns_what_its_decisions_bring():
         return float((share * (known - goals[:, None]) ** 2).sum(axis=1).mean())
 
     assert error(taught.layers) < 0.5 * error(Explorer(0).layers)
-    again = teach(2, seed=0).layers
-    assert all(np.array_equal(layer, again[name]) for name, layer in taught.layers.items())

@@ -277,7 +277,7 @@ def test_a_score_that_has_been_falling_for_a_third_of_an_epoch_is_one_warning(ju
         judge.evaluate_and_check(at(step))
     assert [(e["kind"], e["step"]) for e in lines.events] == [("warning", 17), ("warning", 40)]
     texts = [e["text"] for e in lines.events]
-    assert_names(texts[0], "0.35 epochs", "learning rate")
+    assert_names(texts[0], "step 10", "learning rate")
     assert "learned by heart" in texts[1]
 
 

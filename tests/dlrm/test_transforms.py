@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,13 +75,11 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
     assert "transforms" in changes.dense_changed["ratio"]
     # What the run was asked for on top is applied to the new version, too, which may lack its columns.
     meta = latest(transformed / "run" / "checkpoints")[1]
-    meta = replace(
-        meta, config={**meta.config, "data": str(path), "transforms": [f"{MODULE}:f:C9>x"]}
-    )
-    config = Config.from_dict(meta.config)
+    given = {"data": str(path), "transforms": [f"{MODULE}:f:C9>x"]}
+    config = Config.from_dict({**meta.config, **given})
     before = FeatureTable.open(path, 0, allow_code=(MODULE,), transforms=config.transforms)
     run = TrainingRun(
-        options=StartOptions(run=tmp_path / "run", split_moved="accept"),
+        options=StartOptions(run=transformed / "run", split_moved="accept"),
         config=config,
         table=config.changed_table(before),
         meta=meta,
