@@ -93,7 +93,7 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     moved, free_bytes = forecast, forecast.free_bytes
     for name in () if seen.unmeasured else _movable(seen, limiting_stage(seen)):
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
-        process_bytes = _process_bytes(forecast, name)
+        process_bytes = _largest_process(forecast, name)
         if computing and 0 < 2 * process_bytes <= free_bytes:
             moved = moved.switched(name, lambda cost: cost.relieved())
             free_bytes -= process_bytes
@@ -124,7 +124,7 @@ def _near(seen: Observation) -> Iterator[Candidate]:
     moved = next((n for n in _movable(seen, name)), None)
     if moved is None or seen.unmeasured:
         return
-    if 2 * _process_bytes(forecast, moved) <= forecast.free_bytes:
+    if 2 * _largest_process(forecast, moved) <= forecast.free_bytes:
         other = forecast.switched(moved, lambda cost: cost.relieved())
         ranges = {n: range_of(replace(seen.state, caps={}), n) for n in other.joined_costs}
         ranges[moved] = (
@@ -135,9 +135,9 @@ def _near(seen: Observation) -> Iterator[Candidate]:
         yield Candidate(name="backend", knobs=limits.clamp(shaped), rows_per_s=rate)
 
 
-def _process_bytes(forecast: Forecast, name: str) -> float:
-    """Returns the bytes of a process that a stage would move to. One that was never measured may become as large as
-    this program was at its start. 0: the stage is in processes already."""
+def _largest_process(forecast: Forecast, name: str) -> float:
+    """Returns the most bytes of a process that a stage would move to. One that was never measured may become as large
+    as this program was at its start. 0: the stage is in processes already."""
     cost = forecast.separate_costs[name]
     return 0.0 if cost.backend == "process" else cost.process_bytes or forecast.base_bytes
 

@@ -126,7 +126,7 @@ class Planner(Policy):
                 return state.knobs, state, Reason(text="measuring the effect of the last change")
             if not keep:
                 return _undo(state, state.trial, recent)
-            state = _keep(state, state.trial, recent)
+            state = _keep(state, state.trial)
         # After a change, wait so many ticks. Before the first change, so many looks are enough, because they are short.
         settled = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
         if settled < state.settings.settle_ticks and not (drifted and len(state.window) > 1):
@@ -248,13 +248,9 @@ def _begun_again(state: PlannerState, stages: Collection[str]) -> PlannerState:
     )
 
 
-def _keep(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> PlannerState:
+def _keep(state: PlannerState, trial: TrialChange) -> PlannerState:
     """Returns the state after a trial that has succeeded."""
-    return replace(
-        state,
-        trial=None,
-        failures=0 if trial.rises else state.failures,
-    )
+    return replace(state, trial=None, failures=0 if trial.rises else state.failures)
 
 
 def _moved(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
