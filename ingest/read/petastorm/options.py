@@ -178,10 +178,13 @@ def fields_after(
 
 
 def _given_field(name: str, kind: pa.DataType, there: Mapping[str, Field]) -> Field:
-    several = pa.types.is_list(kind)
-    role = "id_list" if several else "dense" if pa.types.is_floating(kind) else "sparse"
+    role, layout = "sparse", "scalar"
+    if pa.types.is_list(kind):
+        role, layout = "id_list", "list"
+    elif pa.types.is_floating(kind):
+        role = "dense"
     known = there.get(name) or Field(name=name, role=role, type="")
-    return replace(known, type=str(kind), layout="list" if several else "scalar", cardinality=None)
+    return replace(known, type=str(kind), layout=layout, cardinality=None)
 
 
 def split_transform_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
