@@ -111,7 +111,9 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
 
 def _near(seen: Observation) -> Iterator[Candidate]:
     """Yields one step more and one step less of the stage that limits, and another back end for it."""
-    knobs, forecast, limits = seen.knobs, seen.forecast, seen.state.limits
+    knobs = seen.knobs
+    forecast = seen.forecast
+    limits = seen.state.limits
     name = limiting_stage(seen)
     count = knobs.workers[name]
     least, most = limits.workers[name]

@@ -156,7 +156,9 @@ def features(seen: Observation, candidates: Sequence[Candidate]) -> LookInputs:
 
 
 def _stage(seen: Observation, name: str, place: int, count: int) -> list[float]:
-    knobs, forecast, limits = seen.knobs, seen.forecast, seen.state.limits
+    knobs = seen.knobs
+    forecast = seen.forecast
+    limits = seen.state.limits
     workers, measured = knobs.workers[name], seen.recent.stages.get(name)
     cost = forecast.joined_costs.get(name)
     backend = knobs.backend.get(name, "thread")
@@ -223,7 +225,10 @@ def _change(seen: Observation, candidate: Candidate, name: str) -> list[float]:
 
 
 def _pipeline(seen: Observation) -> list[float]:
-    state, recent, latest, forecast = seen.state, seen.recent, seen.latest, seen.forecast
+    state = seen.state
+    recent = seen.recent
+    latest = seen.latest
+    forecast = seen.forecast
     effects, rate = seen.effects, seen.recent.rows_per_s
     bottleneck, quota = forecast.bottleneck(), max(latest.cpu_quota, 0.05)
     trial, best = state.trial, seen.effects.best
