@@ -83,7 +83,7 @@ class Pipeline:
         self._input, self._share, self._machine = given, share, machine
         self._quarantine, self._remote = quarantine, remote
         plan, columns, groups = given.plan, given.columns, given.groups
-        groups.rescue = quarantine if quarantine.allowed else None
+        groups.rescue = quarantine
         reads_remotely = remote is not None and not given.functions
         self._decoding = groups.decoding
         if reads_remotely:  # the workers send each row's own history

@@ -8,9 +8,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, PLACES, REMOTE, Knobs, Limits
-
-BUFFER_LIMITS = ("workers", "read_ahead_bytes", "window", "series", "prefetch_bytes")
+from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +33,6 @@ class StageSpec:
     """Whether it is fused at the start."""
     backends: tuple[str, ...] = ("thread",)
     """Where its workers may run. They start in the first of these."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name: {self.name!r} is not a name")
-        object.__setattr__(self, "backends", tuple(self.backends))
-        if not self.backends or any(b not in PLACES for b in self.backends):
-            raise ValueError(
-                f"{self.name}: backends: {list(self.backends)!r} are not among {list(PLACES)}"
-            )
-        if self.buffer_limit not in BUFFER_LIMITS:
-            raise ValueError(
-                f"{self.name}: buffer_limit: {self.buffer_limit!r} is not one of {', '.join(BUFFER_LIMITS)}"
-            )
-        if self.workers < 1 or self.workers_a_core < 0:
-            raise ValueError(
-                f"{self.name}: workers: {self.workers} and {self.workers_a_core} a core are too few"
-            )
 
     def most_workers(self, cores: int) -> int:
         return max(self.workers, self.workers_a_core * cores)

@@ -99,7 +99,11 @@ class Governor:
         self.overhead = 0
         """A recent peak of the bytes in use that are not charged."""
         self._readings = readings or MemoryReadings()
-        self._charged = self._early = self._shared = self._outside = self._largest_due = 0
+        self.charged = 0
+        """The bytes that work in the pipeline holds now."""
+        self.outside = 0
+        """The bytes that only worker processes use."""
+        self._early = self._shared = self._largest_due = 0
         self._waiting: list[threading.Condition] = []
         self._under_pressure = self._one_runs_alone = False
         self._alone_lock = threading.Lock()
@@ -107,19 +111,9 @@ class Governor:
         self._thread = threading.local()
 
     @property
-    def charged(self) -> int:
-        """The bytes that work in the pipeline holds now."""
-        return self._charged
-
-    @property
     def held(self) -> int:
         """The bytes that worker processes use, alone or shared with this process."""
-        return self._shared + self._outside
-
-    @property
-    def outside(self) -> int:
-        """The bytes that only worker processes use."""
-        return self._outside
+        return self._shared + self.outside
 
     @property
     def free(self) -> int:
@@ -142,7 +136,7 @@ class Governor:
         that they share with this process."""
         with self.lock:
             if outside:
-                self._outside += change
+                self.outside += change
             else:
                 self._shared += change
             if change < 0:
@@ -157,7 +151,7 @@ class Governor:
                 self._one_runs_alone = True
                 self._readings.reclaim()
             try:
-                yield max(0, self.limit - self.base - self._charged - self.held - self._overhead())
+                yield max(0, self.limit - self.base - self.charged - self.held - self._overhead())
             finally:
                 with self.lock:
                     self._one_runs_alone = False
@@ -178,11 +172,11 @@ class Governor:
         with self.lock:
             change = size - charge.bytes
             charge.bytes = size
-            self._charged += change
+            self.charged += change
             if charge.early:
                 self._early += change
             else:  # due work may exceed the plan, because a transform may enlarge its rows
-                self._largest_due = max(self._largest_due, self._charged - self._early)
+                self._largest_due = max(self._largest_due, self.charged - self._early)
             if change < 0:
                 self._wake()
 
@@ -215,11 +209,7 @@ class Governor:
     def _overhead(self) -> int:
         return max(
             0,
-            self._readings.used()
-            - self.base
-            - self._charged
-            - self._shared
-            - self._readings.idle(),
+            self._readings.used() - self.base - self.charged - self._shared - self._readings.idle(),
         )
 
     def _reclaim(self, size: int) -> bool:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
 from sluice.etl.table.table_columns import OWN, FileColumns
-from sluice.ingest.choices import PROGRAM_ERRORS
+from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.memory.buffers import Buffers
@@ -49,7 +49,7 @@ from sluice.ingest.read.user_history import (
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.bags import is_packed
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.quarantine import Quarantine, kinds_of
+from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
 
@@ -90,7 +90,7 @@ class RowGroupReader:
     name = "arrow"
     chosen_rows = ""
     """A hash of the rows that a predicate keeps."""
-    rescue: Quarantine | None = None
+    rescue = Quarantine(Errors())
     """What replaces rows that cannot be read, if they may be lost."""
 
     def __init__(
@@ -254,7 +254,7 @@ class RowGroupReader:
                 made.replacement = partial(self._replace_damaged, read)
             return made if self._history is None else self._history.joined(made, table)
         except SourceError as error:
-            if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
+            if isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
             return self.rescue.replace_group(error, read, self.schema)
 
@@ -264,22 +264,23 @@ class RowGroupReader:
             f"{self.describe(read)}: column {str(damaged)!r} has a page that cannot be unpacked. The file is "
             "damaged; write it again"
         )
-        if self.rescue is None:
-            raise error
         return self.rescue.replace_group(error, read, self.schema)
 
     def finish(self, table: pa.Table, read: Read) -> pa.Table:
         """Makes the loader's columns of the columns that are there after the functions over rows."""
-        made, rescue = self._made, self.rescue
-        try:
-            rows = table if made is None else made.table(table)
-        except ColumnError as error:
-            if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
-                raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
-            assert made is not None
-            rows = rescue.replace_rows(
-                lambda start, stop: made.table(table.slice(start, stop - start)), read, self.schema
-            )
+        rows, made = table, self._made
+        if made is not None:
+            try:
+                rows = made.table(table)
+            except ColumnError as error:
+                named = ColumnError(f"{self.describe(read)}: {error}")
+                named.__cause__ = error.__cause__
+                rows = self.rescue.replace_rows(
+                    named,
+                    lambda start, stop: made.table(table.slice(start, stop - start)),
+                    read,
+                    self.schema,
+                )
         self._check_ids(rows, read)
         return rows
 

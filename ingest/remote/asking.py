@@ -115,13 +115,9 @@ class Asking:
         try:
             return Received(task, unit, self.get(unit), charge)
         except SourceError as error:
-            if self._groups.rescue is None:
-                raise
-            return Decoded(
-                task,
-                self._groups.rescue.replace_group(error, task.read, self._groups.schema),
-                charge,
-            )
+            groups = self._groups
+            rows = groups.rescue.replace_group(error, task.read, groups.schema)
+            return Decoded(task, rows, charge)
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
         rows = max((array.shape[0] for array in arrays.values()), default=0)

@@ -23,10 +23,8 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.scatter_kernel import copy_bags
-from sluice.ingest.stages.shuffle import Chunk, Chunks, WindowRows
+from sluice.ingest.stages.shuffle import Chunk, Chunks, WindowRows, most_steps
 
-SERIES_ROWS = 65536
-SERIES_BYTES = 256 * 2**20
 LONG_S, SHORT_S = 0.25, 0.02
 """How long a transform may take for one series: LONG_S divided by the number of its workers, but at least SHORT_S. So a
 slow transform delivers steadily, and all its workers have work even in a short epoch."""
@@ -117,12 +115,6 @@ class Ready:
     batches: tuple[Batch, ...]
     nbytes: int
     charge: Charge
-
-
-def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
-    """Returns the most batches that a series may have: SERIES_ROWS rows or SERIES_BYTES, whichever is less."""
-    rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
-    return max(1, rows * ranks // plan.batch_size)
 
 
 def series_steps(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:

@@ -35,36 +35,30 @@ class Windows:
         self.place, self.counters, self.charge_early = place, counters, charge_early
         self._stream_rows = plan.stream_rows
         self._lock = threading.Lock()
-        self._incomplete: dict[tuple[int, int], WindowRows] = {}
-        """The windows that lack rows, by epoch and number of the window."""
-        self._complete: dict[tuple[int, int], WindowRows] = {}
-        """The windows that readers are done with, placed or not."""
+        self._windows: dict[tuple[int, int], WindowRows] = {}
+        """The windows of which rows are there, by epoch and number of the window."""
         self._due: tuple[EpochSchedule, int] | None = None
         """The window that the consumer needs next: its schedule and its number there."""
 
-    def add(self, read: Decoded) -> list[tuple[int, WindowRows]]:
-        """Adds the pieces of a read. Returns the windows that have all their rows now, with their numbers."""
+    def add(self, read: Decoded) -> list[WindowRows]:
+        """Adds the pieces of a read. Returns the windows that have all their rows now."""
         schedule = read.task.schedule
         done = schedule.step * self._stream_rows
         complete = []
         with self._lock:
             for part, piece in zip(read.task.read.parts, read.pieces(), strict=True):
                 key = schedule.epoch, part.window
-                rows = self._incomplete.get(key)
+                rows = self._windows.get(key)
                 if rows is None:
                     window = schedule.windows[part.window]
                     rows = WindowRows(schedule, window, max(window.first, done))
-                    self._incomplete[key] = rows
+                    self._windows[key] = rows
                 rows.pieces.append((part.at, piece))
                 rows.missing -= piece.stop - piece.start
                 if not rows.missing:
                     rows.pieces.sort(key=lambda one: one[0])
-                    complete.append((part.window, self._incomplete.pop(key)))
+                    complete.append(rows)
         return complete
-
-    def hand_on(self, number: int, window: WindowRows) -> None:
-        """Lets `in_order` yield a window."""
-        self._complete[window.schedule.epoch, number] = window
 
     def ahead(self, window: WindowRows) -> int:
         """Returns how many rows of a stream lie between the start of the next due window and the end of this one."""
@@ -80,7 +74,10 @@ class Windows:
             due = 0
             self._due = schedule, due
             for _ in group:
-                while (window := self._complete.pop((schedule.epoch, due), None)) is not None:
+                while (
+                    window := self._windows.get((schedule.epoch, due))
+                ) is not None and window.ready:
+                    del self._windows[schedule.epoch, due]
                     due += 1
                     self._due = schedule, due
                     if window.error is not None:
@@ -112,12 +109,12 @@ class ReadWorker:
         read = self.read(item, charge)
         # Corrected before `add`: after it, other workers may use the rows and release the charge.
         charge.correct(read.nbytes)
-        for number, window in self.windows.add(read):
+        for window in self.windows.add(read):
             window_charge = self.windows.charge_early(window, self.windows.ahead(window))
             if window_charge is not None:
                 self.clock.go_over(self.windows.counters)
                 self._place_early(window, window_charge)
-            self.windows.hand_on(number, window)
+            window.ready = True
         return read
 
     def close(self) -> None:

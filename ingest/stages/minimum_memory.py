@@ -10,8 +10,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.row_order import RankShare, RowsPlan, rank_rows
 from sluice.ingest.stage_spec import StageSpec
-from sluice.ingest.stages.batch import most_steps
-from sluice.ingest.stages.shuffle import chunk_steps
+from sluice.ingest.stages.shuffle import most_steps
 
 if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
@@ -83,8 +82,8 @@ def footprint_of(
         plan.widest + together,
     )
     a_rank = rank_rows(plan.batch_size, ranks)
-    chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may be partly used on either side
-    series = steps * a_rank * (columns.row_bytes + 4)
+    chunk = steps * a_rank  # a chunk may be partly used on either side
+    series = chunk * (columns.row_bytes + 4)
     # After each of these stages one series is done, and the next stage works on another.
     stages_with_series = sum(stage.holds_series for stage in stages)
     transforms = sum(stage.transforms for stage in stages)

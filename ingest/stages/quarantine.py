@@ -76,9 +76,11 @@ class Quarantine:
         for (file, group), numbers in groups.items():
             self.add(error, stage=stage, file=self._file_path(file), row_group=group, rows=numbers)
 
-    def replace_group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
+    def replace_group(self, error: Exception, read: Read, schema: pa.Schema) -> pa.Table:
         """Quarantines a row group that cannot be read. Returns a table of zeros in its place. A row group that is read
-        twice counts once."""
+        twice counts once. Raises the error if rows may not be quarantined."""
+        if not self.allowed:
+            raise error
         with self._lock:
             key = (read.file, read.group)
             if key not in self._lost_groups:
@@ -94,17 +96,24 @@ class Quarantine:
 
     def replace_rows(
         self,
-        attempt: Callable[[int, int], pa.Table],
+        error: ColumnError,
+        attempt: Callable[[int, int], pa.Table] | None,
         read: Read,
         schema: pa.Schema,
         stage: str = "read",
     ) -> pa.Table:
-        """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in these rows."""
+        """Quarantines the rows on which `attempt` fails. Returns the row group with zeros in these rows. Without an
+        `attempt`, quarantines the row group. Raises the `error` of the row group if no row may be quarantined, or if no
+        row is the cause."""
+        if PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
+            raise error
+        if attempt is None or not self.allowed:
+            return self.replace_group(error, read, schema)
         try:
             good, bad = isolate(attempt, read.rows, self.errors.max_rows)
-        except ColumnError as error:
+        except ColumnError as too_many:
             # More rows fail than may be quarantined, so this ends the run.
-            return self.replace_group(error, read, schema)
+            return self.replace_group(too_many, read, schema)
         with self._lock:
             known = self._bad_rows.setdefault((read.file, read.group), set())
             for row, wrong in bad:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.memory.governor import Charge
@@ -19,7 +18,6 @@ from sluice.ingest.process.row_call import asking_for
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, frame_of, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
@@ -82,24 +80,20 @@ class RowFunctionWorker:
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
         read = piece.task.read
-        rescue = self.groups.rescue
         try:
             rows = self._columns(piece.rows, read)
         except ColumnError as error:
-            if rescue is None or PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
-                raise
-            schema = schema_with(piece.rows.schema, self._function.gives, self._keeps)
-            if frame_of(self._function):  # it needs whole row groups
-                rows = rescue.replace_group(error, read, schema)
-            else:
-                rows = rescue.replace_rows(
-                    lambda start, stop: self._columns(
-                        piece.rows.slice(start, stop - start), read.piece(start, stop)
-                    ),
-                    read,
-                    schema,
-                    f"transform {self._function.name!r}",
-                )
+
+            def attempt(start: int, stop: int) -> pa.Table:
+                return self._columns(piece.rows.slice(start, stop - start), read.piece(start, stop))
+
+            rows = self.groups.rescue.replace_rows(
+                error,
+                None if frame_of(self._function) else attempt,  # a frame is a whole row group
+                read,
+                schema_with(piece.rows.schema, self._function.gives, self._keeps),
+                f"transform {self._function.name!r}",
+            )
         if self._is_last:
             rows = self.groups.finish(rows, read)
         piece.release()

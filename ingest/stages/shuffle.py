@@ -43,7 +43,8 @@ from sluice.ingest.stages.scatter_kernel import (
     scatter,
 )
 
-CHUNK_ROWS = 65536
+SERIES_ROWS = 65536
+SERIES_BYTES = 256 * 2**20
 _STORED_ORDER = np.empty(0, np.uint64)
 
 
@@ -161,7 +162,7 @@ class Chunks:
     """Hands out chunks by number. A chunk exists as long as a window has rows in it."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
-        self.steps = chunk_steps(plan, ranks)
+        self.steps = most_steps(plan, ranks, columns.row_bytes)
         rows = rank_rows(plan.batch_size, ranks)
         bags = columns.stored_bags
         sizes = (
@@ -196,9 +197,11 @@ class Chunks:
             return chunk
 
 
-def chunk_steps(plan: RowsPlan, ranks: int) -> int:
-    """Returns the number of batches in a chunk."""
-    return max(1, CHUNK_ROWS * ranks // plan.batch_size)
+def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
+    """Returns the number of batches in a chunk, and the most that a series may have: SERIES_ROWS rows or SERIES_BYTES,
+    whichever is less."""
+    rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
+    return max(1, rows * ranks // plan.batch_size)
 
 
 class WindowRows:
@@ -211,6 +214,8 @@ class WindowRows:
         """How many rows have not been read."""
         self.pieces: list[tuple[int, WindowPiece]] = []
         """The pieces, each with its first row in the window."""
+        self.ready = False
+        """Whether readers are done with it, so that it may go on. It may be placed or not."""
         self.error: BaseException | None = None
         """Why the rows could not be placed. It is raised when the window is due."""
         self.chunks: Sequence[Chunk] | None = None

@@ -48,8 +48,8 @@ class TestOrder:
         schedule, windows = plan.schedule(0), windows_of(plan)
         reads = [decoded(schedule, n) for n in range(len(schedule.reads))]
         for n in order:
-            for number, window in windows.add(reads[n]):
-                windows.hand_on(number, window)
+            for window in windows.add(reads[n]):
+                window.ready = True
         return schedule, windows, iter(reads)
 
     @pytest.mark.parametrize("seed", range(5))
@@ -63,7 +63,7 @@ class TestOrder:
     def test_an_error_comes_in_its_windows_turn(self):
         plan = plan_of(*[10] * 40)
         _, windows, reads = self.finished(plan, range(len(plan.schedule(0).reads)))
-        windows._complete[0, 3].error = ColumnError("this one")
+        windows._windows[0, 3].error = ColumnError("this one")
         came = []
         with raises(ColumnError, "this one"):
             came.extend(windows.in_order(reads))

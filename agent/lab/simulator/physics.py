@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from sluice.common.number_checks import is_number
-from sluice.ingest.knobs import FETCH, MAX_WORKERS
+from sluice.ingest.knobs import FETCH, MAX_WORKERS, PLACES
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.stage_spec import StageSpec
 
@@ -25,6 +25,7 @@ GIB = 2**30
 MIB = 2**20
 SWITCH_S = 0.005
 """Seconds for which a thread keeps the interpreter's lock while another wants it."""
+_BUFFER_LIMITS = ("workers", "read_ahead_bytes", "window", "series", "prefetch_bytes")
 UNBOUNDED = 1e15  # The rows a second of a consumer without a limit.
 
 
@@ -108,10 +109,17 @@ class SimStage(StageSpec):
     """Items that may wait after the stage, if no knob sets a limit."""
 
     def __post_init__(self) -> None:
-        try:
-            StageSpec.__post_init__(self)
-        except ValueError as error:
-            raise MechanismError(str(error).removeprefix(f"{self.name}: ")) from None
+        object.__setattr__(self, "backends", tuple(self.backends))
+        if not isinstance(self.name, str) or not self.name:
+            raise MechanismError(f"name: {self.name!r} is not a name")
+        if not self.backends or any(b not in PLACES for b in self.backends):
+            raise MechanismError(f"backends: {list(self.backends)!r} are not among {list(PLACES)}")
+        if self.buffer_limit not in _BUFFER_LIMITS:
+            raise MechanismError(
+                f"buffer_limit: {self.buffer_limit!r} is not one of {', '.join(_BUFFER_LIMITS)}"
+            )
+        _check(self, 1, "workers")
+        _check(self, 0, "workers_a_core")
         _check(self, 1e-9, "cost_s")
         _check(self, 1, "rows_per_item")
         _check(self, 0, "cpu", "lock", "memory_bound", "sigma", high=1)
