@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sluice.agent.whole_file import replace_file
 from sluice.common.errors import UsageError
-from sluice.common.whole_file import replace_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -118,9 +118,9 @@ class JobRequest(JobInput, LearningOptions):
 
     def answer(self, progress: JobProgress, argv: list[str]) -> dict[str, Any]:
         """Does the job that the command line `argv` asks for. Returns the program's last line."""
-        from sluice.common.text_table import aligned
         from sluice.etl.engines import choose, opened
         from sluice.etl.jobs.job_run import run_job
+        from sluice.etl.show import aligned
 
         start = time.monotonic()
         job = self.job()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.common.text_table import aligned
 from sluice.etl.schema import Field
 from sluice.etl.table.table import FeatureTable
 
@@ -87,3 +86,13 @@ def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share else ""
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Formats rows of texts as aligned columns, a line for each row."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sluice.agent.report.headroom import report
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.batch import BagColumn, Batch
     from sluice.ingest.choices import Errors, History
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sluice.ingest.row_order import Order
     from sluice.ingest.stages.transform import Transform
     from sluice.loader import Loader
-    from sluice.tools.headroom import report
 
 __all__ = [
     "BagColumn",
@@ -55,7 +55,7 @@ _HOMES = {
     "Order": "sluice.ingest.row_order",
     "Reading": "sluice.ingest.read.sources",
     "Transform": "sluice.ingest.stages.transform",
-    "report": "sluice.tools.headroom",
+    "report": "sluice.agent.report.headroom",
     "takes_matrix": "sluice.ingest.process.matrix_function",
 }
 

@@ -22,7 +22,7 @@ from sluice.agent.report.narrative import (
     settled_period,
 )
 from sluice.agent.report.run_folder import Run
-from sluice.common.whole_file import replace_file
+from sluice.agent.whole_file import replace_file
 from sluice.ingest.knobs import format_bytes
 
 _TEMPLATE, _STYLE, _SCRIPT = (

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sluice.agent.report.format import seconds
+from sluice.agent.whole_file import replace_file
 from sluice.common.errors import UsageError
-from sluice.common.whole_file import replace_file
 
 LOCK = "lock"
 FORMAT = 1

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.agent.whole_file import replace_file
 from sluice.common.number_checks import is_number
 from sluice.common.stores import Place
-from sluice.common.whole_file import replace_file
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
 

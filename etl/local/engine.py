@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
+import psutil
 import pyarrow as pa
 
-from sluice.common.machine import memory_limit, processors
+from sluice.common.control_groups import ControlGroups
 from sluice.etl.apply.compiled_lines import LEAST_BYTES
 from sluice.etl.apply.count_sums import CountSums
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected, split_keys, with_key_column
@@ -62,10 +63,10 @@ class LocalEngine(Engine):
     ) -> None:
         super().__init__(job, progress)
         # A thread takes some 200 MiB. A user's function may not be thread-safe.
-        most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
+        most = 1 if job.spec.functions else max(1, _memory_limit() >> 28)
         self._threads, self._budget = (
-            Threads(min(most, threads or processors())),
-            (memory or memory_limit()) // 4,
+            Threads(min(most, threads or _processors())),
+            (memory or _memory_limit()) // 4,
         )
         pa.set_cpu_count(self._threads.count)
         self._input = InputFiles(job.spec.input, job.inputs)
@@ -224,3 +225,15 @@ class LocalEngine(Engine):
         self._parsed.close()
         self._finished.close()
         super().close()
+
+
+def _processors() -> int:
+    """Returns how many processors this process may use, by its affinity and its control group's quota."""
+    return max(1, int(ControlGroups().cores()))
+
+
+def _memory_limit() -> int:
+    """Returns how many bytes this process may use: the free memory of the machine, or less if its control groups limit
+    it."""
+    free: int = psutil.virtual_memory().available
+    return min([free, *(group.limit for group in ControlGroups().limited())])

@@ -17,7 +17,7 @@ PUBLIC = (
     "sluice.petastorm:make_batch_reader",
     "sluice.petastorm:make_spark_converter",
     "sluice.ingest.stages.transform:Transform",
-    "sluice.tools.headroom:Headroom",
+    "sluice.agent.report.headroom:Headroom",
     "sluice.agent.tunable:Policy",
     "sluice.agent.tunable:Reason",
     "sluice.agent.tuning:TuningStatus",

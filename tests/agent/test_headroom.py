@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sluice
-from sluice.tools.headroom import Headroom, HeadroomError, report
+from sluice.agent.report.headroom import Headroom, HeadroomError, report
 from tests.raises import assert_names, raises
 
 

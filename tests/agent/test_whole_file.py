@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sluice.common.whole_file import replace_file
+from sluice.agent.whole_file import replace_file
 
 
 def test_a_file_or_a_link_is_replaced_and_no_draft_stays(tmp_path):
