@@ -22,13 +22,16 @@ from typing import Any, Self
 from sluice.agent import policies
 from sluice.agent.choice.observation import Foreknowledge
 from sluice.agent.controller import Controller
+from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.policies import MODES
-from sluice.agent.report.format import seconds
+from sluice.agent.report.format import percent, seconds
 from sluice.agent.report.run_folder import Line, RunFolder
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, nearest
 
+_NOISE = 0.02  # share of waiting that nobody needs to mend
+_NO_STEP = 100.0  # times the rows without waiting, from which on there is no trainer to speak of
 _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
 
 
@@ -68,6 +71,30 @@ class TuningStatus:
         return f"{self.mode}: {'settled' if self.settled else 'now'} at {self.knobs}, {made}: {self.reason}"
 
     __repr__ = __str__
+
+
+def advice(measured: PipelineRates, stall: float, tuning: TuningStatus) -> str:
+    """Says how much a faster loader would bring at most, and what would help. `stall` is the share of waiting that the
+    run's last line has."""
+    waited = f"the trainer waited {percent(stall)} of its time"
+    if stall < _NOISE:
+        return f"{waited}: a faster loader brings nothing"
+    share, slowest = max(
+        (stage.busy / stage.workers, name) for name, stage in measured.stages.items()
+    )
+    gain = 1 / max(1 - stall, 1e-9)
+    most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
+    what = "only more cores or --workers on other hosts help"
+    if measured.cpu_quota - measured.cpu >= 1:
+        what = f"try --tuning auto, or --knobs {slowest}={measured.stages[slowest].workers + 1}"
+        if tuning.mode not in ("fixed", "shadow"):
+            what = "the agent is still tuning, so give it more --seconds"
+            if tuning.settled:
+                what = "the agent has settled and predicts no gain from other knobs"
+    return (
+        f"{waited}{most}; the busiest workers are those of {slowest} ({percent(min(share, 1.0))}), with "
+        f"{measured.cpu:.1f} of {measured.cpu_quota:.3g} cores in use: {what}"
+    )
 
 
 def policy_of(tuning: str | Policy, known: Foreknowledge | None = None) -> Policy:

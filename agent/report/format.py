@@ -37,6 +37,19 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
+def measurement(metric: Mapping[str, Any]) -> str:
+    """Describes the pipeline and each of its stages at a look of the agent, in one line."""
+    held = f", held back {times}× for memory" if (times := metric["held_back"]) else ""
+    stages = (
+        f"{name} {stage['busy']:.1f} of {stage['workers']} busy"
+        for name, stage in metric["stages"].items()
+    )
+    return (
+        f"{metric['rows_per_s']:,.0f} rows/s, stall {percent(metric['stall'])}, {metric['cpu']:.1f} of "
+        f"{metric['cpu_quota']:.3g} cores, {format_bytes(metric['memory_used'])}{held} | {'; '.join(stages)}"
+    )
+
+
 def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Returns the difference between two choices of knobs: `decode 1 → 4, prefetch 32 MiB → 64 MiB`.
 

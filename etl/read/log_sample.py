@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -74,6 +74,21 @@ class SampledColumns:
     """The columns that a spec cannot read, with the reason."""
     ambiguous: Sequence[str]
     """The columns whose only marks may be for decimals or for thousands."""
+
+    def marks(self) -> Iterator[str]:
+        """Yields how lines, texts and numbers are written, with comments."""
+        mark = next((key for key in self.keys if key in ("decimal", "thousands")), None)
+        for key, value in self.keys.items():
+            if key == mark:
+                yield "# Numbers have these marks in the sample. A job rejects rows with others."
+            if key == "null_values":
+                yield "# In columns of numbers, these texts mean that the value is missing."
+            yield f"{key} = {json.dumps(value)}"
+        for name in self.ambiguous:
+            yield (
+                f"# {name}: its mark may be for decimals or for thousands. The guess changes nothing. If it is for "
+                "thousands, add decimal and thousands here."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -206,6 +207,22 @@ def _check_names(columns: list[ColumnSpec]) -> None:
 def is_reserved_name(name: str) -> bool:
     """Returns whether a name is reserved, so that no column of a spec can have it."""
     return name.lower() in ("split", "partition") or name.startswith("_")
+
+
+def free_name(name: str, found: Container[str], used: Iterable[str], taken: set[str]) -> str:
+    """Returns the name of a column in the table, and adds it to `taken` if it is new. Two names of a table must differ
+    in more than case."""
+    first = next(other for other in used if other.lower() == name.lower())
+    # A model names its embedding tables by the columns, and PyTorch allows no dots there.
+    plain = name.replace(".", "_")
+    chosen = name if plain in found else plain
+    if name == first and not is_reserved_name(chosen):
+        return chosen
+    chosen = chosen.strip("_") or "column"
+    numbered = (f"{chosen}_{number}" for number in itertools.count(2))
+    chosen = next(one for one in numbered if one.lower() not in taken)
+    taken.add(chosen.lower())
+    return chosen
 
 
 def _split_column(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> list[ColumnSpec]:

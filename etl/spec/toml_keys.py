@@ -5,7 +5,8 @@ Each mistake is a `SpecError` that names the key's path, its value and the neare
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -160,3 +161,13 @@ def read_encoding(name: str, path: str, delimiter: str) -> str:
         f"{path}.encoding = {name!r}: this encoding writes a line's end or the delimiter in other bytes, "
         "so lines cannot be cut; write the files in UTF-8"
     )
+
+
+def quoted(value: object) -> str:
+    """Returns a text, or a list of texts, in TOML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def toml_texts(several: Sequence[str]) -> str:
+    """Returns texts in TOML: a single one as it is, several as a list."""
+    return quoted(several[0] if len(several) == 1 else list(several))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
@@ -15,17 +15,16 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.report.format import line, percent
+from sluice.agent.costs.rates import rates
+from sluice.agent.report.format import line, measurement
 from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.ticker import Ticker
-from sluice.agent.tuning import TunedRun, TuningStatus
+from sluice.agent.tuning import TunedRun, advice
 from sluice.common.program import say
 from sluice.etl.spec.table_transform import short_transforms
-from sluice.ingest.knobs import format_bytes
 from sluice.ingest.options import table_named
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.sources import reader_of
@@ -36,8 +35,6 @@ from sluice.tools.bench import BenchOptions
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
-_NOISE = 0.02  # share of waiting that nobody needs to mend
-_NO_STEP = 100.0  # times the rows without waiting, from which on there is no trainer to speak of
 _PEAK_S = 0.05
 _SETTLED = 2 / 3  # of the time, after which rates count as settled
 
@@ -188,43 +185,6 @@ def consume(
     if hashes:
         figures["order_hash"] = hashes[-1 if epochs else 0]
     return {**figures, "order_hashes": hashes} if epochs else figures
-
-
-def measurement(metric: Mapping[str, Any]) -> str:
-    """Describes the pipeline and each of its stages at a look of the agent, in one line."""
-    held = f", held back {times}× for memory" if (times := metric["held_back"]) else ""
-    stages = (
-        f"{name} {stage['busy']:.1f} of {stage['workers']} busy"
-        for name, stage in metric["stages"].items()
-    )
-    return (
-        f"{metric['rows_per_s']:,.0f} rows/s, stall {percent(metric['stall'])}, {metric['cpu']:.1f} of "
-        f"{metric['cpu_quota']:.3g} cores, {format_bytes(metric['memory_used'])}{held} | {'; '.join(stages)}"
-    )
-
-
-def advice(measured: PipelineRates, stall: float, tuning: TuningStatus) -> str:
-    """Says how much a faster loader would bring at most, and what would help. `stall` is the share of waiting that the
-    run's last line has."""
-    waited = f"the trainer waited {percent(stall)} of its time"
-    if stall < _NOISE:
-        return f"{waited}: a faster loader brings nothing"
-    share, slowest = max(
-        (stage.busy / stage.workers, name) for name, stage in measured.stages.items()
-    )
-    gain = 1 / max(1 - stall, 1e-9)
-    most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
-    what = "only more cores or --workers on other hosts help"
-    if measured.cpu_quota - measured.cpu >= 1:
-        what = f"try --tuning auto, or --knobs {slowest}={measured.stages[slowest].workers + 1}"
-        if tuning.mode not in ("fixed", "shadow"):
-            what = "the agent is still tuning, so give it more --seconds"
-            if tuning.settled:
-                what = "the agent has settled and predicts no gain from other knobs"
-    return (
-        f"{waited}{most}; the busiest workers are those of {slowest} ({percent(min(share, 1.0))}), with "
-        f"{measured.cpu:.1f} of {measured.cpu_quota:.3g} cores in use: {what}"
-    )
 
 
 def _summarise(run: Path, report: Path | None) -> dict[str, Any]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import itertools
-import json
 import os
 import tempfile
 import zoneinfo
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +21,9 @@ from sluice.common.suggest import nearest
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.read.log_sample import LogSample, SampledColumns, text_files
-from sluice.etl.spec.columns import is_reserved_name
+from sluice.etl.spec.columns import free_name
 from sluice.etl.spec.nested_columns import is_text
+from sluice.etl.spec.toml_keys import quoted, toml_texts
 from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.guess import (
@@ -66,7 +65,7 @@ def spec_text(
     # For CSV and TSV, the spec must name all columns of a line.
     for name, proposal in (found if form in ("csv", "tsv") else used).items():
         kinds[name] = _input_type(proposal, has_texts=bool(proposal.rejected) and form != "json")
-        typed = _quoted(f"{name}:{kinds[name]}")
+        typed = quoted(f"{name}:{kinds[name]}")
         if proposal.time and proposal.input_formats:
             typed = f"{{name = {typed}, format = {toml_texts(proposal.input_formats)}}}"
         inputs.append(typed)
@@ -74,7 +73,7 @@ def spec_text(
         _HEAD_OF_TEXT if logs else _HEAD,
         "[input]",
         f'format = "{form}"',
-        *(_write_marks(logs) if logs else ()),
+        *(logs.marks() if logs else ()),
         "columns = [" + ",\n           ".join(inputs) + "]",
     ]
     formats = (one for p in used.values() for one in (*p.formats, *p.input_formats))
@@ -86,7 +85,7 @@ def spec_text(
     if optional := [n for n, p in used.items() if p.facts.optional and p.role != "label"]:
         lines += [
             "# Some files lack these columns. Their values are null there.",
-            f"optional = {_quoted(optional)}",
+            f"optional = {quoted(optional)}",
         ]
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
@@ -96,19 +95,9 @@ def spec_text(
         if proposal.rejected:
             lines.append(_write_rejects(proposal, kinds[name]))
         lines += _write_columns(
-            proposal, _choose_name(name, found, used, taken), learns=logs is not None
+            proposal, free_name(name, found, used, taken), learns=logs is not None
         )
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _quoted(value: object) -> str:
-    """Returns a text, or a list of texts, in TOML."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def toml_texts(several: Sequence[str]) -> str:
-    """Returns texts in TOML: a single one as it is, several as a list."""
-    return _quoted(several[0] if len(several) == 1 else list(several))
 
 
 def _leave_out_unreadable(proposal: Proposal) -> Proposal:
@@ -122,22 +111,6 @@ def _leave_out_unreadable(proposal: Proposal) -> Proposal:
     return proposal
 
 
-def _write_marks(logs: SampledColumns) -> Iterator[str]:
-    """Yields how lines, texts and numbers are written, with comments."""
-    mark = next((key for key in logs.keys if key in ("decimal", "thousands")), None)
-    for key, value in logs.keys.items():
-        if key == mark:
-            yield "# Numbers have these marks in the sample. A job rejects rows with others."
-        if key == "null_values":
-            yield "# In columns of numbers, these texts mean that the value is missing."
-        yield f"{key} = {json.dumps(value)}"
-    for name in logs.ambiguous:
-        yield (
-            f"# {name}: its mark may be for decimals or for thousands. The guess changes nothing. If it is for "
-            "thousands, add decimal and thousands here."
-        )
-
-
 def _write_rejects(proposal: Proposal, kind: str) -> str:
     """Returns the comment on the few values that do not fit a column."""
     wrong = "Not a time" if proposal.time else "Not a number"
@@ -148,22 +121,6 @@ def _write_rejects(proposal: Proposal, kind: str) -> str:
         is_missing = "They become missing values, which `sluice etl` counts as unread."
         effect = is_missing if proposal.time else "They are ids, too."
     return f"# {wrong}: {proposal.rejected}. {effect}"
-
-
-def _choose_name(name: str, found: Container[str], used: Iterable[str], taken: set[str]) -> str:
-    """Returns the name of a column in the table, and adds it to `taken` if it is new. Two names of a table must differ
-    in more than case."""
-    first = next(other for other in used if other.lower() == name.lower())
-    # A model names its embedding tables by the columns, and PyTorch allows no dots there.
-    plain = name.replace(".", "_")
-    chosen = name if plain in found else plain
-    if name == first and not is_reserved_name(chosen):
-        return chosen
-    chosen = chosen.strip("_") or "column"
-    numbered = (f"{chosen}_{number}" for number in itertools.count(2))
-    chosen = next(one for one in numbered if one.lower() not in taken)
-    taken.add(chosen.lower())
-    return chosen
 
 
 def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
@@ -207,7 +164,7 @@ def _write_splits(found: Mapping[str, Proposal], logs: SampledColumns | None) ->
             )
             yield f"# The training split is the past. Validation begins at {first} UTC, test at {second} UTC."
             yield "# Rows of later days go to test. To train on them, raise both bounds."
-            yield f"split_time = {_quoted(name)}"
+            yield f"split_time = {quoted(name)}"
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
             return
     user = user_of(found)
@@ -330,7 +287,7 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
     if proposal.role == "label":
         _, made = label_of(proposal.label, {proposal.name: proposal.facts.type})
         return [
-            f"{{{', '.join(f'{name} = {_quoted(value)}' for name, value in op.described.items())}}}"
+            f"{{{', '.join(f'{name} = {quoted(value)}' for name, value in op.described.items())}}}"
             for op in made
         ]
     return [f'{{op = "hash", size = {proposal.size}}}']
@@ -339,9 +296,9 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
 def _write_column(
     name: str, role: str, operators: Sequence[str], seen: str, source: str
 ) -> list[str]:
-    lines = [seen, "[[column]]", f"name = {_quoted(name)}"]
+    lines = [seen, "[[column]]", f"name = {quoted(name)}"]
     if source != name:
-        lines.append(f"from = {_quoted(source)}")
+        lines.append(f"from = {quoted(source)}")
     lines.append(f'role = "{role}"')
     if operators:
         lines.append(f"ops = [{', '.join(operators)}]")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sluice.agent.costs.rates import PipelineRates, StageRates
-from sluice.agent.tuning import TuningStatus
+from sluice.agent.report.format import measurement
+from sluice.agent.tuning import TuningStatus, advice
 from sluice.ingest.knobs import Knobs
-from sluice.tools.bench_run import advice, measurement
 from tests.raises import assert_names
 
 
