@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from inspect import signature
 from numbers import Integral
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.report.run_folder import RunFolder, is_same_run
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
@@ -227,7 +226,7 @@ class Loader(BatchLoader):
                 "on_error": given.errors.on_error,
                 **({"history": asdict(given.history)} if given.history else {}),
             }
-            folder = RunFolder.create(run_dir, config, resume=_is_same_run(Path(run_dir), config))
+            folder = RunFolder.create(run_dir, config, resume=is_same_run(run_dir, config))
         # It must not hold the loader, which may be garbage-collected before the run ends.
         tuned = TunedRun(self.tunable, policy, folder=folder, outcome=self.tunable.outcome)
         self.observer = tuned
@@ -295,15 +294,6 @@ def _refuse_without_weights(
     raise LoaderError(
         f"as_='kjt' gives batches without weights, and {why}, or as_='batch' and batch.kjt()"
     )
-
-
-def _is_same_run(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Returns whether a folder has a run that this one may continue."""
-    if not (folder / "config.json").is_file():
-        return False
-    before = Run.read(folder).config
-    names = ("kind", "data", "split", "batch_size", "ranks", "seed")
-    return all(before.get(name) == config[name] for name in names)
 
 
 def _report_plan(table: str, plan: RowsPlan) -> None:

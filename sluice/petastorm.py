@@ -20,7 +20,7 @@ from inspect import signature
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
-from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.report.run_folder import RunFolder, is_same_run
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.schema import DataFile
@@ -245,22 +245,18 @@ class BatchReader:
         self._epoch = self._number = self._first = 0
         self._run: Iterator[Decoded] | None = None
         self.last_row_consumed = self.stopped = False
-        folder = (
-            None
-            if run_dir is None
-            else RunFolder.create(
-                run_dir,
-                {
-                    "kind": "load",
-                    "data": groups.files[0].path,
-                    "version": order.digest,
-                    "tuning": policy.name,
-                    "reader": source.name,
-                    "seed": order.seed,
-                    "knobs": self._row_groups.knobs.to_dict(),
-                },
-            )
-        )
+        folder = None
+        if run_dir is not None:
+            config = {
+                "kind": "load",
+                "data": groups.files[0].path,
+                "version": order.digest,
+                "tuning": policy.name,
+                "reader": source.name,
+                "seed": order.seed,
+                "knobs": self._row_groups.knobs.to_dict(),
+            }
+            folder = RunFolder.create(run_dir, config, resume=is_same_run(run_dir, config))
         self._tuned = TunedRun(
             self._progress,
             policy,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import cycle
+from string import ascii_uppercase
 from typing import Any
 
 from sluice.ingest.knobs import Knobs, format_bytes
@@ -87,3 +89,15 @@ def line(event: Mapping[str, Any]) -> str:
             + (f", {before:,.0f} before" if before is not None else "")
         )
     return str(event.get("text", event))
+
+
+def printer(marked: str, say: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
+    """Returns a function that says events and measurements. Events of the kind `marked` get the letters that the
+    report has for them."""
+    letters = cycle(ascii_uppercase)
+
+    def show(event: dict[str, Any]) -> None:
+        text = measurement(event) if event["kind"] == "loader" else line(event)
+        say(f"{next(letters)}. {text}" if event["kind"] == marked else text)
+
+    return show

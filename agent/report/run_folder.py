@@ -225,6 +225,15 @@ class Run:
         )
 
 
+def is_same_run(folder: str | os.PathLike[str], config: Line) -> bool:
+    """Returns whether a folder has a run that this one may continue."""
+    if not (Path(folder) / "config.json").is_file():
+        return False
+    before = Run.read(Path(folder)).config
+    names = ("kind", "data", "split", "batch_size", "ranks", "seed")
+    return all(before.get(name) == config.get(name) for name in names)
+
+
 def _between(lines: Sequence[Line], starts: Sequence[float], number: int) -> tuple[Line, ...]:
     """Returns the lines after start `number`. Those before the first start are part of the first."""
     return tuple(line for line in lines if max(1, bisect(starts, line.get("at", 0.0))) == number)

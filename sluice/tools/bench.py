@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.agent import policies
@@ -106,10 +106,6 @@ class BenchOptions(BenchRows, OrderOptions, BenchInput):
     )
     conditions: RunOptions = field(default_factory=RunOptions)
     code: CodeOptions = field(default_factory=CodeOptions)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the record of a run folder: everything but the permission to run code."""
-        return {name: value for name, value in asdict(self).items() if name != "code"}
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:

@@ -9,14 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import cycle
+from dataclasses import asdict
 from pathlib import Path
-from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
 from sluice.agent.costs.rates import rates
-from sluice.agent.report.format import line, measurement
+from sluice.agent.report.format import printer
 from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
@@ -35,7 +34,6 @@ from sluice.tools.bench import BenchOptions
 if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
-_PEAK_S = 0.05
 _SETTLED = 2 / 3  # of the time, after which rates count as settled
 
 
@@ -57,7 +55,8 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
             f"needs at least {loader.memory_need}; {loader.knobs}"
         )
         policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
-        config = {**options.to_dict(), "version": table.version, "reader": loader.reader}
+        config = {**asdict(options), "version": table.version, "reader": loader.reader}
+        del config["code"]  # the permission to run code
         folder = RunFolder.create(options.run, config) if options.run else None
         outcome: dict[str, Any] = {}
         tuned = stack.enter_context(
@@ -68,7 +67,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
                 outcome=lambda: outcome or loader.tunable.outcome(),
                 # A fault on purpose is marked when it happens, not when it is noticed.
                 listen=memory.observing(
-                    _printer("fault" if options.conditions.inject else "occasion")
+                    printer("fault" if options.conditions.inject else "occasion", say)
                 ),
                 learned=memory.learned,
             )
@@ -78,8 +77,9 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
         measured, stall = rates(begun, loader.snapshot()), figures["stall_fraction"]
         what_would_help = ""
         if measured and stall is not None:
-            joined = measured.joined(loader.knobs, loader.limits)
-            what_would_help = advice(joined, stall, tuned.status)
+            what_would_help = advice(
+                measured.joined(loader.knobs, loader.limits), stall, tuned.status
+            )
         outcome |= {
             **figures,
             "version": table.version,
@@ -130,7 +130,7 @@ def _load(
         peak_bytes = max(peak_bytes, loader.memory_used())
         return True
 
-    peak = Ticker("sluice-peak", lambda: _PEAK_S, look_at_memory)
+    peak = Ticker("sluice-peak", lambda: 0.05, look_at_memory)
     with ExitStack() as stack:
         stack.callback(peak.stop)
         peak.start()
@@ -199,15 +199,3 @@ def _summarise(run: Path, report: Path | None) -> dict[str, Any]:
         "rows_per_s_settled": round(told["rows_per_s_settled"]),
         "stall_fraction_settled": round(told["stall_settled"], 4),
     }
-
-
-def _printer(marked: str) -> Callable[[dict[str, Any]], None]:
-    """Returns a function that prints events and measurements. Events of the kind `marked` get the letters that the
-    report has for them."""
-    letters = cycle(ascii_uppercase)
-
-    def show(event: dict[str, Any]) -> None:
-        text = measurement(event) if event["kind"] == "loader" else line(event)
-        say(f"{next(letters)}. {text}" if event["kind"] == marked else text)
-
-    return show
