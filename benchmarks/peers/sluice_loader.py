@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers import functions
+from benchmarks.peers import small_functions
 from benchmarks.peers.serve import Arm, Job, Prepared, serve
 from sluice import Knobs, Loader, Transform, takes_matrix
 
@@ -30,21 +30,14 @@ def log1p(dense: np.ndarray) -> None:
     torch.from_numpy(dense).log1p_()
 
 
-@takes_matrix
-def bucket(dense: np.ndarray) -> np.ndarray:
-    return functions.bucket(dense)
-
-
-def walk(columns: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {"walked": functions.walk(columns["query"].to_pylist())}
-
-
 def transform(job: Job) -> Transform:
     """The job's function, under the one name that the settings use."""
     if job.texts:
-        address = f"{__spec__.name}:walk"
-        return Transform(address, "function", reads=[job.texts], gives={"walked": "float32"})
-    return Transform(f"{__spec__.name}:{job.function}", "function", reads=job.floats[:-1])
+        return Transform(
+            small_functions.walk, "function", reads=[job.texts], gives={"walked": "float32"}
+        )
+    function = small_functions.bucket if job.function == "bucket" else f"{__spec__.name}:log1p"
+    return Transform(function, "function", reads=job.floats[:-1])
 
 
 def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
