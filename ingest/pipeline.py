@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
-import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -19,21 +15,19 @@ from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine
-from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
-from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec, limits_of
+from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec
 from sluice.ingest.stages.batch import BatchSeries, Collator, Cutter, Ready, series_steps
 from sluice.ingest.stages.completed_windows import (
     NoWorkerAnswers,
     ReadWorker,
     Windows,
 )
-from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
-from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.row_functions import (
     RowFunctionWorker,
@@ -48,6 +42,7 @@ from sluice.ingest.stages.shuffle import (
     ReadTask,
     WindowRows,
 )
+from sluice.ingest.stages.stage_pools import StagePools
 from sluice.ingest.stages.transform import Transform, TransformError, frame_of, group_into_stages
 from sluice.ingest.stages.transform_worker import (
     TransformStage,
@@ -55,16 +50,12 @@ from sluice.ingest.stages.transform_worker import (
     function_of,
 )
 from sluice.ingest.stages.transformer import Transformer
-from sluice.ingest.stats import StageStats
 
 if TYPE_CHECKING:
     from sluice.ingest.remote.asking import Asking
 
-STOP_WAIT_S = 1.5
-"""How long `stop` waits for workers that are in the middle of an item."""
 
-
-class Pipeline:
+class Pipeline(StagePools):
     """The stages fetch → decode → shuffle → batch → transforms → collate of one rank. Local files need no `fetch`.
 
     `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
@@ -80,7 +71,7 @@ class Pipeline:
         remote: Asking | None,
     ):
         """`remote` is the workers that can also read row groups and call functions. None: this process does all."""
-        self._input, self._share, self._machine = given, share, machine
+        self._input, self._share = given, share
         self._quarantine, self._remote = quarantine, remote
         plan, columns, groups = given.plan, given.columns, given.groups
         groups.rescue = quarantine
@@ -89,18 +80,14 @@ class Pipeline:
         if reads_remotely:  # the workers send each row's own history
             sent = self._decoding.row_bytes + columns.history_bytes
             self._decoding = replace(self._decoding, row_bytes=sent)
-        self._pid = os.getpid()
         self.ended = False
         """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
         self._fused = group_into_stages(given.transforms)
-        self._specs = self._set_stages(reads_remotely)
-        self._cores = max(1, math.ceil(machine.cores()))
+        super().__init__(self._stages(reads_remotely), machine, groups)
         defaults = stage_spec.first_knobs(self._specs.values(), self._cores)
         if remote is not None and reads_remotely:
             defaults = defaults.with_workers(decode=remote.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
-        self._counters = {name: StageCounters(name) for name in self._specs}
-        self._buffers = Buffers()
         self._cutter = Cutter(plan, columns, share, self._buffers, quarantine)
         self._collator = Collator(columns, share.rows, quarantine)
         self._streams = len(plan.streams_of(share.reader, share.readers))
@@ -108,24 +95,13 @@ class Pipeline:
         self.footprint = self._least_memory()
         load_compiled(bags=bool(columns.stored_bags))  # takes memory, too
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
-        self._remote_bytes = 0
-        """The memory of the remote workers that run on this host."""
-        self.held_back: Counter[str] = Counter()
-        """How often work had to wait for memory, by reason."""
-        self._governor = self._new_governor()
+        self._governor = self._new_governor(self.footprint.total, str(self.footprint))
         self.limits.check(self.knobs)
-        self._pools: dict[str, Pool] = {}
-        self._transform_stages: dict[str, list[TransformStage]] = {}
-        self.restarts = 0
-        """The number of worker processes that died and were replaced."""
         self._burden = 1
-        self._closing_pools: list[Pool] = []
-        # The garbage collector may close an abandoned pipeline while this thread already has the lock.
-        self._lock = threading.RLock()
         if remote is not None:
             remote.watch(self._note_remote_memory)
 
-    def _set_stages(self, reads_remotely: bool) -> dict[str, StageSpec]:
+    def _stages(self, reads_remotely: bool) -> tuple[StageSpec, ...]:
         """Returns the properties of all stages, in order."""
         given = self._input
         for transform in (*given.functions, *given.transforms):
@@ -154,7 +130,7 @@ class Pipeline:
             raise TransformError(
                 f"two stages are called {', '.join(duplicates)}: give each transform a name of its own"
             )
-        return {stage.name: stage for stage in stages}
+        return stages
 
     def _least_memory(self) -> MinimumMemory:
         """Computes the least memory for loading, in addition to what is in use before."""
@@ -176,11 +152,7 @@ class Pipeline:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the knobs. They rise when the process gets more cores. They never fall, so that the current
-        knobs always stay valid."""
-        self._cores = max(self._cores, math.ceil(self._machine.cores()))
-        limits = limits_of(tuple(self._specs.values()), self._cores, self._backends)
-        return replace(limits, fetch_bytes=max(1, self._decoding.stored_bytes))
+        return replace(super().limits, fetch_bytes=max(1, self._decoding.stored_bytes))
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -200,13 +172,9 @@ class Pipeline:
     def apply(self, knobs: Knobs) -> None:
         """Changes the stages and sizes that `knobs` names, immediately. The other stages keep their workers."""
         knobs = self._with_defaults(self.knobs, knobs)
-        self.limits.check(knobs)
         with self._lock:
-            self.knobs = knobs
+            super().apply(knobs)
             self._request_remote_workers()
-            for name, pool in self._pools.items():
-                pool.resize(self._workers_of(name))
-                pool.limit(self._buffer_bytes(name))
             for name, stages in self._transform_stages.items():
                 for stage in stages:
                     stage.backend = knobs.backend.get(name, "thread")
@@ -227,10 +195,6 @@ class Pipeline:
         with self._lock:
             self._remote_bytes += change
             self._governor.hold(change, outside=True)
-
-    def _workers_of(self, stage: str) -> int:
-        """Returns the threads of a stage."""
-        return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
 
     def burden(self, times: int) -> None:
         """Makes each transform do its work `times` times, to imitate heavier transforms."""
@@ -263,7 +227,7 @@ class Pipeline:
         PROBE.enter(self)
         given = self._input
         with self._lock:
-            self._governor = self._new_governor()
+            self._governor = self._new_governor(self.footprint.total, str(self.footprint))
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
             steps = [self._transform_step(*named) for named in self._fused]
             chunks = Chunks(given.plan, given.columns, self._share.readers, self._buffers)
@@ -379,38 +343,6 @@ class Pipeline:
                 return self._remote.read(task, charge)
         return work(task, charge)
 
-    @property
-    def forked(self) -> bool:
-        """Whether this process is a fork of the one that made the pipeline.
-
-        A fork has none of the threads, so nothing releases a lock that a thread had at that moment. The other process
-        owns the worker processes."""
-        return os.getpid() != self._pid
-
-    def close(self) -> list[Pool]:
-        """Tells all workers to stop, and returns the pools that still have workers. Does nothing in a fork."""
-        if self.forked:
-            return []
-        PROBE.leave(self)
-        with self._lock:
-            pools, self._pools = list(self._pools.values()), {}
-            for pool in pools:
-                pool.close()
-            for stage in itertools.chain(*self._transform_stages.values()):
-                stage.close()
-            self._transform_stages = {}
-            self._closing_pools = [pool for pool in self._closing_pools + pools if not pool.gone]
-        return self._closing_pools
-
-    def stop(self) -> None:
-        """Stops all workers and waits for them, at most `STOP_WAIT_S`. Does nothing in a fork."""
-        if self.forked:
-            return
-        end = time.monotonic() + STOP_WAIT_S
-        for pool in self.close():
-            pool.join(max(0.0, end - time.monotonic()))
-        self._buffers.trim()
-
     def end(self) -> None:
         """Stops all workers, because the interpreter exits."""
         self.stop()
@@ -424,25 +356,6 @@ class Pipeline:
             schedule = plan.schedule(epoch, share.reader, share.readers, step)
             for read in schedule.reads:
                 yield ReadTask(schedule, read)
-
-    def _pool(
-        self,
-        name: str,
-        upstream: Iterator[Any],
-        make_work: Callable[[WorkerClock], Callable[..., Any]],
-        **options: Any,
-    ) -> Pool:
-        """Starts the workers of one stage. `options` are further arguments of `Pool`."""
-        pool = self._pools[name] = Pool(
-            self._counters[name],
-            upstream,
-            make_work,
-            workers=self._workers_of(name),
-            limit_bytes=self._buffer_bytes(name),
-            governor=self._governor,
-            **options,
-        )
-        return pool
 
     def _charge_early(self, governor: Governor, window: WindowRows, rows: int) -> Charge | None:
         """Returns a charge for a window that ends `rows` rows ahead if a reader should place it now. None: the shuffle
@@ -484,43 +397,7 @@ class Pipeline:
         with self._lock:
             self.restarts += 1
 
-    def _new_governor(self) -> Governor:
-        governor = self.memory.new_governor(
-            self.footprint.total, str(self.footprint), outside=self._remote_bytes
-        )
-        governor.reasons = self.held_back
-        return governor
-
     # ---- counters and reports
-
-    def stats(self) -> tuple[StageStats, ...]:
-        """Returns the counters of every stage, in order."""
-        pools, knobs, limits = dict(self._pools), self.knobs, self.limits
-        found = []
-        for name, counters in self._counters.items():
-            stages = self._transform_stages.get(name, ())
-            # Stages of an earlier run are gone, so the largest size so far is kept.
-            sizes = (stage.process_bytes for stage in stages)
-            counters.process_bytes = max(counters.process_bytes, sum(sizes))
-            found.append(
-                counters.stats(
-                    knobs.workers[limits.head(knobs, name)],
-                    knobs.backend.get(name, "thread"),
-                    pools[name].waiting_bytes if name in pools else 0,
-                    self._buffer_bytes(name),
-                    sum(stage.starting for stage in stages),
-                )
-            )
-        return tuple(found)
-
-    def durations(self) -> dict[str, tuple[int, ...]]:
-        """Returns how often the work on an item took how long, for each stage (`LoaderStats.durations`)."""
-        return {name: tuple(one.durations.counts) for name, one in self._counters.items()}
-
-    @property
-    def gone(self) -> bool:
-        """Whether no worker of any stage is left."""
-        return not self._pools and all(pool.gone for pool in self._closing_pools)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -554,13 +431,7 @@ class Pipeline:
     @property
     def throttled(self) -> int:
         """How many requests stores refused, because there were too many."""
-        own = self._input.groups.stats().get("throttled", 0)
-        return own + (self._remote.counts["throttled"] if self._remote else 0)
-
-    @property
-    def memory_free(self) -> int:
-        """The bytes that work in advance, or another worker process, may take now."""
-        return self._governor.free
+        return super().throttled + (self._remote.counts["throttled"] if self._remote else 0)
 
     @property
     def overhead(self) -> int:

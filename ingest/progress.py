@@ -25,8 +25,7 @@ from sluice.ingest.stats import (
 )
 
 if TYPE_CHECKING:
-    from sluice.ingest.pipeline import Pipeline
-    from sluice.ingest.read.petastorm.row_groups import RowGroupStage
+    from sluice.ingest.stages.stage_pools import StagePools
 
 
 _PIPELINE_COUNTERS = (
@@ -226,7 +225,7 @@ class Progress:
 
     def __init__(
         self,
-        pipeline: Pipeline | RowGroupStage,
+        pipeline: StagePools,
         machine: Machine,
         memory_limit: int | None,
         remote_stats: Callable[[], Mapping[str, float]] = dict,

@@ -317,7 +317,7 @@ class BatchReader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from this position. Raises if the state belongs to another order of row groups."""
         self._epoch, self._number = self._order.position(state)
-        self._row_groups.close()
+        self._row_groups.stop()
         self._run, self.last_row_consumed = None, False
 
     @property
@@ -347,7 +347,7 @@ class BatchReader:
                 self._tuned.close()
             finally:
                 self._groups.interrupt()
-                self._row_groups.close()
+                self._row_groups.stop()
                 self._groups.close()
 
     def join(self) -> None:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,18 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.knobs import DECODE, Knobs, Limits
+from sluice.ingest.knobs import DECODE, Knobs
 from sluice.ingest.machine import Machine
-from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, differences_of, permutation
-from sluice.ingest.stage_spec import DECODING, limits_of
-from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stage_spec import DECODING
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
-from sluice.ingest.stats import StageStats
+from sluice.ingest.stages.stage_pools import StagePools
 
 if TYPE_CHECKING:
     from sluice.ingest.read.reader import RowGroupReader, Work
@@ -92,10 +86,8 @@ class RowGroupOrder:
         }
 
 
-class RowGroupStage:
+class RowGroupStage(StagePools):
     """Reads row groups ahead. It has one stage, with the same knobs as the `decode` stage of every pipeline."""
-
-    restarts = 0  # its workers are threads
 
     def __init__(
         self,
@@ -107,50 +99,27 @@ class RowGroupStage:
         memory_limit: int | None,
         workers: int,
     ):
-        self._groups = groups
-        self._source = source
-        self._order = order
-        self._machine = machine
-        self._cores = max(1, math.ceil(machine.cores()))
-        self.knobs = Knobs(workers={DECODE: 1})
-        self._counters = StageCounters(DECODE)
-        self._pool: Pool | None = None
-        self._memory = ProcessMemory(machine, memory_limit, Buffers())
+        super().__init__((DECODING,), machine, groups)
+        self._source, self._order = source, order
+        self.memory = ProcessMemory(machine, memory_limit, self._buffers)
         largest = max((rows for counts in groups.row_groups for rows in counts), default=0)
         self._minimum = groups.decoding.at_work(largest)
-        self._governor = self._memory.new_governor(self._minimum)
-        self._lock = threading.RLock()
+        self._governor = self._new_governor(self._minimum)
         self.apply(self.limits.clamp(Knobs(workers={DECODE: workers})))
-
-    @property
-    def limits(self) -> Limits:
-        self._cores = max(self._cores, math.ceil(self._machine.cores()))
-        return limits_of((DECODING,), self._cores, ("thread",))
-
-    def apply(self, knobs: Knobs) -> None:
-        self.limits.check(knobs)
-        with self._lock:
-            self.knobs = knobs
-            if self._pool is not None:
-                self._pool.resize(knobs.workers[DECODE])
-                self._pool.limit(knobs.read_ahead_bytes)
 
     def start(self, epoch: int, number: int, epochs: int | None) -> Iterator[Decoded]:
         """Yields row groups, starting with row group `number` of `epoch`, until `epochs` have ended. None: for ever."""
-        self.close()
+        self.stop()
         with self._lock:
-            self._governor = self._memory.new_governor(self._minimum)
-            self._pool = Pool(
-                self._counters,
+            self._governor = self._new_governor(self._minimum)
+            pool = self._pool(
+                DECODE,
                 self._read_tasks(epoch, number, epochs),
                 lambda _: self._make_work(),
-                workers=self.knobs.workers[DECODE],
-                limit_bytes=self.knobs.read_ahead_bytes,
-                governor=self._governor,
                 size=lambda task: self._groups.decoding.at_work(task.read.rows),
                 measure=_rows_and_bytes,
             )
-            return self._source.results(self._pool)
+            return self._source.results(pool)
 
     def _read_tasks(self, epoch: int, number: int, epochs: int | None) -> Iterator[ReadTask]:
         while epochs is None or epoch < epochs:
@@ -173,37 +142,6 @@ class RowGroupStage:
             return decoded
 
         return shuffled
-
-    def durations(self) -> dict[str, tuple[int, ...]]:
-        return {DECODE: tuple(self._counters.durations.counts)}
-
-    def stats(self) -> tuple[StageStats, ...]:
-        workers, room = self.knobs.workers[DECODE], self.knobs.read_ahead_bytes
-        return (
-            self._counters.stats(workers, "thread", 0, room)
-            if self._pool is None
-            else self._pool.stats(),
-        )
-
-    @property
-    def throttled(self) -> int:
-        return self._groups.stats().get("throttled", 0)
-
-    @property
-    def held_back(self) -> Counter[str]:
-        return self._governor.reasons
-
-    @property
-    def memory_free(self) -> int:
-        return self._governor.free
-
-    def close(self) -> None:
-        """Stops the workers. `start` starts new ones."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-            pool.join(2.5)
 
 
 def rows_of(columns: Mapping[str, npt.NDArray[Any]]) -> int:

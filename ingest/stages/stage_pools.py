@@ -1,0 +1,188 @@
+"""The stages of one rank while they run: `StagePools` has their pools of workers, knobs, counters and memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.lock_probe import PROBE
+from sluice.ingest.machine import Machine
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Governor
+from sluice.ingest.memory.process_memory import ProcessMemory
+from sluice.ingest.stage_spec import StageSpec, limits_of
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.transform_worker import TransformStage
+from sluice.ingest.stats import StageStats
+
+if TYPE_CHECKING:
+    from sluice.ingest.read.reader import RowGroupReader
+
+STOP_WAIT_S = 1.5
+"""How long `stop` waits for workers that are in the middle of an item."""
+
+
+class StagePools:
+    """Stages that can be started, resized while they run, and stopped. Knobs and counters outlive a run."""
+
+    knobs: Knobs
+    memory: ProcessMemory
+    _governor: Governor
+
+    def __init__(self, specs: Sequence[StageSpec], machine: Machine, groups: RowGroupReader):
+        self._specs = {stage.name: stage for stage in specs}
+        """The properties of all stages, in order."""
+        self._machine, self._groups = machine, groups
+        self._pid = os.getpid()
+        self._cores = max(1, math.ceil(machine.cores()))
+        self._counters = {name: StageCounters(name) for name in self._specs}
+        self._buffers = Buffers()
+        self._remote_bytes = 0
+        """The memory of the remote workers that run on this host."""
+        self.held_back: Counter[str] = Counter()
+        """How often work had to wait for memory, by reason."""
+        self._pools: dict[str, Pool] = {}
+        self._transform_stages: dict[str, list[TransformStage]] = {}
+        self.restarts = 0
+        """The number of worker processes that died and were replaced."""
+        self._closing_pools: list[Pool] = []
+        # The garbage collector may close abandoned stages while this thread already has the lock.
+        self._lock = threading.RLock()
+
+    # ---- knobs
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the knobs. They rise when the process gets more cores. They never fall, so that the current
+        knobs always stay valid."""
+        self._cores = max(self._cores, math.ceil(self._machine.cores()))
+        return limits_of(tuple(self._specs.values()), self._cores, self._backends)
+
+    @property
+    def _backends(self) -> tuple[str, ...]:
+        """The back ends that stages may use now."""
+        return ("thread",)
+
+    def apply(self, knobs: Knobs) -> None:
+        """Changes the stages and sizes, immediately."""
+        self.limits.check(knobs)
+        with self._lock:
+            self.knobs = knobs
+            for name, pool in self._pools.items():
+                pool.resize(self._workers_of(name))
+                pool.limit(self._buffer_bytes(name))
+
+    def _workers_of(self, stage: str) -> int:
+        """Returns the threads of a stage."""
+        return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
+
+    def _buffer_bytes(self, stage: str) -> int:
+        """Returns how many bytes of results may wait after a stage."""
+        return self.knobs.read_ahead_bytes
+
+    # ---- starting and stopping
+
+    def _new_governor(self, minimum: int, parts: str = "") -> Governor:
+        governor = self.memory.new_governor(minimum, parts, outside=self._remote_bytes)
+        governor.reasons = self.held_back
+        return governor
+
+    def _pool(
+        self,
+        name: str,
+        upstream: Iterator[Any],
+        make_work: Callable[[WorkerClock], Callable[..., Any]],
+        **options: Any,
+    ) -> Pool:
+        """Starts the workers of one stage. `options` are further arguments of `Pool`."""
+        pool = self._pools[name] = Pool(
+            self._counters[name],
+            upstream,
+            make_work,
+            workers=self._workers_of(name),
+            limit_bytes=self._buffer_bytes(name),
+            governor=self._governor,
+            **options,
+        )
+        return pool
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that made the stages.
+
+        A fork has none of the threads, so nothing releases a lock that a thread had at that moment. The other process
+        owns the worker processes."""
+        return os.getpid() != self._pid
+
+    def close(self) -> list[Pool]:
+        """Tells all workers to stop, and returns the pools that still have workers. Does nothing in a fork."""
+        if self.forked:
+            return []
+        PROBE.leave(self)
+        with self._lock:
+            pools, self._pools = list(self._pools.values()), {}
+            for pool in pools:
+                pool.close()
+            for stage in itertools.chain(*self._transform_stages.values()):
+                stage.close()
+            self._transform_stages = {}
+            self._closing_pools = [pool for pool in self._closing_pools + pools if not pool.gone]
+        return self._closing_pools
+
+    def stop(self) -> None:
+        """Stops all workers and waits for them, at most `STOP_WAIT_S`. Does nothing in a fork."""
+        if self.forked:
+            return
+        end = time.monotonic() + STOP_WAIT_S
+        for pool in self.close():
+            pool.join(max(0.0, end - time.monotonic()))
+        self._buffers.trim()
+
+    @property
+    def gone(self) -> bool:
+        """Whether no worker of any stage is left."""
+        return not self._pools and all(pool.gone for pool in self._closing_pools)
+
+    # ---- counters
+
+    def stats(self) -> tuple[StageStats, ...]:
+        """Returns the counters of every stage, in order."""
+        pools, knobs, limits = dict(self._pools), self.knobs, self.limits
+        found = []
+        for name, counters in self._counters.items():
+            stages = self._transform_stages.get(name, ())
+            # Stages of an earlier run are gone, so the largest size so far is kept.
+            sizes = (stage.process_bytes for stage in stages)
+            counters.process_bytes = max(counters.process_bytes, sum(sizes))
+            found.append(
+                counters.stats(
+                    knobs.workers[limits.head(knobs, name)],
+                    knobs.backend.get(name, "thread"),
+                    pools[name].waiting_bytes if name in pools else 0,
+                    self._buffer_bytes(name),
+                    sum(stage.starting for stage in stages),
+                )
+            )
+        return tuple(found)
+
+    def durations(self) -> dict[str, tuple[int, ...]]:
+        """Returns how often the work on an item took how long, for each stage (`LoaderStats.durations`)."""
+        return {name: tuple(one.durations.counts) for name, one in self._counters.items()}
+
+    @property
+    def throttled(self) -> int:
+        """How many requests stores refused, because there were too many."""
+        return self._groups.stats().get("throttled", 0)
+
+    @property
+    def memory_free(self) -> int:
+        """The bytes that work in advance, or another worker process, may take now."""
+        return self._governor.free
