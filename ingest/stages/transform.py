@@ -39,8 +39,9 @@ class Transform:
     marked with `sluice.takes_matrix` takes one array instead."""
 
     function: Function | str
-    """The function, or its name as `module:function`. A named function has its own stage, which can also run in
-    processes (`sluice.ingest.stages.transform_worker`)."""
+    """The function, or its name as `module:function`. One that a new process can import is known by that name. It has
+    its own stage, which can also run in processes (`sluice.ingest.stages.transform_worker`). All others run in
+    threads."""
     name: str = ""
     """By default the function's own."""
     apart: bool = False
@@ -66,6 +67,7 @@ class Transform:
                 f"Transform({self.function!r}, …): give the function first, then its name"
             )
         object.__setattr__(self, "name", self.name or _name_of(self.function))
+        object.__setattr__(self, "function", address_of(self.function) or self.function)
         object.__setattr__(self, "reads", tuple(self.reads))
         if self.gives and not self.reads:
             raise TransformError(
@@ -104,8 +106,7 @@ class Transform:
     @classmethod
     def of(cls, given: UserTransform) -> Transform:
         """Makes a transform from a transform, a function, `module:function`, or a pair of a name and a function. A
-        function without a name is named after itself. A function that a new process can import may run in processes.
-        All others run in threads."""
+        function without a name is named after itself."""
         if isinstance(given, Transform):
             return given
         if isinstance(given, tuple):
@@ -116,7 +117,7 @@ class Transform:
                 f"transforms: {given!r} is not a function; give functions, module:function, or pairs of "
                 "a name and one of these"
             )
-        return cls(given if isinstance(given, str) else address_of(given) or given, _name_of(given))
+        return cls(given)
 
     @property
     def movable(self) -> bool:
@@ -132,7 +133,7 @@ class Transform:
     def code(self) -> str | None:
         """The function as `module:function`. None if it cannot be imported, such as a notebook's function, a closure or
         a lambda."""
-        return self.function if isinstance(self.function, str) else address_of(self.function)
+        return self.function if isinstance(self.function, str) else None
 
 
 @dataclass(frozen=True, slots=True)
