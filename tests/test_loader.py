@@ -388,7 +388,7 @@ class TestTransforms:
         assert not Transform.of(cell["f"]).movable
         assert Transform.of(cell["f"]).code is None
         assert Transform.of(halve).function == "tests.ingest.twin:halve"
-        assert not Transform.of(("mine", halve)).movable
+        assert Transform.of(("mine", halve)).movable
 
     def test_a_state_asks_for_the_transforms_that_it_was_made_with(self, clicks, tmp_path):
         with loader_of(
