@@ -1,8 +1,8 @@
 """The settings among which the agent chooses at a look: `list_candidates`. Pure.
 
 The planner proposes one. Others have the fewest workers for a rate, are one step away from the present setting, or were
-the best so far. No candidate needs more memory than is admitted. None asks more of a store that has refused requests
-since the last change.
+the best so far. No candidate needs more memory than is admitted. None asks more of a store than the planner's cap
+allows.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def list_candidates(seen: Observation) -> list[Candidate]:
     listed = [Candidate(name="stay", knobs=knobs, rows_per_s=forecast.rate(knobs.workers))]
     most = max(forecast.most_bytes, forecast.memory(knobs))
     asking = seen.state.limits.asking
-    throttled = seen.snapshot.throttled > seen.state.window[0].snapshot.throttled
+    most_asking = max(knobs.workers[asking], seen.state.allowed(asking)[1])
     for candidate in (*_proposed(seen), *_balanced(seen), *_near(seen)):
-        asks_more = candidate.knobs.workers[asking] > knobs.workers[asking]
-        if (throttled and asks_more) or any(candidate.knobs == one.knobs for one in listed):
+        asks_more = candidate.knobs.workers[asking] > most_asking
+        if asks_more or any(candidate.knobs == one.knobs for one in listed):
             continue
         memory = replace(forecast, knobs=candidate.knobs).memory(candidate.knobs)
         # The planner checks the memory of its own proposals.
@@ -103,6 +103,8 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     for name, shape, times in shapes:
         target = min(shape.demand, times * seen.recent.rows_per_s)
         ranges = {stage: limits.workers[stage] for stage in shape.joined_costs}
+        if limits.asking in ranges:
+            ranges[limits.asking] = seen.state.allowed(limits.asking)
         knobs, _ = replace(shape, demand=target).best(ranges, fewest=True)
         fitting = shrink_to_memory(forecast, limits.clamp(knobs))
         if fitting is not None:

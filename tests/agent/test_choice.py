@@ -124,12 +124,12 @@ def test_candidates_differ_and_fit_into_memory():
         assert near["less"]["decode"] == seen.knobs.workers["decode"] - 2
 
 
-def test_no_candidate_asks_more_of_a_store_that_refuses_requests():
+def test_no_candidate_asks_more_of_a_store_that_has_refused_requests():
     values, refused = Likes(), itertools.count()
     pipeline = FakePipeline(STAGES, workers={"decode": 4})
     snapshot = pipeline.snapshot
-    pipeline.snapshot = lambda: dataclasses.replace(snapshot(), throttled=next(refused))
-    _run(values, 5, pipeline)
+    pipeline.snapshot = lambda: dataclasses.replace(snapshot(), throttled=min(next(refused), 2))
+    _run(values, 12, pipeline)
     assert any(len(candidates) > 1 for _, candidates in values.seen)
     for seen, candidates in values.seen:
         assert all(

@@ -68,10 +68,7 @@ def reshape(
 
 def range_of(state: PlannerState, name: str) -> tuple[int, int]:
     """Returns the fewest and most workers to consider now."""
-    least, most = state.limits.workers[name]
-    cap = state.caps.get(name)
-    if cap is not None and state.tick < cap.until:
-        least, most = max(least, cap.least), min(most, cap.most)
+    least, most = state.allowed(name)
     most_seen = state.services[name].most_seen
     reach = max(
         state.knobs.workers[name],

@@ -98,6 +98,14 @@ class PlannerState:
     needed: Mapping[str, int] = field(default_factory=dict)
     """The most remote workers of each stage that were needed since then."""
 
+    def allowed(self, name: str) -> tuple[int, int]:
+        """Returns the fewest and most workers that a stage may have, by its limits and its cap."""
+        least, most = self.limits.workers[name]
+        cap = self.caps.get(name)
+        if cap is not None and self.tick < cap.until:
+            return max(least, cap.least), min(most, cap.most)
+        return least, most
+
     @property
     def unchanged(self) -> bool:
         """Whether no knob has changed since the run began."""
