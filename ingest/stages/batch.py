@@ -84,15 +84,14 @@ class Ids:
 
 @dataclass(frozen=True)
 class BatchSeries:
-    """Several consecutive batches, `step` to `step + steps`: floats [batch, column, row], the ids of each batch, and
-    weights [batch, row], which may be a view of a column of floats."""
+    """Several consecutive batches, `step` to `step + steps`: floats [batch, column, row], of which the weights are the
+    last column, and the ids of each batch."""
 
     schedule: EpochSchedule
     step: int
     rows: tuple[int, ...]
     floats: npt.NDArray[Any]
     ids: tuple[Ids, ...]
-    weights: npt.NDArray[Any]
     checksums: tuple[int, ...]
     charge: Charge
     done: int = 0
@@ -103,9 +102,12 @@ class BatchSeries:
         return len(self.rows)
 
     @property
+    def weights(self) -> npt.NDArray[Any]:
+        return self.floats[:, -1]
+
+    @property
     def nbytes(self) -> int:
-        own = self.weights.nbytes * (not np.may_share_memory(self.weights, self.floats))
-        return self.floats.nbytes + own + sum(ids.nbytes for ids in self.ids)
+        return self.floats.nbytes + sum(ids.nbytes for ids in self.ids)
 
 
 @dataclass(frozen=True)
@@ -245,21 +247,17 @@ class Cutter:
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
                 array[:, added] = 0  # until a transform sets them
-        if columns.weight:
-            weights = floats[:, -1]
-        else:
-            weights = self._buffers.take((self.most_steps, self._rows), np.float32)[:steps]
-            weights.fill(1)
+        if not columns.weight:
+            floats[:, -1] = 1
         for lanes in cut.padding:
             floats[-1, :, lanes] = scalars[-1, :, lanes] = 0
-            weights[-1, lanes] = 0
         if columns.bags:
             ids = tuple(self._with_bags(cut.chunk, batches.start + n) for n in range(steps))
         else:
             ids = tuple(Ids(scalars[n].reshape(-1), None, self._starts) for n in range(steps))
         for window, rows in cut.windows:
             window.give_away(rows)
-        series = BatchSeries(cut.schedule, cut.step, cut.rows, floats, ids, weights, (), charge)
+        series = BatchSeries(cut.schedule, cut.step, cut.rows, floats, ids, (), charge)
         if self._share.parts > 1:
             series = self._part_of(series)
         number = self._checked
@@ -271,14 +269,11 @@ class Cutter:
     def _part_of(self, series: BatchSeries) -> BatchSeries:
         """Returns this rank's rows of a stream that several ranks share. Padding rows are the last of the stream."""
         own, columns = self._share.bounds, len(self._columns.sparse)
-        floats = np.ascontiguousarray(series.floats[:, :, own])
-        weights = series.weights[:, own]
         return replace(
             series,
             rows=tuple(min(max(0, rows - own.start), self._share.rows) for rows in series.rows),
-            floats=floats,
+            floats=np.ascontiguousarray(series.floats[:, :, own]),
             ids=tuple(one.part(own, columns, self._rows) for one in series.ids),
-            weights=floats[:, -1] if self._columns.weight else np.ascontiguousarray(weights),
         )
 
     def _with_bags(self, chunk: Chunk, number: int) -> Ids:
@@ -313,7 +308,7 @@ class Collator:
         views = zip(
             floats[:, :dense].transpose(1, 2).unbind(),
             floats[:, dense].unbind(),
-            torch.from_numpy(series.weights).unbind(),
+            floats[:, -1].unbind(),
             strict=True,
         )
         batches = tuple(
@@ -350,7 +345,7 @@ def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, 
     `NAME.lengths`."""
     ids = series.ids[number]
     arrays: dict[str, npt.NDArray[Any]] = dict(
-        zip(columns.floats, series.floats[number], strict=True)
+        zip(columns.floats, series.floats[number], strict=False)
     )
     if ids.lengths is None:
         rows = ids.values.reshape(len(columns.sparse), series.floats.shape[2])

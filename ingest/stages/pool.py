@@ -20,7 +20,6 @@ from typing import Any
 
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stats import StageStats
 
 EXIT_WAIT_S = 30.0
 """How long the interpreter waits at exit for workers that are in the middle of an item."""
@@ -126,12 +125,6 @@ class Pool:
         with self._lock:
             self._limit = limit_bytes
             self._room.notify_all()
-
-    def stats(self) -> StageStats:
-        with self._lock:
-            return self._counters.stats(
-                self._set_workers, "thread", self.waiting_bytes, self._limit
-            )
 
     # ---- called by the consumer
 

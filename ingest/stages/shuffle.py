@@ -166,12 +166,13 @@ class Chunks:
         rows = rank_rows(plan.batch_size, ranks)
         bags = columns.stored_bags
         sizes = (
-            len(columns.floats),
+            len(columns.floats) + (not columns.weight),  # the weights are always the last one
             len(columns.scalars),
             len(columns.sparse) if columns.bags else 0,
             2 * len(bags),
         )
-        self.row_bytes = 4 * sum(sizes)
+        # Batches account for weights that no file holds.
+        self.row_bytes = 4 * (sum(sizes) - (not columns.weight))
         self._shapes = [(self.steps, size, rows) for size in sizes]
         self._moved = [
             *((0, n) for n, name in enumerate(columns.floats) if name not in columns.added),

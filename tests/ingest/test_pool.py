@@ -118,7 +118,7 @@ def test_a_shrunk_pool_goes_on_with_fewer_and_drops_nothing(make):
     free.set()
     assert list(pool) == list(range(40))
     assert [seen[n] for n in range(4, 40)] == [1] * 36
-    assert pool.stats().workers == 1
+    assert pool._live_workers == 1
 
 
 def test_random_resizes_lose_and_repeat_nothing(make):
@@ -144,7 +144,7 @@ def test_what_waits_is_bounded_in_bytes(make):
 
     pool = make(itertools.count(), lambda n: n, workers=workers, limit_bytes=limit, size=size)
     assert beyond.wait(WAIT_S)
-    eventually(lambda: pool.stats().queue_bytes == limit + workers)
+    eventually(lambda: pool.waiting_bytes == limit + workers)
     assert next(taken) == limit + workers + 1
 
 
@@ -240,7 +240,7 @@ def test_a_closed_pool_lets_go_of_what_was_on_its_way(make):
 
     made = []
     pool = make(upstream(), work, limit_bytes=2)
-    eventually(lambda: pool.stats().queue_bytes > 1)
+    eventually(lambda: pool.waiting_bytes > 1)
     gc.disable()
     try:
         pool.close()
@@ -269,7 +269,7 @@ def test_memory_holds_back_early_work_but_never_the_next_item(make):
 def test_who_asks_for_results_does_not_wait_for_a_worker_that_waits_for_it(make):
     """The worker pulls, and holds the pull until there is room, which only the one who asks makes."""
     pool = make(range(3), lambda n: n, limit_bytes=0)
-    eventually(lambda: pool.stats().queue_bytes == 1 and pool._pull.locked())
+    eventually(lambda: pool.waiting_bytes == 1 and pool._pull.locked())
     found = []
     asking = threading.Thread(target=lambda: found.append(pool._take_passing()), daemon=True)
     asking.start()

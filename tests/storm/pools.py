@@ -199,7 +199,6 @@ class _Run:
                 pool.resize(self._run.chance.randint(0 if self._chain.passing[stage] else 1, 4))
             else:
                 pool.limit(self._run.chance.choice((1, 5, 100)))
-            pool.stats()
 
     def _close(self) -> None:
         chain = self._chain
