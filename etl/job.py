@@ -42,6 +42,7 @@ def _own_standard_error() -> None:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
+    from sluice.common.collector import without_collections
     from sluice.common.settings import parse
     from sluice.etl.job_request import JobRequest
 
@@ -49,7 +50,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     request = parse(JobRequest, argv, name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
 
-    return request.answer(JobProgress(sys.stderr), argv)
+    with without_collections():
+        return request.answer(JobProgress(sys.stderr), argv)
 
 
 def program() -> NoReturn:

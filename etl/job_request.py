@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,8 @@ class JobRequest(JobInput, LearningOptions):
         start = time.monotonic()
         job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
+        if engine == "spark" or job.spec.functions:
+            gc.enable()  # A user's functions may leave cycles, which hold memory.
         with opened(engine, progress) as engine_for:
             result = run_job(job, engine_for(job))
         seconds = round(time.monotonic() - start, 1)

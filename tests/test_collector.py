@@ -1,25 +1,6 @@
-"""A training's imports, and Python's garbage collector."""
+"""What starts without imports that it does not need, and without Python's garbage collector."""
 
 from tests.run_program import run_program
-
-_TRAINING = """
-import gc
-from sluice.dlrm import train
-seen = []
-gc.callbacks.append(lambda phase, info: seen.append(info["generation"]))
-try:
-    train.main(["--data", "nowhere", "--run-dir", "nowhere/run"])
-except SystemExit as end:
-    print(end.code, 2 in seen, gc.isenabled())
-"""
-_OFF = """
-import gc
-from sluice.common.collector import without_collections
-gc.disable()
-with without_collections():
-    pass
-print(gc.isenabled())
-"""
 
 
 def _last_line(code: str) -> str:
@@ -28,9 +9,47 @@ def _last_line(code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_a_training_imports_without_a_full_collection() -> None:
-    assert _last_line(_TRAINING) == "2 False True"
+def test_a_training_imports_without_a_full_collection():
+    assert (
+        _last_line("""
+import gc
+from sluice.dlrm import train
+seen = []
+gc.callbacks.append(lambda phase, info: seen.append(info["generation"]))
+try:
+    train.main(["--data", "nowhere", "--run-dir", "nowhere/run"])
+except SystemExit as end:
+    print(end.code, 2 in seen, gc.isenabled())
+""")
+        == "2 False True"
+    )
 
 
-def test_a_collector_that_was_off_stays_off() -> None:
-    assert _last_line(_OFF) == "False"
+def test_a_collector_that_was_off_stays_off():
+    assert (
+        _last_line("""
+import gc
+from sluice.common.collector import without_collections
+gc.disable()
+with without_collections():
+    pass
+print(gc.isenabled())
+""")
+        == "False"
+    )
+
+
+def test_numba_starts_without_scipys_linear_algebra_and_imports_it_for_a_function_that_needs_it():
+    assert (
+        _last_line("""
+import sys
+import numpy as np
+from sluice.etl.ops import compiled
+seen = []
+for function in (lambda a: a.sum(), lambda a: np.dot(a, a)):
+    compiled.compile_function(function)(np.ones((3, 3)))
+    seen.append("scipy.linalg" in sys.modules)
+print(seen)
+""")
+        == "[False, True]"
+    )

@@ -1,4 +1,5 @@
-"""`Engine`: the interface between a job and what does its work, Spark or this machine's threads."""
+"""`Engine`: the interface between a job and what does its work, Spark or this machine's threads.
+`fit` learns what a spec's operators need, with one pass over the input for each level."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from sluice.common.errors import RunFailure
+from sluice.common.errors import InputError, RunFailure
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Rejects, check_rejects_folder
 from sluice.etl.apply.row_placement import WritePlan
@@ -132,3 +133,35 @@ class Engine(ABC):
     def close(self) -> None:
         """Releases what the job needed, also after a failure."""
         self.rejects.close()
+
+
+def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState, RowCounts]:
+    """Returns the state of every fitted operator, and the counts of good rows and of rejects by reason.
+
+    Takes a pass for each level. Values in `before` keep their ids, and new values follow."""
+    spec, counted = engine.spec, None
+    tables: dict[str, Learnt] = {}
+    for level in range(max(1, spec.levels)):
+        wanted = {
+            number: learned for number, learned in enumerate(spec.fitted) if learned.level == level
+        }
+        sums = engine.sums(level, FittedState(spec=spec.fitted_hash, tables=tables), wanted)
+        for number, learned in wanted.items():
+            new = sums.stored.get(number)
+            if new is None:
+                new = learned.op.learn(sums.of(number))
+            if before is not None and learned.key in before.tables:
+                new = engine.extend(level, number, learned.op, before.kept(learned.key), new)
+            tables[learned.key] = new
+        counted = counted or sums.counted
+    assert counted is not None
+    return FittedState(
+        spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on=spec.table.training
+    ), counted
+
+
+def too_many_values(names: str, max_values: int) -> InputError:
+    return InputError(
+        f"{names}: its columns have more than {max_values:,} values to keep in all; give the "
+        "largest columns a min_count or max_size, or hash them"
+    )

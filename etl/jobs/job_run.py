@@ -16,8 +16,7 @@ from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.number_limits import is_late
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.apply.unreadable import refuse_lost
-from sluice.etl.jobs.engine import Engine
-from sluice.etl.jobs.fitting import fit
+from sluice.etl.jobs.engine import Engine, fit
 from sluice.etl.jobs.job import Job
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved

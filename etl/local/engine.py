@@ -38,8 +38,7 @@ from sluice.etl.apply.rejected import (
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.apply.sorted_rows import SortedRows
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written
-from sluice.etl.jobs.fitting import too_many_values
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.threads import Threads

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+_LOADING = threading.Lock()
 
 
 def compile_function(function: Callable[..., Any]) -> Any:
@@ -13,11 +16,27 @@ def compile_function(function: Callable[..., Any]) -> Any:
     user's cache. If it can write to neither, each process compiles again."""
     from numba import njit
 
+    _load_without_scipy()
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:  # numba found no folder that it can write to
         _warn_uncached()
         return njit(nogil=True)(function)
+
+
+def _load_without_scipy() -> None:
+    """Loads the part of numba that imports all of SciPy's linear algebra, only to see whether it is installed.
+
+    Numba still imports it when a function needs it."""
+    from numba.np import linalg
+
+    with _LOADING:
+        check = linalg.ensure_blas
+        linalg.ensure_blas = lambda: None
+        try:
+            import numba.np.arraymath  # noqa: F401
+        finally:
+            linalg.ensure_blas = check
 
 
 @cache

@@ -1,7 +1,7 @@
 """`sum_counts`: counts with Spark what operators learn from, in one pass over the input's rows.
 
 Workers read parsed rows (`sluice.etl.spark.workers.parsed_rows`) and run the operators' own code. They count the values
-of their task, and add up the counts of all tasks (`sluice.etl.spark.workers.count_cells`). The driver collects the sums
+of their task, and add up the counts of all tasks (`sluice.etl.spark.workers.cells`). The driver collects the sums
 of the vocabularies that are small enough. The others are written to files.
 """
 
@@ -22,13 +22,12 @@ from sluice.etl.apply.counts import (
     split_keys,
 )
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.jobs.engine import Sums
-from sluice.etl.jobs.fitting import too_many_values
+from sluice.etl.jobs.engine import Sums, too_many_values
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.workers.count_cells import count_cells, read_counts, sum_cells
-from sluice.etl.spark.workers.last_features import load_features
+from sluice.etl.spark.workers.cells import count_cells, read_counts, sum_cells
+from sluice.etl.spark.workers.mapped_lookup import load_features
 from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, with_dots
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Packed

@@ -26,7 +26,7 @@ from sluice.etl.jobs.engine import Written
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput, collect_cells
 from sluice.etl.spark.workers.cells import read_stream, slices, write_cell
-from sluice.etl.spark.workers.last_features import load_features
+from sluice.etl.spark.workers.mapped_lookup import load_features
 from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, selected_rows
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, Packed

@@ -19,7 +19,7 @@ from deltalake.schema import PrimitiveType
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import in_training
 from sluice.etl.apply.row_placement import WritePlan
-from sluice.etl.jobs.fitting import fit
+from sluice.etl.jobs.engine import fit
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.row_split import row_keys

@@ -44,8 +44,7 @@ from sluice.etl.apply.rejected import (
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
 from sluice.etl.read.input_files import Part, pieces_of_task
-from sluice.etl.spark.workers.cells import READ, slices, write_cell
-from sluice.etl.spark.workers.count_cells import count_cells
+from sluice.etl.spark.workers.cells import READ, count_cells, slices, write_cell
 from sluice.etl.spark.workers.row_file import RowFile
 from sluice.etl.spec.row_split import TIES, Keys, ties
 from sluice.etl.spec.spec import Spec
