@@ -12,12 +12,12 @@ import torch
 
 from sluice.dlrm.evaluation.metrics import Array, Binned, Quality, auc, quality
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.staging import staging_for
 from sluice.dlrm.training.assemble import TrainingParts
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.model_input import ModelInput
 from sluice.etl.ops.base import MAX_ID
 from sluice.ingest.batch import Batch
-from sluice.ingest.gpu import staging_for
 from sluice.ingest.loader import BatchLoader
 
 EXACT_ROWS = 20_000_000

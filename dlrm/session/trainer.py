@@ -21,11 +21,11 @@ from sluice.dlrm.model.ranker import first_bias, loss_of
 from sluice.dlrm.optim.clip import clip
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.staging import staging_for
 from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.model_input import ModelInput
 from sluice.dlrm.training.synced_batches import SyncedBatches, TrainingStep
-from sluice.ingest.gpu import staging_for
 from sluice.ingest.machine import core_wait_s
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from torch import Tensor
 from sluice.common.errors import UsageError
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.staging import fetch
 from sluice.dlrm.training.input_checks import EXTREME, BatchChecker
 from sluice.ingest.batch import Batch
-from sluice.ingest.gpu import fetch
 
 _MOST_SKIPS_IN_A_ROW = 10
 """The most batches that are skipped one after the other. More are a sign that the weights are not finite."""

@@ -10,8 +10,8 @@ from torchrec import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from sluice.dlrm.model.ranker import TableLayout
+from sluice.dlrm.staging import PinnedStaging
 from sluice.ingest.batch import Batch
-from sluice.ingest.gpu import PinnedStaging
 
 
 @dataclass

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.staging import staging_for
 from sluice.dlrm.training.assemble import TrainingParts
 from sluice.dlrm.training.model_input import ModelInput
 from sluice.dlrm.training.synced_batches import TrainingStep
 from sluice.ingest.batch import Batch
-from sluice.ingest.gpu import staging_for
 
 
 class _Lookup(nn.Module):

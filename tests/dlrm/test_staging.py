@@ -8,8 +8,8 @@ import torch
 from sluice.dlrm.evaluation import split
 from sluice.dlrm.ranks import world
 from sluice.dlrm.session import trainer
+from sluice.dlrm.staging import PinnedStaging
 from sluice.dlrm.training import overlapped_steps
-from sluice.ingest.gpu import PinnedStaging
 from tests.dlrm.ranks import trained, whole_weights
 from tests.late_device import LateLane
 

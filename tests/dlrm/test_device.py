@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 import torch
 
-from sluice.ingest.gpu import PinnedStaging, staging_for
+from sluice.dlrm.staging import PinnedStaging, staging_for
 from tests.late_device import LateLane, LateTensor
 
 KINDS = (torch.float32, torch.int32, torch.int64)
