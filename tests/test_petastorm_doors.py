@@ -177,7 +177,7 @@ def test_it_is_tuned_and_leaves_a_record(folder, tmp_path):
     assert (begun["reader"], begun["tuning"]) == ("petastorm", reader.tuning.mode)
     last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
     assert (last["kind"], last["rows"]) == ("end", 30 * GROUP)
-    with make_batch_reader(folder, reader_pool_type="dummy") as reader:
+    with make_batch_reader(folder, reader_pool_type="dummy", run_dir=tmp_path / "run") as reader:
         assert (reader.tuning.mode, reader.knobs.workers) == ("fixed", {"decode": 1})
 
 
