@@ -64,7 +64,7 @@ def test_a_seed_is_the_same_run_in_every_process():
     )
     assert json.loads(other.stdout)["trace"] == here
     assert "no deviation" in other.stderr
-    assert "0 main: releases (RLock of pipeline.py" in other.stderr
+    assert "0 main: releases (RLock of stage_pools.py" in other.stderr
 
 
 def test_two_threads_that_wait_for_each_other_are_named():
