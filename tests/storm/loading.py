@@ -298,10 +298,12 @@ class Consumer:
         case, plan = self._case, self._case.plan
         transforms = [
             Transform(
-                f"tests.storm.functions:{name}" if n % 2 == 0 or case.apart else FUNCTIONS[name],
+                f"tests.storm.functions:{name}"
+                if (named := n % 2 == 0 or case.apart)
+                else functools.partial(FUNCTIONS[name]),  # stays in threads
                 f"{n}-{name}",
                 apart=case.apart,
-                **({"limit_s": _LIMIT_S} if case.limited and (n % 2 == 0 or case.apart) else {}),
+                limit_s=_LIMIT_S if case.limited and named else None,
             )
             for n, name in enumerate(case.transforms)
         ]
