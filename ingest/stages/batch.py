@@ -344,8 +344,9 @@ def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, 
     """Returns batch `number` of a series as a dict of arrays, which are views. A column of bags also has
     `NAME.lengths`."""
     ids = series.ids[number]
+    # Weights that no file holds follow the columns.
     arrays: dict[str, npt.NDArray[Any]] = dict(
-        zip(columns.floats, series.floats[number], strict=False)
+        zip(columns.floats, series.floats[number, : len(columns.floats)], strict=True)
     )
     if ids.lengths is None:
         rows = ids.values.reshape(len(columns.sparse), series.floats.shape[2])
