@@ -25,13 +25,12 @@ from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.policies import MODES
 from sluice.agent.report.format import percent, seconds
+from sluice.agent.report.headroom import NO_STEP, NOISE
 from sluice.agent.report.run_folder import Line, RunFolder
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, nearest
 
-_NOISE = 0.02  # share of waiting that nobody needs to mend
-_NO_STEP = 100.0  # times the rows without waiting, from which on there is no trainer to speak of
 _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
 
 
@@ -77,13 +76,13 @@ def advice(measured: PipelineRates, stall: float, tuning: TuningStatus) -> str:
     """Says how much a faster loader would bring at most, and what would help. `stall` is the share of waiting that the
     run's last line has."""
     waited = f"the trainer waited {percent(stall)} of its time"
-    if stall < _NOISE:
+    if stall < NOISE:
         return f"{waited}: a faster loader brings nothing"
     share, slowest = max(
         (stage.busy / stage.workers, name) for name, stage in measured.stages.items()
     )
     gain = 1 / max(1 - stall, 1e-9)
-    most = f", without that it takes {gain:.2g} times the rows" if gain < _NO_STEP else ""
+    most = f", without that it takes {gain:.2g} times the rows" if gain < NO_STEP else ""
     what = "only more cores or --workers on other hosts help"
     if measured.cpu_quota - measured.cpu >= 1:
         what = f"try --tuning auto, or --knobs {slowest}={measured.stages[slowest].workers + 1}"

@@ -15,9 +15,9 @@ from typing import Any
 from sluice.common.errors import UsageError
 
 CACHED = 8  # batches that are used over and over to time the consumer alone
-_COUNTS = 0.02  # share of a step; less waiting is noise
+NOISE = 0.02  # share of a step; less waiting is noise
 _KEEPS_UP = 0.9  # of the consumer's rate, below which loading alone is too slow
-_NO_STEP = 100.0  # a gain from which on the consumer alone takes next to no time
+NO_STEP = 100.0  # a gain from which on the consumer alone takes next to no time
 
 Step = Callable[[Any], object]
 Clock = Callable[[], float]
@@ -46,13 +46,13 @@ class Headroom:
     def verdict(self) -> str:
         nearly = "nearly " if self.loading < self.consumer else ""
         what = f"balanced: loading alone {nearly}keeps up, but together "
-        if self.stall < _COUNTS:
+        if self.stall < NOISE:
             what = "consumer-bound: "
         elif self.loading < _KEEPS_UP * self.consumer:
             what = "input-bound: "
         best = (
             f"a faster loader brings at best +{self.gain:.0%}"
-            if self.gain < _NO_STEP
+            if self.gain < NO_STEP
             else "the consumer alone takes next to no time"
         )
         return f"{what}{self.stall:.0%} of each step waits; {best}"
