@@ -229,7 +229,7 @@ def is_same_run(folder: str | os.PathLike[str], config: Line) -> bool:
     """Returns whether a folder has a run that this one may continue."""
     if not (Path(folder) / "config.json").is_file():
         return False
-    before = Run.read(Path(folder)).config
+    before = Run.read(folder).config
     names = ("kind", "data", "split", "batch_size", "ranks", "seed")
     return all(before.get(name) == config.get(name) for name in names)
 

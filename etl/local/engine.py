@@ -64,7 +64,7 @@ class LocalEngine(Engine):
         # A thread takes some 200 MiB. A user's function may not be thread-safe.
         most = 1 if job.spec.functions else max(1, _memory_limit() >> 28)
         self._threads, self._budget = (
-            Threads(min(most, threads or _processors())),
+            Threads(min(most, threads or max(1, int(ControlGroups().cores())))),
             (memory or _memory_limit()) // 4,
         )
         pa.set_cpu_count(self._threads.count)
@@ -224,11 +224,6 @@ class LocalEngine(Engine):
         self._parsed.close()
         self._finished.close()
         super().close()
-
-
-def _processors() -> int:
-    """Returns how many processors this process may use, by its affinity and its control group's quota."""
-    return max(1, int(ControlGroups().cores()))
 
 
 def _memory_limit() -> int:
