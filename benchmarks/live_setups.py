@@ -22,7 +22,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.shuffle import SERIES_ROWS
+from sluice.ingest.stages.batch import SERIES_ROWS
 from sluice.ingest.stages.transform import Function, Transform
 from sluice.ingest.stats import Snapshot
 

@@ -20,3 +20,7 @@ class LoaderError(LoadingError):
 def warn(line: str) -> None:
     """Prints a line on standard error."""
     print(f"sluice: {line}", file=sys.stderr, flush=True)
+
+
+class NoWorkerAnswers(Exception):
+    """No remote worker answers. The caller does the work itself."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sluice.ingest import stage_spec
+from sluice.ingest.errors import NoWorkerAnswers
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.lock_probe import PROBE
@@ -20,12 +21,8 @@ from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec
-from sluice.ingest.stages.batch import BatchSeries, Collator, Cutter, Ready, series_steps
-from sluice.ingest.stages.completed_windows import (
-    NoWorkerAnswers,
-    ReadWorker,
-    Windows,
-)
+from sluice.ingest.stages.bags import load_compiled_bags
+from sluice.ingest.stages.batch import BatchSeries, Chunks, Collator, Cutter, Ready, series_steps
 from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from sluice.ingest.stages.quarantine import Quarantine
@@ -36,11 +33,12 @@ from sluice.ingest.stages.row_functions import (
 )
 from sluice.ingest.stages.scatter_kernel import count_converted, load_compiled
 from sluice.ingest.stages.shuffle import (
-    Chunks,
     Decoded,
     Placer,
     ReadTask,
+    ReadWorker,
     WindowRows,
+    Windows,
 )
 from sluice.ingest.stages.stage_pools import StagePools
 from sluice.ingest.stages.transform import Transform, TransformError, frame_of, group_into_stages
@@ -93,7 +91,9 @@ class Pipeline(StagePools):
         self._streams = len(plan.streams_of(share.reader, share.readers))
         self._largest_rows = max(itertools.chain(*plan.groups), default=0)
         self.footprint = self._least_memory()
-        load_compiled(bags=bool(columns.stored_bags))  # takes memory, too
+        load_compiled()  # takes memory, too
+        if columns.stored_bags:
+            load_compiled_bags()
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._governor = self._new_governor(self.footprint.total, str(self.footprint))
         self.limits.check(self.knobs)
@@ -231,10 +231,11 @@ class Pipeline(StagePools):
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
             steps = [self._transform_step(*named) for named in self._fused]
             chunks = Chunks(given.plan, given.columns, self._share.readers, self._buffers)
-            placer = Placer(given.plan, given.columns, given.groups.describe, chunks)
+            placer = Placer(given.plan, given.columns, given.groups.describe, self._buffers)
+            place = functools.partial(placer.place, chunks)
             windows = Windows(
                 given.plan,
-                placer.place,
+                place,
                 self._counters[SHUFFLE.name],
                 functools.partial(self._charge_early, self._governor),
             )
@@ -244,7 +245,7 @@ class Pipeline(StagePools):
             placed = self._pool(
                 SHUFFLE.name,
                 windows.in_order(self._read(tasks, windows)),
-                lambda _: placer.place,
+                lambda _: place,
                 size=lambda window: window.window.rows * given.columns.window_row_bytes,
                 measure=lambda window: (window.rows, window.nbytes),
                 passes=lambda window: window.chunks is not None,

@@ -49,9 +49,9 @@ from sluice.ingest.stages.scatter_kernel import (
     PAGE,
     READ_BEYOND,
     VALUES,
+    DamagedPage,
     unpack_column,
 )
-from sluice.ingest.stages.shuffle import DamagedPage
 
 _TYPES = {
     ("INT32", pa.int32()): np.int32,

@@ -50,7 +50,8 @@ from sluice.ingest.row_order import Read
 from sluice.ingest.stages.bags import is_packed
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import Quarantine
-from sluice.ingest.stages.shuffle import DamagedPage, Decoded, ReadTask
+from sluice.ingest.stages.scatter_kernel import DamagedPage
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
 
 T = TypeVar("T")

@@ -15,14 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.ingest.errors import warn
+from sluice.ingest.errors import NoWorkerAnswers, warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
-from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.shuffle import Decoded, ReadTask, WindowPiece
 from sluice.ingest.stages.transform import Arrays

@@ -1,4 +1,4 @@
-"""Bags of ids, which have several ids a row: `bag_rows` says where each row's ids lie."""
+"""Bags of ids, which have several ids a row: `bag_rows` says where each row's ids lie, and `copy_bags` copies them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.scatter_kernel import copy_bags, find_bags, lay_in_line
+from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
+from sluice.ingest.stages.scatter_kernel import copy, int32_at, int64_at, prefetch
 
 _ID_BYTES = 4  # bytes of an id
+_BAGS_AHEAD = 6  # memory is prefetched so many bags ahead
+_MOST_LINES = 6  # the most cache lines that are prefetched of a bag
+_LINE = 64  # bytes of a cache line
 
 
 class BagError(ValueError):
@@ -109,6 +113,15 @@ def with_copied_ids(bags: BagRows, buffers: Buffers) -> BagRows:
     return bags._replace(owners=[ids])
 
 
+def as_lists(bags: BagRows, kind: Any) -> pa.LargeListArray:
+    """Returns bags as lists of ids of the type `kind`, in new memory."""
+    offsets = np.zeros(len(bags.lengths) + 1, np.int64)
+    np.cumsum(bags.lengths, out=offsets[1:])
+    ids = np.empty(offsets[-1], np.int32)
+    copy_bags(bags.lengths, bags.low, bags.high, ids)
+    return pa.LargeListArray.from_arrays(arrow_array(offsets), arrow_array(ids.view(kind)))
+
+
 def _joined(column: pa.ChunkedArray) -> pa.Array:
     """Returns a column of several chunks as one. There are several if 32-bit offsets cannot count all bytes."""
     return (column.cast(pa.large_binary()) if is_packed(column.type) else column).combine_chunks()
@@ -140,3 +153,91 @@ def _listed(array: pa.Array, kind: Any) -> tuple[npt.NDArray[Any], npt.NDArray[A
         except ValueRefused as refused:
             raise BagError(str(refused)) from None
     return offsets, np.ascontiguousarray(ids)
+
+
+@compile_function
+def _address(low: Any, high: Any, n: Any) -> Any:
+    return np.uint64(high[n]) << np.uint64(32) | np.uint64(low[n])
+
+
+@compile_function
+def _copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
+    begin = end = np.uint64(0)  # bags that lie one after the other are copied together
+    for n in range(len(lengths)):
+        source = _address(low, high, n)
+        if source != end:
+            soon = n + _BAGS_AHEAD
+            if soon < len(lengths):
+                for line in range(min(_MOST_LINES, 1 + 4 * lengths[soon] // _LINE)):
+                    prefetch(_address(low, high, soon) + np.uint64(_LINE * line))
+            copy(into, begin, end - begin)
+            into += end - begin
+            begin = source
+        end = source + np.uint64(4 * lengths[n])
+    copy(into, begin, end - begin)
+
+
+def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
+    """Copies bags to `into`, one after the other. Each has `lengths` ids at an address that is given in two halves."""
+    _copy_bags(lengths, low.view(np.uint32), high.view(np.uint32), np.uint64(into.ctypes.data))
+
+
+@compile_function
+def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
+    """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
+    for n in range(len(order)):
+        low, high = 0, len(ends) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if order[n] < ends[middle]:
+                high = middle
+            else:
+                low = middle + 1
+        pieces[n] = low
+        rows[n] = order[n] - (ends[low - 1] if low else 0)
+
+
+@compile_function
+def _offset(address: Any, wide: Any, row: Any) -> Any:
+    """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
+    if wide:
+        return int64_at(address)[row]
+    return np.int64(int32_at(address)[row])
+
+
+@compile_function
+def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> Any:  # noqa: PLR0917
+    """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
+    offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
+    ids. Returns the number of the first bag that has no whole number of ids, or -1."""
+    wrong = -1
+    for n in range(len(rows)):
+        p = pieces[n]
+        wide, unit = parts[p, 2], parts[p, 3]
+        begin = _offset(np.uint64(parts[p, 0]), wide, rows[n]) * unit
+        size = _offset(np.uint64(parts[p, 1]), wide, rows[n]) * unit - begin
+        if size % 4 and wrong < 0:
+            wrong = n
+        lengths[n] = size // 4
+        address = np.uint64(parts[p, 4] + begin)
+        low[n] = address & np.uint64(0xFFFFFFFF)
+        high[n] = address >> np.uint64(32)
+    return wrong
+
+
+@compile_function
+def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
+    """Sets the address of each bag as if they lay one after the other from `address` on."""
+    for n in range(len(lengths)):
+        low[n] = address & np.uint64(0xFFFFFFFF)
+        high[n] = address >> np.uint64(32)
+        address += np.uint64(4 * lengths[n])
+
+
+def load_compiled_bags() -> None:
+    """Loads the compiled functions of bags, as `scatter_kernel.load_compiled` loads the others."""
+    rows, halves, line = np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(2, np.int64)
+    find_pieces(line[:0].view(np.uint64), line, halves, halves)
+    find_bags(np.zeros((1, 5), np.int64), halves, halves, rows, halves, halves)
+    copy_bags(rows, halves, halves, rows)
+    lay_in_line(rows, np.uint64(0), halves, halves)

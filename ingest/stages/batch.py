@@ -6,8 +6,10 @@ Stages pass on several consecutive batches at a time, as a `BatchSeries`, so tha
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,16 +22,82 @@ from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
+from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan, rank_rows
+from sluice.ingest.stages.bags import copy_bags
 from sluice.ingest.stages.quarantine import Quarantine
-from sluice.ingest.stages.scatter_kernel import copy_bags
-from sluice.ingest.stages.shuffle import Chunk, Chunks, WindowRows, most_steps
+from sluice.ingest.stages.shuffle import WindowRows
 
+SERIES_ROWS = 65536
+SERIES_BYTES = 256 * 2**20
 LONG_S, SHORT_S = 0.25, 0.02
 """How long a transform may take for one series: LONG_S divided by the number of its workers, but at least SHORT_S. So a
 slow transform delivers steadily, and all its workers have work even in a short epoch."""
 _UNMEASURED_STEPS = 2
 """The most batches of a series while the time of a transform is not yet measured."""
+
+
+class Chunk:
+    """The memory of some consecutive batches, which are filled window by window: four arrays [batch, column, row]."""
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], moved: Sequence[tuple[int, int]]):
+        """`moved` are the columns that rows are moved to: the number of the array, and the column there."""
+        self.floats, self.ids, self.lengths, self.places = arrays
+        """`ids` are those of columns with one id a row. `lengths` has the number of ids of each row in each column of
+        ids, and `places` the address of each bag in two halves. Without bags, both have no column."""
+        begins = [array.ctypes.data for array in arrays]
+        self.addresses = np.array(
+            [begins[n] + at * arrays[n].strides[1] for n, at in moved], np.uint64
+        )
+        """The address of each moved column in the chunk's first batch."""
+        self.owners: list[Any] = []
+        """What owns the memory at these addresses."""
+
+
+class Chunks:
+    """Hands out chunks by number. A chunk exists as long as a window has rows in it."""
+
+    def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
+        self.steps = most_steps(plan, ranks, columns.row_bytes)
+        rows = rank_rows(plan.batch_size, ranks)
+        bags = columns.stored_bags
+        sizes = (
+            len(columns.floats) + (not columns.weight),  # the weights are always the last one
+            len(columns.scalars),
+            len(columns.sparse) if columns.bags else 0,
+            2 * len(bags),
+        )
+        # Batches account for weights that no file holds.
+        self.row_bytes = 4 * (sum(sizes) - (not columns.weight))
+        self._shapes = [(self.steps, size, rows) for size in sizes]
+        self._moved = [
+            *((0, n) for n, name in enumerate(columns.floats) if name not in columns.added),
+            *((1, n) for n, name in enumerate(columns.scalars) if name not in columns.added),
+        ]
+        for number, name in enumerate(bags):
+            self._moved += [(2, columns.sparse.index(name)), (3, 2 * number), (3, 2 * number + 1)]
+        self.strides = np.array([4 * rows * sizes[n] for n, _ in self._moved], np.int64)
+        """For each moved column, the bytes from one batch in a chunk to the next."""
+        self.buffers = buffers
+        self._lock = threading.Lock()
+        self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def take(self, epoch: int, number: int) -> Chunk:
+        with self._lock:
+            if chunk := self._chunks.get((epoch, number)):
+                return chunk
+            kinds = (np.float32, np.int32, np.int32, np.int32)
+            arrays = map(self.buffers.take, self._shapes, kinds)
+            chunk = self._chunks[epoch, number] = Chunk([*arrays], self._moved)
+            return chunk
+
+
+def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
+    """Returns the number of batches in a chunk, and the most that a series may have: SERIES_ROWS rows or SERIES_BYTES,
+    whichever is less."""
+    rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
+    return max(1, rows * ranks // plan.batch_size)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.row_order import RankShare, RowsPlan, rank_rows
 from sluice.ingest.stage_spec import StageSpec
-from sluice.ingest.stages.shuffle import most_steps
+from sluice.ingest.stages.batch import most_steps
 
 if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding

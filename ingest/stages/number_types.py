@@ -48,6 +48,13 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
         ) from None
 
 
+def is_finite(column: pa.ChunkedArray) -> bool:
+    """Whether a column without nulls has no NaN and no infinity. `to_numpy` would import pandas."""
+    return not pa.types.is_floating(column.type) or all(
+        np.isfinite(np.from_dlpack(c)).all() for c in column.chunks
+    )
+
+
 def filled_numbers(
     name: str, column: pa.ChunkedArray, kind: Any, fill: float | None
 ) -> npt.NDArray[Any]:

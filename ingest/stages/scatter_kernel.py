@@ -1,8 +1,7 @@
 """Compiled functions that move the rows of a window to their places in batches, as `scatter`.
 
-`scatter` moves all columns of numbers in one call, from Arrow's memory or from the pages of a Parquet file.
-`copy_bags` copies a batch's bags of ids. Between two numpy calls, a thread may have to wait for the interpreter's lock.
-`scatter` releases the lock once for a whole window.
+`scatter` moves all columns of numbers in one call, from Arrow's memory or from the pages of a Parquet file. Between two
+numpy calls, a thread may have to wait for the interpreter's lock. `scatter` releases the lock once for a whole window.
 """
 
 from __future__ import annotations
@@ -42,6 +41,14 @@ PLACE_FIELDS = 6
 rows in each batch, first row in the window."""
 
 
+class DamagedPage(ValueError):
+    """A stored page is not what was written. `decoded` has the row group of the page."""
+
+    def __init__(self, text: str, decoded: Any = None):
+        super().__init__(text)
+        self.decoded = decoded
+
+
 def _pointer_to(kind: Any) -> Any:
     def pointer(_context: Any, _address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -52,7 +59,7 @@ def _pointer_to(kind: Any) -> Any:
     return intrinsic(pointer)
 
 
-_int32_at, _int8_at, _float32_at, bytes_at, _int64_at, _uint64_at, _float64_at = (
+int32_at, _int8_at, _float32_at, bytes_at, int64_at, _uint64_at, _float64_at = (
     _pointer_to(kind)
     for kind in (
         types.int32,
@@ -92,8 +99,8 @@ def _prefetch_line(_context: Any, _address: Any) -> Any:
     return types.void(types.uint64), generate
 
 
-_copy: Any = intrinsic(_copy_bytes)
-_prefetch: Any = intrinsic(_prefetch_line)
+copy: Any = intrinsic(_copy_bytes)
+prefetch: Any = intrinsic(_prefetch_line)
 
 
 def compose_order(outer: Any, inner: Any, rows: int) -> Any:
@@ -121,7 +128,7 @@ def _scatter(  # noqa: PLR0917
     for m in range(len(places)):
         chunk, step, steps, at, width, row = places[m]
         for s in range(step, step + steps):
-            target = _int32_at(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at))
+            target = int32_at(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at))
             if len(order):
                 for n in range(width):
                     target[n] = values[order[row + n]]
@@ -166,7 +173,7 @@ def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> A
         rows = 8 * units if is_packed else units
         low = min(skip, rows)
         taken = min(count, rows - low)
-        target = _int32_at(into)
+        target = int32_at(into)
         if is_packed:
             begin = source + np.uint64(at)
             n = 0
@@ -198,7 +205,7 @@ def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> A
 def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into: Any) -> Any:  # noqa: PLR0917
     """Writes the values at these indices, which may begin at `into`, or in its second half. False: an index is too
     large."""
-    indices = _int32_at(begin)
+    indices = int32_at(begin)
     highest: Any = np.int32(0)
     for n in range(count):
         highest = max(highest, indices[n])
@@ -206,10 +213,10 @@ def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into
         return False
     if width == 4:
         for n in range(count):
-            _int32_at(into)[n] = _int32_at(known)[indices[n]]
+            int32_at(into)[n] = int32_at(known)[indices[n]]
     else:
         for n in range(count):
-            _int64_at(into)[n] = _int64_at(known)[indices[n]]
+            int64_at(into)[n] = int64_at(known)[indices[n]]
     return True
 
 
@@ -230,7 +237,7 @@ def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> An
             continue
         count = high - low
         if page.form == VALUES:
-            _copy(into, page.address + np.uint64(width * low), np.uint64(width * count))
+            copy(into, page.address + np.uint64(width * low), np.uint64(width * count))
         else:
             indices = into + np.uint64((width - 4) * count)
             if not _read_indices(page.address, page.size, low, count, indices):
@@ -279,7 +286,7 @@ def _scatter_columns(  # noqa: PLR0917
         for p in range(len(ends)):
             kind, count = kinds[p, c], ends[p] - start
             into = result + np.uint64(4 * start)
-            words, floats = _int32_at(into), _float32_at(into)
+            words, floats = int32_at(into), _float32_at(into)
             if kind >= BYTES_TO_FLOATS:
                 source = _int8_at(pages[p, c, 0].address + np.uint64(starts[p]))
                 if kind == BYTES_TO_FLOATS:
@@ -306,7 +313,7 @@ def _scatter_columns(  # noqa: PLR0917
                     if least < 0:
                         return -1 - c
             start = ends[p]
-        _scatter(_int32_at(result), c, order, places, targets, strides)
+        _scatter(int32_at(result), c, order, places, targets, strides)
     return 0
 
 
@@ -314,8 +321,8 @@ def _scatter_columns(  # noqa: PLR0917
 def _narrow(kind: Any, address: Any, count: Any, into: Any) -> Any:
     """Converts values of 8 bytes to 4 bytes. False: one does not fit."""
     lost = 0
-    doubles, longs = _float64_at(address), _int64_at(address)
-    words, floats = _int32_at(into), _float32_at(into)
+    doubles, longs = _float64_at(address), int64_at(address)
+    words, floats = int32_at(into), _float32_at(into)
     if kind == DOUBLES_TO_FLOATS:
         for n in range(count):
             floats[n] = np.float32(doubles[n])
@@ -330,102 +337,12 @@ def _narrow(kind: Any, address: Any, count: Any, into: Any) -> Any:
     return lost == 0
 
 
-_BAGS_AHEAD = 6  # memory is prefetched so many bags ahead
-_MOST_LINES = 6  # the most cache lines that are prefetched of a bag
-_LINE = 64  # bytes of a cache line
-
-
-@compile_function
-def _address(low: Any, high: Any, n: Any) -> Any:
-    return np.uint64(high[n]) << np.uint64(32) | np.uint64(low[n])
-
-
-@compile_function
-def _copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
-    begin = end = np.uint64(0)  # bags that lie one after the other are copied together
-    for n in range(len(lengths)):
-        source = _address(low, high, n)
-        if source != end:
-            soon = n + _BAGS_AHEAD
-            if soon < len(lengths):
-                for line in range(min(_MOST_LINES, 1 + 4 * lengths[soon] // _LINE)):
-                    _prefetch(_address(low, high, soon) + np.uint64(_LINE * line))
-            _copy(into, begin, end - begin)
-            into += end - begin
-            begin = source
-        end = source + np.uint64(4 * lengths[n])
-    _copy(into, begin, end - begin)
-
-
-def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
-    """Copies bags to `into`, one after the other. Each has `lengths` ids at an address that is given in two halves."""
-    _copy_bags(lengths, low.view(np.uint32), high.view(np.uint32), np.uint64(into.ctypes.data))
-
-
-@compile_function
-def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
-    """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
-    for n in range(len(order)):
-        low, high = 0, len(ends) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if order[n] < ends[middle]:
-                high = middle
-            else:
-                low = middle + 1
-        pieces[n] = low
-        rows[n] = order[n] - (ends[low - 1] if low else 0)
-
-
-@compile_function
-def _offset(address: Any, wide: Any, row: Any) -> Any:
-    """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
-    if wide:
-        return _int64_at(address)[row]
-    return np.int64(_int32_at(address)[row])
-
-
-@compile_function
-def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> Any:  # noqa: PLR0917
-    """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
-    offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
-    ids. Returns the number of the first bag that has no whole number of ids, or -1."""
-    wrong = -1
-    for n in range(len(rows)):
-        p = pieces[n]
-        wide, unit = parts[p, 2], parts[p, 3]
-        begin = _offset(np.uint64(parts[p, 0]), wide, rows[n]) * unit
-        size = _offset(np.uint64(parts[p, 1]), wide, rows[n]) * unit - begin
-        if size % 4 and wrong < 0:
-            wrong = n
-        lengths[n] = size // 4
-        address = np.uint64(parts[p, 4] + begin)
-        low[n] = address & np.uint64(0xFFFFFFFF)
-        high[n] = address >> np.uint64(32)
-    return wrong
-
-
-@compile_function
-def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
-    """Sets the address of each bag as if they lay one after the other from `address` on."""
-    for n in range(len(lengths)):
-        low[n] = address & np.uint64(0xFFFFFFFF)
-        high[n] = address >> np.uint64(32)
-        address += np.uint64(4 * lengths[n])
-
-
-def load_compiled(bags: bool = False) -> None:
-    """Loads the compiled functions by calling each once with its types. Those for `bags` are loaded only on request.
-    They take tens of MiB, and seconds if numba's cache is empty."""
+def load_compiled() -> None:
+    """Loads the compiled functions by calling each once with its types. They take tens of MiB, and seconds if numba's
+    cache is empty."""
     line, table = np.zeros(2, np.int64), np.zeros((1, 1), np.int64)
     order = compose_order(line, line, 1)
     scatter(np.zeros((1, 0, 1), PAGE), line, line, table, order, table, table.view(np.uint64), line)
-    if bags:
-        rows, halves = np.zeros(0, np.int32), np.zeros(0, np.uint32)
-        find_pieces(order[:0], line, halves, halves)
-        find_bags(np.zeros((1, 5), np.int64), halves, halves, rows, halves, halves)
-        copy_bags(rows, halves, halves, rows)
-        lay_in_line(rows, np.uint64(0), halves, halves)
 
 
 _KINDS = (

@@ -1,17 +1,22 @@
-"""Moves the rows of a window to their places in batches: `Placer`.
+"""Collects decoded row groups until windows are complete (`Windows`), and moves the rows of a window to their places in
+batches (`Placer`).
 
-`ingest/row_order.py` sets the size of a window. A batch is stored feature by feature. Each number is moved only once,
-from Arrow's memory, or from a stored page, to its place in a batch. The length and the address of a bag of ids are
-moved in the same way. Its ids are copied into the window's order before, and into the batch when it is made.
+`ingest/row_order.py` sets the size of a window. A row group holds rows of several windows. If the shuffle stage is
+fused with the read stage, the `ReadWorker` that reads a window's last row group also places the window's rows.
+Otherwise the shuffle stage's own workers do.
+
+A batch is stored feature by feature. Each number is moved only once, from Arrow's memory, or from a stored page, to its
+place in a batch. The length and the address of a bag of ids are moved in the same way. Its ids are copied into the
+window's order before, and into the batch when it is made.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,31 +25,34 @@ import pyarrow as pa
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window, rank_rows
+from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
 from sluice.ingest.stages.bags import (
     BagError,
     BagRows,
     StoredBags,
+    as_lists,
     bag_rows,
+    find_pieces,
     stored_bags,
     with_copied_ids,
 )
-from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers, is_finite
 from sluice.ingest.stages.scatter_kernel import (
     CONVERTED,
     PAGE,
     PLACE_FIELDS,
     WORDS,
     ColumnPages,
+    DamagedPage,
     NumberColumns,
     compose_order,
-    copy_bags,
-    find_pieces,
     scatter,
 )
 
-SERIES_ROWS = 65536
-SERIES_BYTES = 256 * 2**20
+if TYPE_CHECKING:
+    from sluice.ingest.stages.batch import Chunk, Chunks
+
 _STORED_ORDER = np.empty(0, np.uint64)
 
 
@@ -58,14 +66,6 @@ class ReadTask:
     """The result of `RowGroupReader.fetch`."""
     charge: Charge | None = None
     """The memory of what was fetched."""
-
-
-class DamagedPage(ValueError):
-    """A stored page is not what was written. `decoded` has the row group of the page."""
-
-    def __init__(self, text: str, decoded: Decoded | None = None):
-        super().__init__(text)
-        self.decoded = decoded
 
 
 class Decoded:
@@ -141,70 +141,6 @@ class WindowPiece:
     """Whether it is the whole window, already in the window's order."""
 
 
-class Chunk:
-    """The memory of some consecutive batches, which are filled window by window: four arrays [batch, column, row]."""
-
-    def __init__(self, arrays: Sequence[npt.NDArray[Any]], moved: Sequence[tuple[int, int]]):
-        """`moved` are the columns that rows are moved to: the number of the array, and the column there."""
-        self.floats, self.ids, self.lengths, self.places = arrays
-        """`ids` are those of columns with one id a row. `lengths` has the number of ids of each row in each column of
-        ids, and `places` the address of each bag in two halves. Without bags, both have no column."""
-        begins = [array.ctypes.data for array in arrays]
-        self.addresses = np.array(
-            [begins[n] + at * arrays[n].strides[1] for n, at in moved], np.uint64
-        )
-        """The address of each moved column in the chunk's first batch."""
-        self.owners: list[Any] = []
-        """What owns the memory at these addresses."""
-
-
-class Chunks:
-    """Hands out chunks by number. A chunk exists as long as a window has rows in it."""
-
-    def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
-        self.steps = most_steps(plan, ranks, columns.row_bytes)
-        rows = rank_rows(plan.batch_size, ranks)
-        bags = columns.stored_bags
-        sizes = (
-            len(columns.floats) + (not columns.weight),  # the weights are always the last one
-            len(columns.scalars),
-            len(columns.sparse) if columns.bags else 0,
-            2 * len(bags),
-        )
-        # Batches account for weights that no file holds.
-        self.row_bytes = 4 * (sum(sizes) - (not columns.weight))
-        self._shapes = [(self.steps, size, rows) for size in sizes]
-        self._moved = [
-            *((0, n) for n, name in enumerate(columns.floats) if name not in columns.added),
-            *((1, n) for n, name in enumerate(columns.scalars) if name not in columns.added),
-        ]
-        for number, name in enumerate(bags):
-            self._moved += [(2, columns.sparse.index(name)), (3, 2 * number), (3, 2 * number + 1)]
-        self.strides = np.array([4 * rows * sizes[n] for n, _ in self._moved], np.int64)
-        """For each moved column, the bytes from one batch in a chunk to the next."""
-        self.buffers = buffers
-        self._lock = threading.Lock()
-        self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = (
-            weakref.WeakValueDictionary()
-        )
-
-    def take(self, epoch: int, number: int) -> Chunk:
-        with self._lock:
-            if chunk := self._chunks.get((epoch, number)):
-                return chunk
-            kinds = (np.float32, np.int32, np.int32, np.int32)
-            arrays = map(self.buffers.take, self._shapes, kinds)
-            chunk = self._chunks[epoch, number] = Chunk([*arrays], self._moved)
-            return chunk
-
-
-def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
-    """Returns the number of batches in a chunk, and the most that a series may have: SERIES_ROWS rows or SERIES_BYTES,
-    whichever is less."""
-    rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
-    return max(1, rows * ranks // plan.batch_size)
-
-
 class WindowRows:
     """The rows of a window. Until they are placed, `pieces` says where they lie. Afterwards they are in `chunks`."""
 
@@ -252,26 +188,127 @@ class WindowRows:
                 self.chunks = ()
 
 
-class Placer:
-    """Moves rows from decoded columns to their places in batches. Many threads can use it."""
+class Windows:
+    """The windows of a run that the consumer has not taken yet."""
 
     def __init__(
         self,
         plan: RowsPlan,
-        columns: Columns,
-        describe: Callable[[Read], str],
-        chunks: Chunks,
+        place: Callable[[WindowRows, Charge], WindowRows],
+        counters: StageCounters,
+        charge_early: Callable[[WindowRows, int], Charge | None],
+    ) -> None:
+        """`place` moves the rows of a window to their places. `counters` are those of the shuffle stage. `charge_early`
+        returns a charge for a window, so many rows ahead of the due one, that a reader should place."""
+        self.place, self.counters, self.charge_early = place, counters, charge_early
+        self._stream_rows = plan.stream_rows
+        self._lock = threading.Lock()
+        self._windows: dict[tuple[int, int], WindowRows] = {}
+        """The windows of which rows are there, by epoch and number of the window."""
+        self._due: tuple[EpochSchedule, int] | None = None
+        """The window that the consumer needs next: its schedule and its number there."""
+
+    def add(self, read: Decoded) -> list[WindowRows]:
+        """Adds the pieces of a read. Returns the windows that have all their rows now."""
+        schedule = read.task.schedule
+        done = schedule.step * self._stream_rows
+        complete = []
+        with self._lock:
+            for part, piece in zip(read.task.read.parts, read.pieces(), strict=True):
+                key = schedule.epoch, part.window
+                rows = self._windows.get(key)
+                if rows is None:
+                    window = schedule.windows[part.window]
+                    rows = WindowRows(schedule, window, max(window.first, done))
+                    self._windows[key] = rows
+                rows.pieces.append((part.at, piece))
+                rows.missing -= piece.stop - piece.start
+                if not rows.missing:
+                    rows.pieces.sort(key=lambda one: one[0])
+                    complete.append(rows)
+        return complete
+
+    def ahead(self, window: WindowRows) -> int:
+        """Returns how many rows of a stream lie between the start of the next due window and the end of this one."""
+        schedule, number = self._due or (window.schedule, 0)
+        rows = window.end - _first(schedule, number)
+        if schedule.epoch != window.schedule.epoch:
+            rows += _first(schedule, len(schedule.windows))
+        return rows
+
+    def in_order(self, reads: Iterator[Decoded]) -> Iterator[WindowRows]:
+        """Yields windows in the order in which the consumer needs them, as soon as reads complete them."""
+        for schedule, group in itertools.groupby(reads, lambda read: read.task.schedule):
+            due = 0
+            self._due = schedule, due
+            for _ in group:
+                while (
+                    window := self._windows.get((schedule.epoch, due))
+                ) is not None and window.ready:
+                    del self._windows[schedule.epoch, due]
+                    due += 1
+                    self._due = schedule, due
+                    if window.error is not None:
+                        raise window.error
+                    yield window
+                    del window
+
+
+def _first(schedule: EpochSchedule, number: int) -> int:
+    """Returns the first row of a window in its stream. For the number after the last window: the end of the last."""
+    if number < len(schedule.windows):
+        return schedule.windows[number].first
+    return schedule.windows[-1].first + schedule.windows[-1].rows
+
+
+@dataclass(eq=False)
+class ReadWorker:
+    """One worker that reads rows, or calls the last function over rows, and places the windows that are complete."""
+
+    read: Callable[[Any, Charge], Decoded]
+    windows: Windows
+    clock: WorkerClock
+
+    def __call__(self, item: Any, charge: Charge) -> Decoded:
+        read = self.read(item, charge)
+        # Corrected before `add`: after it, other workers may use the rows and release the charge.
+        charge.correct(read.nbytes)
+        for window in self.windows.add(read):
+            window_charge = self.windows.charge_early(window, self.windows.ahead(window))
+            if window_charge is not None:
+                self.clock.go_over(self.windows.counters)
+                try:
+                    self.windows.place(window, window_charge)
+                    window_charge.correct(window.nbytes)
+                except BaseException as error:  # raised when the window is due
+                    window_charge.release()
+                    window.error = error
+                else:
+                    self.clock.passed(self.windows.counters, window.rows, window.nbytes)
+            window.ready = True
+        return read
+
+    def close(self) -> None:
+        if close := getattr(self.read, "close", None):  # a function over rows may hold a process
+            close()
+
+
+class Placer:
+    """Moves rows from decoded columns to their places in batches. Many threads can use it."""
+
+    def __init__(
+        self, plan: RowsPlan, columns: Columns, describe: Callable[[Read], str], buffers: Buffers
     ):
-        self._plan, self._columns, self._describe, self._chunks = plan, columns, describe, chunks
+        self._plan, self._columns, self._describe, self._buffers = plan, columns, describe, buffers
         self._layout: NumberColumns | None = None
         numbers = (*columns.floats, *columns.scalars)
         self._stored = [(n, columns.value_kind(n)) for n in numbers if n not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """For each stored column of numbers: whether nulls are filled. In floats, NaN and infinity are filled too."""
 
-    def place(self, window: WindowRows, charge: Charge) -> WindowRows:
+    def place(self, chunks: Chunks, window: WindowRows, charge: Charge) -> WindowRows:
         """Moves the rows of a window to their places in chunks. `charge` is for them from then on."""
-        chunks, pieces = self._chunks, [piece for _, piece in window.pieces]
+        pieces = [piece for _, piece in window.pieces]
         epoch = window.schedule.epoch
         order = _STORED_ORDER if pieces[0].in_order else self._order(epoch, window.window)
         chunk_rows = self._plan.stream_rows * chunks.steps
@@ -286,7 +323,7 @@ class Placer:
             if len(order):
                 for number, name in enumerate(self._columns.stored_bags):
                     if name not in self._columns.histories:
-                        bags[number] = with_copied_ids(bags[number], self._chunks.buffers)
+                        bags[number] = with_copied_ids(bags[number], self._buffers)
             self._move_bags(bags, places, addresses[:, first:], strides[first:])
             for chunk in taken:
                 chunk.owners += [bag.owners for bag in bags]
@@ -313,14 +350,7 @@ class Placer:
         }
         bags = self._bags([piece], order)
         for name, bag in zip(self._columns.stored_bags, bags, strict=True):
-            offsets = np.zeros(rows + 1, np.int64)
-            np.cumsum(bag.lengths, out=offsets[1:])
-            values = np.empty(offsets[-1], np.int32)
-            copy_bags(bag.lengths, bag.low, bag.high, values)
-            kind = self._columns.value_kind(name)
-            arrays[name] = pa.LargeListArray.from_arrays(
-                arrow_array(offsets), arrow_array(values.view(kind))
-            )
+            arrays[name] = as_lists(bag, self._columns.value_kind(name))
         return pa.record_batch(arrays)
 
     # ---- places
@@ -393,7 +423,7 @@ class Placer:
         if not all(piece.decoded.final for piece in pieces):
             for number in np.flatnonzero(self._fillable & ~converted):
                 name = self._stored[number][0]
-                converted[number] = not all(_is_finite(_piece_column(p, name)) for p in pieces)
+                converted[number] = not all(is_finite(_piece_column(p, name)) for p in pieces)
         return converted
 
     def _layout_of(self, decoded: Decoded) -> NumberColumns:
@@ -438,7 +468,7 @@ class Placer:
         ends = np.cumsum([piece.stop - piece.start for piece in pieces])
         if not len(order):
             order = np.arange(ends[-1], dtype=np.uint64)
-        numbers, rows = (self._chunks.buffers.take_line(len(order), np.uint32) for _ in range(2))
+        numbers, rows = (self._buffers.take_line(len(order), np.uint32) for _ in range(2))
         find_pieces(order, ends, numbers, rows)
         found = []
         for name in names:
@@ -447,7 +477,7 @@ class Placer:
                 for piece in pieces:
                     group_rows = piece.decoded.rows.num_rows
                     parts.append(stored_bags(_piece_column(piece, name), kind(name), group_rows))
-                found.append(bag_rows(parts, numbers, rows, self._chunks.buffers))
+                found.append(bag_rows(parts, numbers, rows, self._buffers))
             except BagError as error:
                 wrong = pieces[error.piece if len(parts) == len(pieces) else len(parts)]
                 where = self._describe(wrong.decoded.task.read)
@@ -464,10 +494,3 @@ def _piece_column(piece: WindowPiece, name: str) -> pa.ChunkedArray:
         return rows.column(name, piece.start, piece.stop)
     except DamagedPage as error:
         raise DamagedPage(str(error), piece.decoded) from None
-
-
-def _is_finite(column: pa.ChunkedArray) -> bool:
-    """Whether a column without nulls has no NaN and no infinity. `to_numpy` would import pandas."""
-    return not pa.types.is_floating(column.type) or all(
-        np.isfinite(np.from_dlpack(c)).all() for c in column.chunks
-    )

@@ -21,7 +21,7 @@ import torch
 
 from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import Columns
-from sluice.ingest.errors import LoadingError
+from sluice.ingest.errors import LoadingError, NoWorkerAnswers
 from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.memory.governor import Governor
@@ -36,7 +36,6 @@ from sluice.ingest.process.worker import (
     WorkerProcess,
 )
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
-from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of

@@ -9,11 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.stages.bags import BagError, bag_rows, stored_bags, with_copied_ids
-from sluice.ingest.stages.scatter_kernel import copy_bags, find_pieces, load_compiled
+from sluice.ingest.stages.bags import (
+    BagError,
+    bag_rows,
+    copy_bags,
+    find_pieces,
+    load_compiled_bags,
+    stored_bags,
+    with_copied_ids,
+)
 from tests.raises import raises
 
-load_compiled(bags=True)
+load_compiled_bags()
 BAG = st.lists(st.integers(0, 2**31 - 1), max_size=4) | st.none()
 
 

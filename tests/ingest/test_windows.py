@@ -10,9 +10,8 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.row_order import RowsPlan
-from sluice.ingest.stages.completed_windows import ReadWorker, Windows
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
+from sluice.ingest.stages.shuffle import Decoded, ReadTask, ReadWorker, Windows
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises

@@ -25,7 +25,7 @@ from sluice.etl.table import commit
 from sluice.etl.table.store import TableStore
 from sluice.ingest.knobs import Limits
 from sluice.ingest.memory.governor import Charge, Governor
-from sluice.ingest.stages import shuffle
+from sluice.ingest.stages import batch as batch_stage
 from tests.storm import steps, store
 from tests.storm.children import StormChild
 from tests.storm.scheduler import Crew
@@ -114,7 +114,7 @@ def storm() -> Iterator[Crew]:
             for attribute, value in changes.items():
                 _set(sys.modules[name], attribute, value, undo)
         _set(Governor, "move", _watched(Governor.move), undo)
-        _set(shuffle, "SERIES_ROWS", shuffle.SERIES_ROWS, undo)  # each seed has its own
+        _set(batch_stage, "SERIES_ROWS", batch_stage.SERIES_ROWS, undo)  # each seed has its own
         for method in steps.OF_STORE:
             _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)
         torch.set_num_threads(

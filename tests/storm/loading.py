@@ -18,7 +18,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages import shuffle
+from sluice.ingest.stages import batch as batch_stage
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
@@ -238,7 +238,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
 
 def _together(plan: RowsPlan, ranks: int, steps: int) -> None:
     """Batches of a series, and of a chunk."""
-    shuffle.SERIES_ROWS = plan.batch_size * steps // ranks
+    batch_stage.SERIES_ROWS = plan.batch_size * steps // ranks
 
 
 class Machine:

@@ -23,6 +23,7 @@ from pyarrow import flight
 
 from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
+from sluice.ingest.errors import NoWorkerAnswers
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
@@ -33,7 +34,6 @@ from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
 from sluice.ingest.remote.worker import main as worker_main
-from sluice.ingest.stages.completed_windows import NoWorkerAnswers
 from sluice.ingest.stages.transform import Transform
 from tests.ingest.remote.conftest import TOKEN, job_and_units
 from tests.open_loader import open_loader
