@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.lookups import Serving
 from sluice.etl.ops.base import key_texts
-from tests.etl.jobs import build_table, rows_of
+from tests.etl.jobs import build_table
 from tests.etl.tables import column, section, write_rows, write_spec
 from tests.raises import raises
 
@@ -30,38 +27,6 @@ def test_different_keys_are_different_texts(rows):
         None,
     ]  # one column is its own key
     assert key_texts([pa.array(["a", None]), pa.array([None, "b"])]).to_pylist() == [None, None]
-
-
-@pytest.mark.spark
-def test_a_server_finds_the_side_row_that_the_job_joined(spark, tmp_path):
-    """Texts with separators on both sides, in the side table and in what is asked."""
-    texts = ["", "a", "\x1f", "a\x1f", "\x1fa", "\x1b", "\x1b1", "a\x1b1", "\x1b0", "\x1b\x1f"]
-    pairs = list(itertools.product(texts, texts))
-    there = {pair: number for number, pair in enumerate(pairs) if number % 3}
-    write_rows(
-        tmp_path / "side.parquet",
-        a=[a for a, _ in there],
-        b=[b for _, b in there],
-        level=list(there.values()),
-    )
-    write_rows(
-        tmp_path / "rows.parquet",
-        click=[n % 2 for n in range(len(pairs))],
-        a=[a for a, _ in pairs],
-        b=[b for _, b in pairs],
-        row=range(len(pairs)),
-    )
-    text = write_spec(
-        "click:int a:text b:text row:int",
-        section("join", path=f"{tmp_path}/side.parquet", on=["a", "b"], columns=["level:int"]),
-        column("row", "time"),
-        column("level", "dense", "fill, value = -1"),
-    )
-    table = build_table(spark, tmp_path / "t", tmp_path / "rows.parquet", text=text)
-    want = [there.get(pair, -1) for pair in pairs]
-    assert [row["level"] for row in sorted(rows_of(table), key=lambda row: row["row"])] == want
-    asked = {name: pa.array([pair[number] for pair in pairs]) for number, name in enumerate("ab")}
-    assert Serving.open(table).complete(asked)["level"].fill_null(-1).to_pylist() == want
 
 
 @pytest.mark.spark

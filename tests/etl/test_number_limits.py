@@ -29,13 +29,13 @@ HEAD = write_spec(
 )
 
 
-def write(path: Path, rows: list[tuple[float | None, float | None, str]], head: str = "") -> None:
+def write(path: Path, rows: list[tuple[float | None, float | None, str]]) -> None:
     """Lines of label, number of the row, a, b and word."""
     lines = [
         f"{n % 2},{n},{'' if a is None else repr(a)},{'' if b is None else repr(b)},{word}\n"
         for n, (a, b, word) in enumerate(rows)
     ]
-    path.write_text(head + "".join(lines))
+    path.write_text("".join(lines))
 
 
 def settled(result: Result, table: Path, rows: int) -> dict[int, dict[str, float]]:
@@ -50,9 +50,6 @@ def settled(result: Result, table: Path, rows: int) -> dict[int, dict[str, float
         if isinstance(value, float)
     )
     return found
-
-
-# ---- drawn chains against plain arithmetic
 
 
 # ---- both engines
@@ -95,8 +92,8 @@ ROWS = [
 @pytest.mark.parametrize("form", ["parquet", "place"])
 def test_both_engines_reject_the_same_rows_for_the_same_reasons(spark, tmp_path, form):
     """Rows that show at once, and rows that show once operators have learned; with their lines where there are any."""
-    more = 'header = true\nplace = "place"' if form == "place" else ""
-    text = HEAD % ("parquet" if form == "parquet" else "csv", more, "") + LATE
+    keys = ("parquet", "", "") if form == "parquet" else ("csv", 'place = "place"', "")
+    text = HEAD % keys + LATE
     if form == "parquet":
         columns = list(zip(*ROWS, strict=True))
         write_rows(
@@ -108,7 +105,7 @@ def test_both_engines_reject_the_same_rows_for_the_same_reasons(spark, tmp_path,
             word=columns[2],
         )
     else:
-        write(tmp_path / "rows", ROWS, "label,row,a,b,word\n" if more else "")
+        write(tmp_path / "rows", ROWS)
     both = []
     for engine, where in ((spark, "spark"), (None, "local")):
         result = run(engine, tmp_path / where, tmp_path / "rows", text=text, max_rejects=0.2)
@@ -233,31 +230,3 @@ def test_a_time_is_never_wrapped_around(unit, value, seconds):
     for kind in ("int", "float"):
         values, lost = stored_column(pa.array([value], pa.timestamp(unit)), kind)
         assert (values[0].as_py(), lost) == (seconds, None)
-
-
-@pytest.mark.spark
-def test_spark_reads_texts_of_parquet_as_numbers_and_rejects_those_that_are_too_large(
-    spark, tmp_path
-):
-    texts = ["1e400", "-1.7976931348623159e308", "inf", " -Infinity", "1e300", "2.5", None]
-    write_rows(
-        tmp_path / "rows",
-        label=[n % 2 for n in range(7)],
-        row=range(7),
-        a=texts,
-        b=[0.0] * 7,
-        word=["w"] * 7,
-    )
-    text = HEAD % ("parquet", "", "") + column("x", "dense", "fill, value = -1", "a")
-    result = run(spark, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.9)
-    found = settled(result, tmp_path / "t", 7)
-    assert result.rejected == {
-        "a: not a number of 64 bits": 2,
-        "x: NaN, or too large for float32": 1,
-    }
-    assert {number: row["x"] for number, row in found.items()} == {
-        2: -1.0,
-        3: -1.0,
-        5: 2.5,
-        6: -1.0,
-    }

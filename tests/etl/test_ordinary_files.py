@@ -9,8 +9,6 @@ import pyarrow as pa
 import pytest
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.json_lines import JsonObjects
-from sluice.etl.spec.input_section import Input
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import raises
@@ -44,6 +42,7 @@ def odd(start: int, whole: pa.DataType) -> pa.Table:
             "City": [f"A{i % 3}" for i in n],
             "city": [f"b{i % 5}" for i in n],
             "size": pa.array(n, whole),
+            "code": pa.array(n).cast(pa.string() if whole == pa.int64() else whole),
             "at": pa.array([FIRST + datetime.timedelta(hours=i) for i in n], pa.timestamp("ns")),
             "vector": pa.array([[i, i + 0.5] for i in n], pa.list_(pa.float32(), 2)),
             "unused": pa.array([1.0] * 20, pa.float16()),
@@ -55,15 +54,16 @@ def odd(start: int, whole: pa.DataType) -> pa.Table:
 @ENGINES
 def test_only_the_columns_that_a_spec_names_are_read(made, tmp_path):
     """Others may be of types that an engine does not know. Of those that are read, whole numbers have one size in one
-    file and another in the next, ids are unsigned, names differ by case alone, times have nanoseconds, vectors have a
-    fixed size, floats have 16 bits."""
+    file and another in the next, or are texts there, ids are unsigned, names differ by case alone, times have
+    nanoseconds, vectors have a fixed size, floats have 16 bits."""
     for part, kind in enumerate((pa.int32(), pa.int64())):
         write_rows(tmp_path / f"{part}.parquet", odd(20 * part, kind))
     rejected, rows = made(
         write_spec(
-            "y:int user:text City:text city:text size:int at:float vector:floats unused:float",
+            "y:int user:text City:text city:text code:text size:int at:float vector:floats unused:float",
             column("user", "key"),
             column("City", "key"),
+            column("code", "key"),
             column("town", "key", source="city"),
             column("size", "dense", "fill"),
             column("at", "time"),
@@ -81,6 +81,7 @@ def test_only_the_columns_that_a_spec_names_are_read(made, tmp_path):
             "user": str(2**64 - 1 - i),
             "City": f"A{i % 3}",
             "town": f"b{i % 5}",
+            "code": str(i),
             "size": i,
             "at": pytest.approx(first + 3600 * i, abs=1e-6),
             "vector": 2 * i + 0.5,
@@ -101,15 +102,6 @@ def test_a_column_that_cannot_be_read_is_named_with_what_to_do(made, tmp_path):
 
 
 @ENGINES
-def test_each_file_is_read_in_the_declared_type(made, tmp_path):
-    for part, values in enumerate(([1, 2], ["a", "2"])):
-        write_rows(tmp_path / f"{part}.parquet", y=[0, 1], size=values)
-    made_of = column("size", "key"), column("id", "sparse", "hash, size = 9", "size")
-    rows = made(write_spec("y:int size:text", *made_of, table=TRAIN), tmp_path)[1]
-    assert sorted(row["size"] for row in rows) == ["1", "2", "2", "a"]
-
-
-@ENGINES
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_empty_lines_are_no_rows(made, tmp_path, form):
     lines = [
@@ -125,27 +117,3 @@ def test_empty_lines_are_no_rows(made, tmp_path, form):
     rejected, rows = made(text, tmp_path / "a.txt")
     assert rejected == {"not a JSON object" if form == "json" else "wrong number of fields": 1}
     assert sorted(row["x"] for row in rows) == list(range(6))
-
-
-@ENGINES
-def test_lists_of_whole_numbers_are_bags_in_json_as_in_parquet(made, tmp_path):
-    bags = [[n, 2**40 + n] if n % 3 else None if n % 2 else [] for n in range(12)]
-    lines = [{"y": n % 2, "ids": bag} for n, bag in enumerate(bags)] + [
-        {"y": 0, "ids": ["7", 8, None, 2**64]}
-    ]
-    (tmp_path / "a.json").write_text("\n".join(map(json.dumps, lines)))
-    rejected, rows = made(
-        write_spec(
-            "y:int ids:texts",
-            column("ids", "id_list", "hash, size = 3000000000"),
-            form="json",
-            table=f"{TRAIN}\nplain_lists = true",
-        ),
-        tmp_path / "a.json",
-    )
-    assert rejected == {}
-    whole = JsonObjects(Input(format="json", columns={"ids": "texts"})).read(
-        pa.array([json.dumps({"ids": bag}).encode() + b"\n" for bag in bags if bag])
-    )
-    assert whole["ids"].to_pylist() == [[str(one) for one in bag] for bag in bags if bag]
-    assert sorted(len(row["ids"]) for row in rows) == sorted([*(len(bag or ()) for bag in bags), 4])

@@ -3,7 +3,6 @@ of the rows of one moment comes first."""
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,9 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
-from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.slow_hashes import key_of
@@ -26,22 +23,15 @@ TYPES = {name: {"int": pa.int64(), "text": pa.string()}[kind] for name, kind in 
 FIRST, LAST = tuple(KINDS), tuple(reversed(KINDS))
 HISTORIES = (("liked", "item", 2, True), ("clicks", "click", 4, False))
 LAGS = (("third", "item", 3, False), ("since", "at", 1, True))
-AGES = {("u1", 1): 31, ("u2", 2): 40}
-LEVELS = {1: [(0, 1.0), (6, 2.0)], 2: [(11, 3.0)]}
-"""Item → its levels, each with the moment from which it holds."""
 DEDUP = '[dedup]\nby = ["user", "at", "item"]\norder = "at"\nkeep = "first"\n'
 
 
-def spec(folder: Path, order: tuple[str, ...], rules: str = "") -> str:
-    """A spec with `rules`, or else with all joins, lags and histories."""
+def spec(order: tuple[str, ...], rules: str = "") -> str:
+    """A spec with `rules`, or else with all lags and histories."""
     kept = column("row", "time") + column("at", "time") + column("user", "key")
     text = write_spec([f"{name}:{KINDS[name]}" for name in order], kept, rules, label="click")
     if rules:
         return text + column("item", "dense", "fill")
-    by_item = {"on": "item", "columns": ["level:float"], "time": "at", "their_time": "since"}
-    text += section(
-        "join", path=f"{folder}/users.parquet", on=["user", "item"], columns=["age:int"]
-    ) + section("join", path=f"{folder}/levels.parquet", **by_item)
     for name, of, length, positive in HISTORIES:
         text += section(
             "history", name=name, of=of, by="user", order="at", length=length, positive=positive
@@ -49,10 +39,8 @@ def spec(folder: Path, order: tuple[str, ...], rules: str = "") -> str:
     for name, of, rows, difference in LAGS:
         text += section(
             "lag", name=name, of=of, by="user", order="at", rows=rows, difference=difference
-        )
-    return text + "".join(
-        column(name, "dense", "fill, value = -1") for name in ("third", "since", "age", "level")
-    )
+        ) + column(name, "dense", "fill, value = -1")
+    return text
 
 
 def drawn(rows: int, seed: int) -> list[dict]:
@@ -87,10 +75,8 @@ def place(row: dict, order: tuple[str, ...]) -> tuple[int, ...]:
     return (row["at"], *signed)
 
 
-def twin(
-    rows: list[dict], order: tuple[str, ...], asked: list[dict], now: int | None = None
-) -> list[list]:
-    """What each asked row must have, from a plain look at all rows. A server has the levels of `now`."""
+def twin(rows: list[dict], order: tuple[str, ...], asked: list[dict]) -> list[list]:
+    """What each asked row must have, from a plain look at all rows."""
     users = defaultdict(list)
     for row in sorted(rows, key=lambda row: place(row, order)):
         users[row["user"]].append(row)
@@ -108,9 +94,7 @@ def twin(
         for _, of, lag, difference in LAGS:
             value = earlier[-lag][of] if len(earlier) >= lag else None
             made.append(row[of] - value if difference and value is not None else value)
-        at = row["at"] if now is None else now
-        levels = [level for since, level in LEVELS.get(row["item"], ()) if since <= at]
-        found.append([*made, AGES.get((row["user"], row["item"])), levels[-1] if levels else None])
+        found.append(made)
     return found
 
 
@@ -127,87 +111,47 @@ def holds(table: FeatureTable) -> list[str]:
     found = []
     for row in rows_of(table):
         bags = [(np.frombuffer(row[name] or b"", "<i4") - 2).tolist() for name, *_ in HISTORIES]
-        numbers = [int(row[name]) for name in ("third", "since", "age")]
-        level = -1 if row["level"] == -1 else row["level"]
-        found.append(repr((int(row["row"]), row["click"], *bags, *numbers, level)))
+        numbers = [int(row[name]) for name, *_ in LAGS]
+        found.append(repr((int(row["row"]), row["click"], *bags, *numbers)))
     return sorted(found)
 
 
-def served(table: FeatureTable, asked: list[dict]) -> tuple[dict[str, pa.Array], list[list]]:
-    """What a server makes of rows, as columns and row by row."""
+def served(table: FeatureTable, asked: list[dict]) -> list[list]:
+    """What a server makes of rows."""
     columns = {
         name: pa.array([row[name] for row in asked], kind)
         for name, kind in TYPES.items()
         if name not in ("click", "row")
     }
     found = Serving.open(table).complete(columns)
-    names = ("liked", "clicks", "third", "since", "age", "level")
-    return found, [
-        list(row) for row in zip(*(found[name].to_pylist() for name in names), strict=True)
-    ]
+    names = [name for name, *_ in HISTORIES + LAGS]
+    return [list(row) for row in zip(*(found[name].to_pylist() for name in names), strict=True)]
 
 
-@pytest.fixture(scope="module")
-def halves() -> tuple[list[dict], list[dict]]:
-    """Rows, and later ones that begin within the last moment of those. One of them comes late."""
+def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(spark, tmp_path):
+    """The second job begins within the last moment of the first. A row that comes late sees nothing of what came after
+    it. What both leave for whoever comes next is the same."""
     rows = sorted(drawn(240, 3), key=lambda row: row["at"])
     cut = next(number for number, row in enumerate(rows) if row["at"] == 6) + 7
     assert rows[cut]["at"] == 6
-    return rows[:cut], [*rows[cut:], {"click": 0, "user": "u2", "item": 4, "at": -5, "row": 900}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """Where the tables lie that are joined."""
-    folder = tmp_path_factory.mktemp("others")
-    # A later row of a key is the one that counts.
-    write_rows(folder / "users.parquet", user=["u1", "u1", "u2"], item=[1, 1, 2], age=[30, 31, 40])
-    levels = [(item, *one) for item, several in LEVELS.items() for one in several]
-    item, since, level = map(list, zip(*levels, strict=True))
-    write_rows(folder / "levels.parquet", item=item, since=since, level=level)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def early(spark, folder, halves) -> FeatureTable:
-    path = write(folder / "early.parquet", halves[0], FIRST)
-    return build_table(spark, folder / "early", path, text=spec(folder, FIRST))
-
-
-def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(
-    spark, folder, halves, early, tmp_path
-):
-    """A row that comes late sees nothing of what came after it. What both leave for whoever comes next is the same."""
-    rows = [*halves[0], *halves[1]]
+    rows.append({"click": 0, "user": "u2", "item": 4, "at": -5, "row": 900})
+    early = build_table(
+        spark, tmp_path / "two", write(tmp_path / "early", rows[:cut], FIRST), text=spec(FIRST)
+    )
     whole = write(tmp_path / "all.parquet", rows, LAST)
-    one = build_table(spark, tmp_path / "one", whole, text=spec(folder, LAST))
+    one = build_table(spark, tmp_path / "one", whole, text=spec(LAST))
     assert holds(one) == must_hold(rows, LAST, rows)
-    assert holds(early) == must_hold(halves[0], FIRST, halves[0])
-    later = write(tmp_path / "later.parquet", halves[1], FIRST)
-    place = shutil.copytree(early.uri, tmp_path / "two")
-    two = build_table(spark, place, later, text=spec(folder, FIRST), mode="append")
-    assert holds(two) == sorted(holds(early) + must_hold(rows, FIRST, halves[1]))
+    assert holds(early) == must_hold(rows[:cut], FIRST, rows[:cut])
+    later = write(tmp_path / "later", rows[cut:], FIRST)
+    two = build_table(spark, tmp_path / "two", later, text=spec(FIRST), mode="append")
+    assert holds(two) == sorted(holds(early) + must_hold(rows, FIRST, rows[cut:]))
     users = [*(f"u{number}" for number in range(8)), "nobody", None]
     asked = [{"user": user, "item": 1, "at": 99} for user in users]
     for table, order in ((one, LAST), (two, FIRST)):
-        assert served(table, asked)[1] == twin(rows, order, asked)
+        assert served(table, asked) == twin(rows, order, asked)
 
 
-def test_serving_knows_what_a_job_would_have_found(halves, early):
-    """Of the first later row of each user, held against the rows themselves."""
-    first: dict[str | None, dict] = {}
-    for row in halves[1]:
-        if row["at"] > 6:
-            first.setdefault(row["user"], row)
-    asked = [*first.values(), {"user": "nobody", "item": 2, "at": 50}]
-    assert None in first
-    found, values = served(early, asked)
-    assert values == twin(halves[0], FIRST, asked, now=99)
-    made = Features(Spec.parse(early.record.spec), early.state()).inputs(found)
-    assert {len(column) for column in made.values()} == {len(asked)}
-
-
-def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, folder, tmp_path):
+def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, tmp_path):
     """It lies first by hashes, of which those of the label come last: of rows that differ in the label alone, about
     half are clicked."""
     rows = [row for row in drawn(600, 5) if row["user"] and row["item"]]
@@ -219,7 +163,7 @@ def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, folder,
         for click in (0, 1)
     ]
     path = write(tmp_path / "rows.parquet", rows, FIRST)
-    table = build_table(spark, tmp_path / "t", path, text=spec(folder, FIRST, DEDUP))
+    table = build_table(spark, tmp_path / "t", path, text=spec(FIRST, DEDUP))
     stays: dict[tuple, dict] = {}
     for row in sorted(rows, key=lambda row: place(row, FIRST)):
         stays.setdefault((row["user"], row["at"], row["item"]), row)

@@ -10,6 +10,7 @@ import datetime
 import decimal
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,31 +87,39 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     draw = random.Random(seed)
     kind = draw.choice(list(_STORED))
     form = draw.choice(["json", "parquet", "csv"][: 2 + (kind in _PLAIN)])
-    stored, pool = draw.choice(_STORED[kind])
-    pool = {"csv": (*_TEXTS, *TEXTS), "json": _MEMBERS}.get(form, pool)
-    drawn = [None if draw.random() < 0.1 else draw.choice(pool) for _ in range(draw.randint(1, 40))]
-    if form == "csv":
-        drawn = [one and "".join(one.splitlines()) for one in drawn]
-    values = pa.array(drawn, stored) if form == "parquet" else drawn
-    path = _write(folder / f"side.{form}", form, kind, values)
-    cells = _cells_of_job(Spec.own(_spec(form, kind)), path)
-    found = _differences(path, kind, drawn, cells)
+    values = drawn_values(draw, form, kind, draw.randint(1, 40), 99)
+    columns = {"click": [0] * len(values), "k": values, "place": range(len(values))}
+    path = write(folder / f"side.{form}", {"k": kind}, columns)
+    rows = parsed_rows(Spec.own(_spec(form, kind)), path)
+    cells = [REFUSED if row is None else row["k"] for row in rows]
+    found = _differences(path, kind, values, cells)
     if kind not in _PLAIN:  # a list is no key
         return found
     side = pa.array([None if cell == REFUSED else cell for cell in cells], ARROW_TYPES[kind])
-    rows = [draw.choice([*side.to_pylist(), *_PLAIN[kind], None]) for _ in range(20)]
-    asked = pa.array(rows, ARROW_TYPES[kind])
-    keys = key_texts([asked]).to_pylist()
+    asked = [draw.choice([*side.to_pylist(), *_PLAIN[kind], None]) for _ in range(20)]
+    keys = key_texts([pa.array(asked, ARROW_TYPES[kind])]).to_pylist()
     found += [
         f"{one!r} and {other!r} ({kind}) have the keys {key!r} and {other_key!r}"
-        for one, key in zip(rows, keys, strict=True)
-        for other, other_key in zip(rows, keys, strict=True)
-        if (_same(one) == _same(other)) != (key == other_key)
+        for one, key in zip(asked, keys, strict=True)
+        for other, other_key in zip(asked, keys, strict=True)
+        if (same(one) == same(other)) != (key == other_key)
     ]
     return found
 
 
-def _same(value: Any) -> str:
+def drawn_values(draw: random.Random, form: str, kind: str, count: int, variety: int) -> Any:
+    """Returns values of a column, some of them null. At most `variety` of them differ."""
+    stored, pool = draw.choice(_STORED[kind])
+    pool = {"csv": (*_TEXTS, *TEXTS), "json": _MEMBERS}.get(form, pool)
+    pool = draw.sample(pool, min(variety, len(pool)))
+    drawn = [None if draw.random() < 0.1 else draw.choice(pool) for _ in range(count)]
+    if form == "csv":
+        return [one and "".join(one.splitlines()) for one in drawn]
+    return pa.array(drawn, stored) if form == "parquet" else drawn
+
+
+def same(value: Any) -> str:
+    """Returns a text that equal keys have in common."""
     return repr(value + 0.0 if isinstance(value, float) else value)
 
 
@@ -122,33 +131,40 @@ def _spec(form: str, kind: str) -> str:
     return write_spec(inputs, column("k", role, "hash, size = 9"), form=form, head=head)
 
 
-def _write(path: Path, form: str, kind: str, drawn: Any) -> Path:
-    if form == "parquet":
-        return write_rows(path, click=[0] * len(drawn), k=drawn, place=range(len(drawn)))
-    lines = []
-    for place, value in enumerate(drawn):
-        if form == "json":
-            lines.append(json.dumps({"click": 0, "k": value, "place": place}))
-            continue
-        is_quoted = value is not None and (kind == "text" or "," in value or '"' in value)
-        cell = '"' + value.replace('"', '""') + '"' if is_quoted else value or ""
-        lines.append(f"0,{cell},{place}")
+def write(path: Path, kinds: Mapping[str, str], columns: Mapping[str, Any]) -> Path:
+    """Writes columns, of which some have values of these types."""
+    if path.suffix == ".parquet":
+        return write_rows(path, **columns)
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    lines = (
+        json.dumps(row)
+        if path.suffix == ".json"
+        else ",".join(_csv_cell(value, kinds.get(name)) for name, value in row.items())
+        for row in rows
+    )
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return path
 
 
-def _cells_of_job(spec: Spec, path: Path) -> list[Any]:
-    parser, cells = InputParser(spec), list[Any]()
-    for piece in InputFiles(spec.input, (str(path),)).pieces():
+def _csv_cell(value: Any, kind: str | None) -> str:
+    text = "" if value is None else str(value)
+    is_quoted = value is not None and (kind == "text" or "," in text or '"' in text)
+    return '"' + text.replace('"', '""') + '"' if is_quoted else text
+
+
+def parsed_rows(spec: Spec, *paths: Path) -> list[dict[str, Any] | None]:
+    """Returns the rows of files as the job's parser has them. A rejected row is None."""
+    parser, rows = InputParser(spec), list[dict[str, Any] | None]()
+    for piece in InputFiles(spec.input, tuple(map(str, paths))).pieces():
         for batch in piece.batches():
             parsed = parser.parse(batch)
             rejected = {row for row, _ in parsed.rejected}
-            good = iter(parsed.columns["k"].to_pylist())
-            cells += [REFUSED if row in rejected else next(good) for row in range(len(batch))]
-    return cells
+            good = iter(pa.table(parsed.columns).to_pylist())
+            rows += [None if row in rejected else next(good) for row in range(len(batch))]
+    return rows
 
 
-def _differences(path: Path, kind: str, drawn: list[Any], cells: list[Any]) -> list[str]:
+def _differences(path: Path, kind: str, drawn: Any, cells: list[Any]) -> list[str]:
     form = path.suffix[1:]
     fields = ("click", "k", "place") if form == "csv" else ()
     join = Join(path=str(path), format=form, on=("k",), columns={}, fields=fields)
@@ -160,7 +176,7 @@ def _differences(path: Path, kind: str, drawn: list[Any], cells: list[Any]) -> l
     }
     if form == "parquet":
         ways["a loader"] = _loaded(pq.read_table(path)["k"].combine_chunks(), kind), whole
-        drawn = cells = [cell for cell in fitting if _same(cell) not in ("nan", "inf", "-inf")]
+        drawn = cells = [cell for cell in fitting if same(cell) not in ("nan", "inf", "-inf")]
     decoder = Decoder(Spec.own(_spec(form, kind)), "", most_rows=100)
     ways["requests"] = [_asked(decoder, value) for value in drawn], cells
     return [

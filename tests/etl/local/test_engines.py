@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import json
 from pathlib import Path
 
 import numpy as np
@@ -167,20 +166,15 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     assert len(both[0].files) > 2
 
 
-@pytest.mark.parametrize("form", ["json", "parquet"])
-def test_names_with_dots_are_the_same_to_both(spark, tmp_path, form):
+def test_names_with_dots_are_the_same_to_both(spark, tmp_path):
     rows = [{"click": n % 2, "device": None if n % 3 else {"os": f"s{n % 4}"}} for n in range(40)]
-    if form == "json":
-        (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)))
-    else:
-        write_rows(tmp_path / "rows.parquet", pa.Table.from_pylist(rows))
+    path = write_rows(tmp_path / "rows.parquet", pa.Table.from_pylist(rows))
     text = write_spec(
         "click:int device.os:text",
         column("device.os", "sparse", "categorify"),
-        form=form,
         table="split = {train = 1}",
     )
-    both = made_by_both(spark, text, [tmp_path / f"rows.{form}"], tmp_path)
+    both = made_by_both(spark, text, [path], tmp_path)
     alike(*both)
     assert {one.name: one.cardinality for one in both[1].fields}["device.os"] == 2 + 1 + 4
 

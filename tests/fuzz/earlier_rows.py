@@ -1,0 +1,150 @@
+"""Compares lags and histories of drawn values with a plain look at the cells that the job's parser has.
+
+A seed draws a form, and values of each declared type, as `one_value` does. A lag and a history of them must be as in
+the plain look: in a job on Spark, in one that goes on from it, and in a server.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.etl.apply.lookups import Serving
+from sluice.etl.read.input_files import InputFiles
+from sluice.etl.spark.history_state import write_tails
+from sluice.etl.spark.read_input import RawInput
+from sluice.etl.spec.input_section import ARROW_TYPES
+from sluice.etl.spec.row_rules import HistorySpec
+from sluice.etl.spec.row_split import TIES
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.store import TableStore, folder_of_tails
+from tests.etl.jobs import session
+from tests.etl.tables import column, section, write_spec
+from tests.fuzz.one_value import drawn_values, parsed_rows, same, write
+
+NAME = "earlier_rows"
+_KINDS = {"number": "int", "part": "float", "word": "text"}
+_ROWS = 60
+Row = Mapping[str, Any]
+
+
+def try_seed(seed: int, folder: Path) -> list[str]:
+    """What differs from the plain look at this seed."""
+    draw = random.Random(seed)
+    form, order = draw.choice(["csv", "json", "parquet"]), draw.choice(list(_KINDS))
+    spec, store = Spec.own(_spec(draw, form, order)), TableStore(folder / "table")
+    (folder / "spec.toml").write_text(spec.text)
+    columns: dict[str, Any] = {"click": [n % 2 for n in range(_ROWS)], "place": range(_ROWS)}
+    columns |= {name: drawn_values(draw, form, kind, _ROWS, 7) for name, kind in _KINDS.items()}
+    whole = _write(folder / f"whole.{form}", columns, range(_ROWS))
+    cells = {row["place"]: row for row in parsed_rows(spec, whole) if row}
+    moments = sorted(_moment(row[order]) for row in cells.values())
+    early = [n for n, row in cells.items() if _moment(row[order]) < moments[len(moments) // 2]]
+    late = [n for n in range(_ROWS) if n not in early]
+    found = _related(spec, store, "early", _write(folder / f"early.{form}", columns, early))
+    path = _write(folder / f"late.{form}", columns, late)
+    found |= _related(spec, store, "late", path, "early")
+    if sorted(cells) != sorted(found):
+        return [f"rows {sorted(found)}, not {sorted(cells)}"]
+    rows = sorted(
+        cells.values(),
+        key=lambda row: (_moment(row[order]), [found[row["place"]][tie] for tie in TIES]),
+    )
+    served = Serving.open(_table(spec, store, "late")).complete(
+        {
+            name: pa.array([row[name] for row in cells.values()], ARROW_TYPES[kind])
+            for name, kind in _KINDS.items()
+        }
+    )
+    answers = dict(zip(cells, pa.table(served).to_pylist(), strict=True))
+    return [
+        f"{history.name} of {form} in {way}: {have!r}, not {want!r}, of {row}"
+        for history in spec.rows.histories
+        for row in rows
+        for way, made, until in (("a job", found, order), ("a server", answers, ""))
+        for have in [made[row["place"]][history.name]]
+        for want in [_plain_look(history, row, rows, until)]
+        if repr(have) != repr(want)
+    ]
+
+
+def _spec(draw: random.Random, form: str, order: str) -> str:
+    of = draw.choice(list(_KINDS))
+    lag = {"rows": draw.randint(1, 2), "difference": of != "word" and draw.random() < 0.5}
+    history = {"length": draw.randint(1, 3), "positive": draw.random() < 0.3}
+    rules = [
+        section("lag", name="before", of=of, by=draw.choice(list(_KINDS)), order=order, **lag),
+        section(
+            "history",
+            name="past",
+            of=draw.choice(list(_KINDS)),
+            by=draw.choice(list(_KINDS)),
+            order=order,
+            **history,
+        ),
+    ]
+    inputs = ["click:int", "place:int", *(f"{name}:{kind}" for name, kind in _KINDS.items())]
+    head = "" if form == "parquet" else 'decimal = "."\n'
+    return write_spec(inputs, *rules, column("place", "dense", "fill"), form=form, head=head)
+
+
+def _write(path: Path, columns: Mapping[str, Any], places: Sequence[int]) -> Path:
+    chosen = {
+        name: values.take(pa.array(places, pa.int64()))
+        if isinstance(values, pa.Array)
+        else [values[place] for place in places]
+        for name, values in columns.items()
+    }
+    return write(path, _KINDS, chosen)
+
+
+def _related(
+    spec: Spec, store: TableStore, job: str, path: Path, before: str = ""
+) -> dict[int, Row]:
+    """Returns the rows of a job by their places, and writes what a server and a next job must know."""
+    names = [history.name for history in spec.rows.histories] if before else []
+    earlier = {name: store.spark_url(folder_of_tails(before, name)) for name in names}
+    raw = RawInput(session(), spec, InputFiles(spec.input, (str(path),)), None, earlier, ())
+    try:
+        rows = [row.asDict() for row in raw.related.collect()]
+        write_tails(raw, store, job)
+    finally:
+        raw.release()
+    return {row["place"]: row for row in rows}
+
+
+def _table(spec: Spec, store: TableStore, job: str) -> Any:
+    """Returns what a server reads of a table with the version that this job made."""
+    record = SimpleNamespace(job=job)
+    return SimpleNamespace(uri=store.uri, fields=spec.fields({}), record=record, spec=lambda: spec)
+
+
+def _moment(value: Any) -> tuple[Any, ...]:
+    """Returns what orders rows: nulls come first, and NaN last."""
+    is_nan = same(value) == "nan"
+    return (value is not None, is_nan, 0 if is_nan or value is None else value)
+
+
+def _plain_look(history: HistorySpec, row: Row, rows: list[Row], order: str) -> Any:
+    """Returns a row's lag or history, from the rows before its moment, or from all if there is no order."""
+    key = row[history.by]
+    values = [
+        one[history.of]
+        for one in rows
+        if key is not None and same(one[history.by]) == same(key)
+        if not order or _moment(one[order]) < _moment(row[order])
+        if history.lag or (one[history.of] is not None and (one["click"] or not history.positive))
+    ]
+    if not history.lag:
+        return values[-history.length :]
+    before = values[-history.lag] if len(values) >= history.lag else None
+    now = row[history.of]
+    if not history.difference or before is None:
+        return before
+    is_known = now is not None and (isinstance(now, float) or -(2**63) <= now - before < 2**63)
+    return now - before if is_known else None
