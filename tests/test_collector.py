@@ -53,3 +53,15 @@ print(seen)
 """)
         == "[False, True]"
     )
+
+
+def test_a_numba_that_checks_for_scipy_in_another_way_still_compiles():
+    assert (
+        _last_line("""
+import numba.np.linalg
+from sluice.etl.ops import compiled
+numba.np.linalg = None
+print(compiled.compile_function(lambda number: number + 1)(1))
+""")
+        == "2"
+    )

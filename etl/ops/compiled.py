@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -27,10 +28,10 @@ def compile_function(function: Callable[..., Any]) -> Any:
 def _load_without_scipy() -> None:
     """Loads the part of numba that imports all of SciPy's linear algebra, only to see whether it is installed.
 
-    Numba still imports it when a function needs it."""
-    from numba.np import linalg
+    Numba still imports it when a function needs it. A numba that checks in another way only starts more slowly."""
+    with contextlib.suppress(ImportError, AttributeError), _LOADING:
+        from numba.np import linalg
 
-    with _LOADING:
         check = linalg.ensure_blas
         linalg.ensure_blas = lambda: None
         try:
