@@ -18,6 +18,7 @@ SEVERAL = pa.opaque(pa.null(), "several columns of this name", "sluice")
 _COMMON = (
     (pa.types.is_integer, pa.int64()),
     (is_number, pa.float64()),
+    (pa.types.is_decimal, pa.float64()),
     (is_text, pa.string()),
     (pa.types.is_timestamp, pa.timestamp("us", "UTC")),
 )
@@ -66,24 +67,25 @@ def refuse_mixed(
         for path, file in files:
             if name not in file:
                 continue
-            if file[name] == SEVERAL:
+            kind = file[name]
+            if kind == SEVERAL:
                 raise ParquetError(
                     f"{path}: several columns are called {name!r}; write the file with one of "
                     "each name, or leave them out of the roles"
                 )
-            first = first or (path, file[name])
-            if file[name] == first[1]:
+            first = first or (path, kind)
+            if kind == first[1]:
                 continue
             if name in kinds:
                 try:
-                    check_kind(name, file[name], kinds[name])
+                    check_kind(name, kind, kinds[name])
                 except ColumnError as error:
                     raise ColumnError(f"{path}: {error}") from None
-            elif (common := common_type((first[1], file[name]))) is None or not (
+            elif (common := common_type((first[1], kind))) is None or not (
                 can_hash(common) or (name not in hashed and not is_list(common))
             ):
                 raise ParquetError(
-                    f"{path}: column {name!r} holds {file[name]}, in {first[0]} it holds {first[1]}; "
+                    f"{path}: column {name!r} holds {kind}, in {first[0]} it holds {first[1]}; "
                     "write the files with one schema, load them apart, or give the column a type in a "
                     "spec"
                 )
@@ -96,7 +98,7 @@ def difference(expected: pa.Schema, found: pa.Schema, first: str) -> str | None:
         if wrong := why_missing(field.name, found.names):
             return wrong
         kind = found.field(field.name).type
-        if kind != field.type and _sort_of(kind) != _sort_of(field.type):
+        if _sort_of(kind) != _sort_of(field.type):
             return f"column {field.name!r} holds {kind}, in {first} it holds {field.type}"
     return None
 

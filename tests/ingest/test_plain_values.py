@@ -160,15 +160,15 @@ def test_a_fraction_in_the_column_that_splits_is_refused_with_its_file(tmp_path)
 def test_numbers_of_several_types_come_together(tmp_path, reader, source):
     """Another type in each file: every value that fits is loaded as it is."""
     number = np.arange(ROWS)
-    for name, ids, floats, whole in (
-        ("a", pa.int32(), pa.float64(), pa.int8()),
-        ("b", pa.int64(), pa.float32(), pa.float64()),
+    for name, ids, decimals, whole in (
+        ("a", pa.int32(), pa.decimal128(4, 2), pa.int8()),
+        ("b", pa.int64(), pa.decimal128(9, 3), pa.float64()),
     ):
         write(
             tmp_path,
             name,
             position=pa.array(number, ids),
-            x=pa.array(number / 4, floats),
+            x=pa.array(number / 4).cast(decimals),
             n=pa.array(number % 100, whole),
             items=pa.array([[n, n + 1] for n in range(ROWS)], pa.list_(ids)),
         )
@@ -180,10 +180,9 @@ def test_numbers_of_several_types_come_together(tmp_path, reader, source):
         opened, batch_size=16, reader=reader
     ) as loader:  # with rows of both files in a window
         assert sum(batch["items"].lengths.sum().item() for batch in loader) == 4 * ROWS
-    found = [
+    assert expected == [
         (y, x, n, position - offset) for y, x, n, position in rows_of(opened, names, reader=reader)
     ]
-    assert found == expected
 
 
 def test_a_number_that_would_be_hashed_otherwise_does_not(tmp_path):
