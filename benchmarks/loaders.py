@@ -1,4 +1,4 @@
-"""Measures the loader, the decoder alone and a tight loop on one feature table, in turns in one run.
+"""Measures the loader and the decoder alone on one feature table, in turns in one run.
 
     python -m benchmarks.loaders [TABLE] [--batch-size 8192] [--seconds 3] [--rounds 5]
 
@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from benchmarks.decode_limit import decode_rows_per_s
 from benchmarks.results import median_ratio
@@ -34,7 +29,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, Read, WindowPart
+from sluice.ingest.row_order import Order
 
 Contender = Callable[[float], float]  # seconds → rows a second
 
@@ -74,47 +69,6 @@ def decode_only(table: FeatureTable, columns: Columns) -> Contender:
     return lambda seconds: max(decode_rows_per_s(groups, n, seconds / 3) for n in (1, 2, 4))
 
 
-def tight_loop(table: FeatureTable, columns: Columns) -> Contender:
-    """Decode, then one shuffled gather of each column into tensors of which batches would be slices; as many threads
-    as cores, no queues, no order, each thread its own row groups. No loader that shuffles does less."""
-    groups = RowGroupReader(table.files_of("train"), columns.names)
-    every = [(f, g, n) for f, counts in enumerate(groups.row_groups) for g, n in enumerate(counts)]
-
-    def work(number: int, threads: int, end: float, counts: list[int]) -> None:
-        random = np.random.default_rng(number)
-        most = max(rows for *_, rows in every)
-        floats = torch.empty(len(columns.floats), most).numpy()
-        ids = torch.empty(len(columns.sparse), most, dtype=torch.int32).numpy()
-        for file, group, rows in itertools.cycle(every[number::threads]):
-            table = groups.read(Read(file, group, rows, (WindowPart(0, 0, 0, rows),)))
-            order = random.permutation(rows)
-            for block, names in ((floats, columns.floats), (ids, columns.sparse)):
-                for row, name in enumerate(names):
-                    source = table.column(name).chunk(0).to_numpy()
-                    if source.dtype != block.dtype:
-                        source = source.astype(block.dtype)
-                    np.take(source, order, out=block[row, :rows], mode="clip")
-            counts[number] += rows
-            if time.perf_counter() > end:
-                return
-
-    def contender(seconds: float) -> float:
-        threads = min(os.cpu_count() or 1, len(every))
-        counts = [0] * threads
-        began = time.perf_counter()
-        workers = [
-            threading.Thread(target=work, args=(n, threads, began + seconds, counts))
-            for n in range(threads)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        return sum(counts) / (time.perf_counter() - began)
-
-    return contender
-
-
 def made_table(folder: Path, rows: int) -> FeatureTable:
     """Synthetic clicks, as the ETL lays them out."""
     say(f"making {rows:,} rows of 13 numbers and 26 ids in {folder}")
@@ -142,11 +96,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             if options.table
             else made_table(Path(folder), 1_600_000)
         )
-        columns = Columns.of(table.fields)
-        contenders = {
-            "decode only": decode_only(table, columns),
-            "tight loop": tight_loop(table, columns),
-        }
+        contenders = {"decode only": decode_only(table, Columns.of(table.fields))}
         for name, reader, shuffle in (
             ("ours", "petastorm", True),
             ("ours, plain Arrow", "arrow", True),
@@ -164,14 +114,13 @@ def main(argv: list[str]) -> dict[str, Any]:
             )
     for name, values in rates.items():
         rate = statistics.median(values) / 1e6
-        share = median_ratio(values, rates["tight loop"])
-        say(f"{name:30} {rate:8.2f} M rows/s   {share:5.2f} of the tight loop")
+        share = median_ratio(values, rates["decode only"])
+        say(f"{name:30} {rate:8.2f} M rows/s   {share:5.2f} of the decoder alone")
     return {
         "batch_size": options.batch_size,
         "rounds": options.rounds,
         "seconds": options.seconds,
         "rows_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
-        "of_tight_loop": median_ratio(rates["ours"], rates["tight loop"]),
         "of_decode_only": median_ratio(rates["ours"], rates["decode only"]),
         "unshuffled_of_decode_only": median_ratio(rates["ours, unshuffled"], rates["decode only"]),
     }

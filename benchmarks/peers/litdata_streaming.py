@@ -1,54 +1,69 @@
-"""litData: its own chunks, made beforehand. As its guide writes tables, a sample is a row; in its best form for a
-table, a sample is a block of rows that were shuffled when it was written. Samples are decoded one by one: tensors took
-five times as long with its default, which decodes 256 together.
+"""litData: its own chunks, made beforehand, and its loader of Parquet, which needs an index of the files. In the best
+form for a table, a sample of its chunks is a block of rows that were shuffled when it was written. A sample of Parquet
+is a row. Its rows are shuffled within a row group, because the loader keeps a row group until it has given all of its
+rows. Samples are decoded one by one: tensors took five times as long with its default, which decodes 256 together.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.peers.arrow import read
+from benchmarks.peers.arrow import opened, read
 from benchmarks.peers.serve import Arm, Job, Prepared, serve, size_of
 
 os.environ |= {"DISABLE_VERSION_CHECK": "1"}
-from litdata import StreamingDataLoader, StreamingDataset, optimize
+from litdata import StreamingDataLoader, StreamingDataset, index_parquet_dataset, optimize
+from litdata.streaming.item_loader import ParquetLoader
 
-SINGLE = 100_000  # rows of the form with a sample a row, which is slow
 BLOCK = 1024
 
 
-def samples(job: Job, rows: int, at: tuple[str, int]) -> Iterator[dict[str, torch.Tensor]]:
-    """The samples of a row group: so many of its shuffled rows each."""
+def samples(job: Job, at: tuple[str, int]) -> Iterator[dict[str, torch.Tensor]]:
+    """The samples of a row group: blocks of its shuffled rows."""
     floats, ids = (
         torch.from_numpy(np.ascontiguousarray(part))
         for part in read(job, *at, np.random.default_rng(0))[:2]
     )
-    for begin in range(0, len(ids) - rows + 1, rows):
-        part = slice(begin, begin + rows)
+    for begin in range(0, len(ids) - BLOCK + 1, BLOCK):
+        part = slice(begin, begin + BLOCK)
         yield {"floats": floats[part].clone(), "ids": ids[part].clone()}
 
 
-def collated(read: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, ...]:
-    floats, ids = (torch.cat([sample[name] for sample in read]) for name in ("floats", "ids"))
-    return torch.log1p(floats[:, :-1]), ids, floats[:, -1]
+def of_blocks(read: list[dict[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
+    """Floats and ids."""
+    return (torch.cat([sample[name] for sample in read]) for name in ("floats", "ids"))
 
 
-def streamed(folder: str, number: int, workers: int) -> Iterator[int]:
+def of_rows(job: Job, read: list[dict[str, Any]]) -> Iterator[torch.Tensor]:
+    """Floats and ids."""
+    return (
+        torch.from_numpy(np.array([*map(itemgetter(*names), read)], kind))
+        for names, kind in ((job.floats, np.float32), (job.ids, np.int32))
+    )
+
+
+def collated(joined: Callable[[Any], Iterator[torch.Tensor]], read: Any) -> list[torch.Tensor]:
+    floats, ids = joined(read)
+    return [torch.log1p(floats[:, :-1]), ids, floats[:, -1]]
+
+
+def streamed(
+    folder: str, number: int, joined: Callable[[Any], Any], workers: int, **how: Any
+) -> Iterator[int]:
     """Batches of so many samples."""
     loader = StreamingDataLoader(
-        StreamingDataset(
-            folder, shuffle=True, drop_last=True, batch_decode=0, item_shuffle_window="full"
-        ),
+        StreamingDataset(folder, shuffle=True, drop_last=True, batch_decode=0, **how),
         batch_size=number,
         num_workers=workers,
-        collate_fn=collated,
+        collate_fn=partial(collated, joined),
         prefetch_factor=4 if workers else None,
     )
     while True:
@@ -57,35 +72,33 @@ def streamed(folder: str, number: int, workers: int) -> Iterator[int]:
 
 
 def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
-    def written(name: str, rows: int, groups: list[tuple[str, int]]) -> str:
-        folder = os.path.join(job.folder, name)
-        optimize(
-            partial(samples, job, rows),
-            groups,
-            folder,
-            chunk_bytes="64MB",
-            num_workers=1,
-            verbose=False,
-        )
-        return folder
-
-    most = next(n for n in itertools.count(1) if n * 32768 >= SINGLE)
-    single = written("rows", 1, job.row_groups[:most])
+    blocks, parquet = (os.path.join(job.folder, name) for name in ("blocks", "parquet"))
+    os.mkdir(parquet)
+    for number, path in enumerate(job.files):
+        os.symlink(path, os.path.join(parquet, f"{number}.parquet"))
+    index_parquet_dataset(parquet)
     began = time.perf_counter()
-    block = written("blocks", BLOCK, job.row_groups)
-    prepared.seconds, prepared.bytes, prepared.settings = (
-        time.perf_counter() - began,
-        size_of(block),
-        "blocks",
+    optimize(partial(samples, job), job.row_groups, blocks, chunk_bytes="64MB", num_workers=1)
+    prepared.seconds = time.perf_counter() - began
+    prepared.bytes, prepared.settings = size_of(blocks), "blocks"
+    of_parquet = partial(
+        streamed,
+        parquet,
+        job.batch_size,
+        partial(of_rows, job),
+        item_shuffle_window=opened(job, job.files[0])[1].row_group(0).num_rows,
     )
+    settings = {
+        f"blocks of {BLOCK} rows": partial(
+            streamed, blocks, job.batch_size // BLOCK, of_blocks, item_shuffle_window="full"
+        )
+    }
+    for low_memory in (True, False):
+        loader = ParquetLoader(low_memory=low_memory, columns=job.columns)
+        settings[f"from Parquet, low_memory={low_memory}"] = partial(of_parquet, item_loader=loader)
     return {
-        f"{name}, {workers} workers": lambda f=folder, n=job.batch_size // rows, w=workers: (
-            streamed(f, n, w)
-        )
-        for name, folder, rows in (
-            ("a sample a row", single, 1),
-            (f"blocks of {BLOCK} rows", block, BLOCK),
-        )
+        f"{name}, {workers} workers": partial(setting, workers=workers)
+        for name, setting in settings.items()
         for workers in (0, 2)
     }
 

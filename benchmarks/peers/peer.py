@@ -53,7 +53,7 @@ PEERS = (
     Kind("mosaicml-streaming", "mosaic_streaming", "torch"),
     Kind("SPDL", "spdl", "torch"),
     Kind("LanceDB", "lancedb_streaming", "torch", "scan"),
-    Kind("litData", "litdata_streaming", "torch"),
+    Kind("litData", "litdata_streaming", "torch", "from Parquet"),
 )
 
 
