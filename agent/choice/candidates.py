@@ -151,16 +151,14 @@ def limiting_stage(seen: Observation) -> str:
     bottleneck = seen.forecast.bottleneck()
     if bottleneck in seen.knobs.workers:
         return bottleneck
-    stages = seen.recent.stages
-    return max(seen.forecast.joined_costs, key=lambda n: stages[n].cpu if n in stages else 0.0)
+    return max(seen.forecast.joined_costs, key=lambda n: seen.recent.stages[n].cpu)
 
 
 def _movable(seen: Observation, limiting: str) -> Iterator[str]:
-    """Yields the stages with another back end: the limiting one first, then those that use most cores."""
-    stages, costs = seen.recent.stages, seen.forecast.separate_costs
-    names = sorted(costs, key=lambda n: -stages[n].cpu if n in stages else 0.0)
-    for name in (limiting, *names):
-        if name in costs and seen.state.limits.movable(name, costs[name].backend):
+    """Yields the stages that have workers and another back end: the limiting one first, then those that use most cores."""
+    costs, stages = seen.forecast.joined_costs, seen.recent.stages
+    for name in sorted(costs, key=lambda n: (n != limiting, -stages[n].cpu)):
+        if seen.state.limits.movable(name, costs[name].backend):
             yield name
 
 

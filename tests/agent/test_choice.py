@@ -152,15 +152,33 @@ def test_a_stage_moves_to_processes_only_where_one_fits_twice(times):
     assert any(moved) == (times == 4)
 
 
-def test_no_stage_moves_to_processes_before_all_are_measured():
-    values = Likes()
-    run(pipeline("hidden", 760069), Chooser(values), seed=760069)
-    offered = [
-        (bool(seen.unmeasured), "backend" in [one.name for one in candidates])
-        for seen, candidates in values.seen
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("number", [760033, 760069])
+def test_a_candidate_moves_each_stage_once_after_all_are_measured(number, fused):
+    values, drawn = Likes(), pipeline("hidden", number)
+    stages = [
+        dataclasses.replace(one, fusable=fused and i > 0, begins_fused=fused and i == 3)
+        for i, one in enumerate(drawn.stages)
     ]
-    assert set(offered) >= {(True, False), (False, True)}
-    assert (True, True) not in offered
+    machine = dataclasses.replace(drawn.machine, memory_limit=2**40)
+    scenario = dataclasses.replace(drawn, stages=stages, machine=machine, seconds=10)
+    run(scenario, Chooser(values), seed=number)
+    offered = set()
+    for seen, (stay, *others) in values.seen:
+        computing = {
+            name
+            for name, stage in seen.recent.stages.items()
+            if seen.state.limits.movable(name, "thread")
+            and stage.cpu >= 0.1 * seen.recent.running
+        }
+        for one in others:
+            offered.add((bool(seen.unmeasured), one.name))
+            assert one.knobs != stay.knobs
+            if one.name == "processes":
+                moved = {n for n, where in one.knobs.backend.items() if where == "process"}
+                assert moved == computing
+    assert (False, "processes") in offered
+    assert not offered & {(True, "backend"), (True, "processes")}
 
 
 def test_the_best_setting_so_far_is_a_candidate():
