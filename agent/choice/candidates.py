@@ -155,7 +155,7 @@ def limiting_stage(seen: Observation) -> str:
 
 
 def _movable(seen: Observation, limiting: str) -> Iterator[str]:
-    """Yields the stages that have workers and another back end: the limiting one first, then those that use most cores."""
+    """Yields the stages with workers and another back end: the limiting one first, then those that use most cores."""
     costs, stages = seen.forecast.joined_costs, seen.recent.stages
     for name in sorted(costs, key=lambda n: (n != limiting, -stages[n].cpu)):
         if seen.state.limits.movable(name, costs[name].backend):

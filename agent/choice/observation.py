@@ -19,9 +19,6 @@ from sluice.ingest.stats import Snapshot
 class Foreknowledge:
     """What is known of a pipeline before its first row. None: unknown."""
 
-    row_bytes: float | None = None
-    """The bytes of a row in memory, by the schema."""
-    row_group_rows: int | None = None
     operators: Mapping[str, str] | None = None
     """Stage of transforms → `vectorised` or `python`. Vectorised or compiled code rarely holds the interpreter's lock;
     Python code holds it."""

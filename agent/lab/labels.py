@@ -32,7 +32,7 @@ _LOOKS = 12  # labelled looks of an episode, at most
 _CHANGES_AT = (20.0, 40.0)  # earlier than in the pipelines that judge, so that episodes are short
 _MIXED = ("processes", "cliff", "crowding", "throttled store", "fair neighbour", "strict neighbour")
 _PLAIN_SHARE = 0.4  # of the pipelines without any of these mechanisms, this share is used
-_KNOWN = 0.7  # how often a run knows a property before its first row
+_KNOWN = 0.7  # how often a run knows its store before its first row
 _TRIED_SHARE = 0.15  # after a labelled look, any candidate goes on with this probability
 
 
@@ -46,7 +46,6 @@ class LabelledLook(NamedTuple):
     """The number of the planner's decision."""
     number: int
     """The number of the pipeline."""
-    at: float
 
 
 def fork(simulator: Simulator) -> Simulator:
@@ -75,16 +74,9 @@ def scenario_of(number: int) -> Scenario | None:
 
 
 def foreknowledge_of(scenario: Scenario, draw: np.random.Generator) -> Foreknowledge:
-    """Returns what a run of this pipeline knows before the first row. A run may not know all of it."""
-    first = scenario.stages[0]
-    width = first.bytes_per_row * float(np.exp(0.2 * draw.standard_normal()))
-    knows_store, knows_width, knows_groups = draw.random(3) < _KNOWN
-    store = "remote" if first.cpu < 0.5 else "local"
-    return Foreknowledge(
-        row_bytes=width if knows_width else None,
-        store=store if knows_store else None,
-        row_group_rows=int(first.rows_per_item) if knows_groups else None,
-    )
+    """Returns what a run of this pipeline knows before the first row. A run may not know it."""
+    store = "remote" if scenario.stages[0].cpu < 0.5 else "local"
+    return Foreknowledge(store=store if draw.random() < _KNOWN else None)
 
 
 def rows_of(simulator: Simulator, look: LookChoice) -> ndarray:
@@ -129,7 +121,7 @@ def episode(number: int, policy: Chooser, *, values: bool = False) -> Iterator[L
                 shares = np.where(rows < 0, -1.0, rows / best).astype(np.float32)
                 given = features(look.seen, look.candidates)
                 planned = look.planned_choice or 0
-                yield LabelledLook(given, shares, planned, number, simulator.now)
+                yield LabelledLook(given, shares, planned, number)
             other = draw.random()
             if other < _TRIED_SHARE:
                 chosen = int(draw.integers(len(look.candidates)))
@@ -181,7 +173,6 @@ def label_shard(
             candidate_count=np.array([len(look.rows) for look in looks]),
             planned=np.array([look.planned for look in looks]),
             number=np.array([look.number for look in looks]),
-            at=np.array([look.at for look in looks]),
         )
     part.rename(path)
     return len(looks)
@@ -205,14 +196,7 @@ def read_looks(paths: Sequence[Path]) -> list[LabelledLook]:
                 arrays["candidates"][candidate : candidate + candidates],
             )
             rows = arrays["rows"][candidate : candidate + candidates]
-            looks.append(
-                LabelledLook(
-                    given,
-                    rows,
-                    int(arrays["planned"][i]),
-                    int(arrays["number"][i]),
-                    float(arrays["at"][i]),
-                )
-            )
+            planned, number = int(arrays["planned"][i]), int(arrays["number"][i])
+            looks.append(LabelledLook(given, rows, planned, number))
             stage, candidate, change = stage + stages, candidate + candidates, after
     return looks

@@ -26,7 +26,6 @@ class SimulationOptions:
         "steady", "a file (docs/scenarios.md), or part of a shipped one's name", metavar="FILE|WORD"
     )
     seed: int = setting(0, "decides what the scenario draws")
-    without_governor: bool = setting(False, "let nothing hold the memory back")
 
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
@@ -55,13 +54,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
         before = knobs
 
     say(f"{scenario.name}: {scenario.about}\n{0.0:7.1f} s  {before}  (the start)")
-    outcome = run(
-        scenario,
-        policy,
-        seed=options.seed,
-        governor=not options.without_governor,
-        observe=print_change,
-    )
+    outcome = run(scenario, policy, seed=options.seed, observe=print_change)
     best = reference(scenario, seed=options.seed)
     say(
         f"{score(outcome, best):.3f} of the clairvoyant's rows, {end_score(outcome, best):.3f} in the last fifth"

@@ -18,11 +18,10 @@ def snapshot(at: float, *stages: StageStats, **given: Any) -> Snapshot:
     counters = dict.fromkeys(("batches", "rows", "memory_used"), 0)
     times = dict.fromkeys(("consumer_wait_s", "consumer_compute_s", "cpu_used_s"), 0.0)
     machine = {"memory_limit": 2**34, "cpu_quota": 4.0}
-    sequence = int(4 * at)
     return Snapshot(
         **{
             "at": at,
-            "sequence": sequence,
+            "sequence": int(4 * at),
             "stages": stages,
             **counters,
             **times,

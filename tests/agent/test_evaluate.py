@@ -42,8 +42,8 @@ def test_the_summary_is_over_all_runs_and_counts_kills():
 
 def test_policies_are_measured_on_a_scenario_file(tmp_path):
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    words = ["--policy", "planner", "--policy", "oracle", "--seeds", "2", "--processes", "1"]
-    found = simulated.main([*words, "--scenario", str(tmp_path / "small.json")])
+    words = "--policy planner --policy oracle --seeds 2 --processes 1 --scenario"
+    found = simulated.main([*words.split(), str(tmp_path / "small.json")])
     assert found["policies"].keys() == {"planner", "oracle"}
     assert found["policies"]["planner"].keys() >= {"mean", "median", "p5", "kills"}
     assert found["policies"]["planner"]["median"] > 0

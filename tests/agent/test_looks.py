@@ -19,14 +19,14 @@ from tests.raises import raises
 STAGES = [FakeStage(name="decode", wait_s=0.05), FakeStage(name="slow", cpu_s=0.004)]
 
 
-def recorded(folder, policy: Policy, seconds: float = 12.0) -> FakePipeline:
+def recorded(folder, policy: Policy) -> FakePipeline:
     """Records a simulated run of this policy. Returns its pipeline."""
     pipeline = FakePipeline(STAGES)
     with RunFolder.create(folder, {}, clock=lambda: pipeline.now) as run:
         controller = Controller(
             pipeline, policy, record=run.event, looks=run.look, clock=lambda: pipeline.now
         )
-        while pipeline.now < seconds:
+        while pipeline.now < 12.0:
             controller.step()
             pipeline.advance(controller.wait_s)
     return pipeline

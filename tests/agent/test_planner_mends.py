@@ -22,7 +22,7 @@ def _stage(name, cost_s, **more):
 def neighbour(cores: float, taken: float, until: float) -> Scenario:
     """A neighbour that takes cores, and gives them back. The planner waited for minutes, 0.39 to 0.76."""
     return Scenario(
-        name=f"neighbour, {cores:g} cores",
+        name="neighbour",
         seconds=180,
         machine=SimMachine(cores=cores, neighbour_cores=taken),
         stages=(
@@ -35,19 +35,15 @@ def neighbour(cores: float, taken: float, until: float) -> Scenario:
     )
 
 
-NEIGHBOURS = ((32, 24.0, 100), (8, 6.5, 40))
-"""Cores, those that the neighbour takes, and when it gives them back."""
-
-
 def _outcome(scenario):
     outcome = run(scenario, make("planner"))
     assert not outcome.killed
     return outcome
 
 
-@pytest.mark.parametrize("one", NEIGHBOURS)
-def test_cores_that_a_neighbour_gives_back_are_used(one):
-    outcome, until = _outcome(neighbour(*one)), one[2]
+@pytest.mark.parametrize(("cores", "taken", "until"), [(32, 24.0, 100), (8, 6.5, 40)])
+def test_cores_that_a_neighbour_gives_back_are_used(cores, taken, until):
+    outcome = _outcome(neighbour(cores, taken, until))
     assert outcome.rates[-1] > 2 * outcome.rates[until - 1]
 
 

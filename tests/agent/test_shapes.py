@@ -55,13 +55,13 @@ def _stages(cost_s, **more):
     ]
 
 
-def _settled(stages, machine, *, fused=(), ticks=60):
+def _settled(stages, machine):
     """The simulator after so many decisions, and how fast it is then."""
     scenario = Scenario(name="fused", stages=tuple(stages), machine=machine)
-    knobs = dataclasses.replace(scenario.first_knobs, fused=fused)
+    knobs = scenario.first_knobs
     simulator, policy = Simulator(scenario.truth_at, scenario.limits, knobs), make("planner")
     state, reasons = policy.initial(scenario.limits, knobs), []
-    for _ in range(ticks):
+    for _ in range(60):
         knobs, state, reason = policy.decide(simulator.snapshot(), state)
         reasons.append(reason.text)
         simulator.apply(knobs)

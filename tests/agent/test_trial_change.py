@@ -14,12 +14,12 @@ def _seen(rate, stall=1.0):
     return pipeline_rates(rows_per_s=rate, stall=stall)
 
 
-def _attempt(kind="grow", hoped=2.0):
+def _attempt(kind="grow"):
     return TrialChange(
         kind=kind,
         before=Knobs(workers={"decode": 1}),
         rows_per_s=100.0,
-        predicted=100.0 * hoped,
+        predicted=200.0,
         start_up=3 * (kind == "switch"),
     )
 

@@ -80,9 +80,9 @@ def spec_text(columns: dict[str, str] | None = None, features: str = FEATURES) -
     return f'[input]\nformat = "json"\ncolumns = [{names}]\n\n[table]\nrow_group_rows = 512\n{features}'
 
 
-def raw_rows(rows: int, first: int = 0, seed: int = 0) -> pa.Table:
+def raw_rows(rows: int, first: int = 0) -> pa.Table:
     """Raw clicks, some cells empty; `number` is each row's own."""
-    clicks = Clicks(seed).rows(first, rows)
+    clicks = Clicks(0).rows(first, rows)
     none = np.zeros(rows, bool)
     found: dict[str, Any] = {
         "label": pa.array(clicks.label, pa.int64()),

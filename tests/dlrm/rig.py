@@ -48,14 +48,11 @@ class FakeBatch:
     step: int = 0
 
 
-def batch(
-    step: int, rows: int, rank: int = 0, ranks: int = 1, sizes: dict[str, int] | None = None
-) -> FakeBatch:
+def batch(step: int, rows: int, rank: int = 0, ranks: int = 1) -> FakeBatch:
     """Rank's part of global batch `step`: the same rows for any number of ranks. Labels follow from the ids."""
     g = torch.Generator().manual_seed(step)
-    sizes = SIZES if sizes is None else sizes
     dense = torch.rand(len(DENSE), rows, generator=g)
-    ids = torch.stack([torch.randint(0, n, (rows,), generator=g) for n in sizes.values()])
+    ids = torch.stack([torch.randint(0, n, (rows,), generator=g) for n in SIZES.values()])
     score = dense[0] * 2 - 1 + (ids[0] % 3 == 0) * 2.0 - (ids[-1] % 2) * 1.0
     label = (torch.rand(rows, generator=g) < torch.sigmoid(score)).float()
     part = slice(rank * rows // ranks, (rank + 1) * rows // ranks)

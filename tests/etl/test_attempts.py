@@ -29,10 +29,10 @@ TEXT = write_spec(
 )
 
 
-def cells_of(files: int, rows: int = 2000) -> list[pa.RecordBatch]:
+def cells_of(files: int) -> list[pa.RecordBatch]:
     """The cells of two tasks, as they are shuffled."""
     draw = np.random.default_rng(1)
-    found = []
+    found, rows = [], 2000
     for _ in range(2):
         columns = [
             pa.array(np.zeros(rows, np.int8)),

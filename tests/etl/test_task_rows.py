@@ -26,12 +26,12 @@ TEXT = write_spec(
 )
 
 
-def write_lines(folder: Path, files: int = 3, lines: int = 50) -> list[str]:
+def write_lines(folder: Path) -> list[str]:
     """Writes files of lines, of which one is compressed. Returns all lines."""
     folder.mkdir()
     every = []
-    for number in range(files):
-        rows = [f"{n % 2}\t{number}\t{'x' * (n % 7)}{n}\n" for n in range(lines)]
+    for number in range(3):
+        rows = [f"{n % 2}\t{number}\t{'x' * (n % 7)}{n}\n" for n in range(50)]
         every += rows
         content = "".join(rows).encode()
         if number == 1:

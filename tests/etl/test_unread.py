@@ -80,15 +80,15 @@ def test_rows_are_ordered_by_numbers_only(tmp_path):
         run(None, tmp_path / "t", text=text.replace("[table]", lag % "at"))
 
 
-def rows(path: Path, how: str, count: int = 400, *, prices: int = 400, form: int = 400) -> Path:
+def rows(path: Path, how: str, *, prices: int = 400, form: int = 400) -> Path:
     """Rows with a time each, of which the first `form` are written so; and so many prices."""
-    day = [f"{n % 28 + 1:02}" for n in range(count)]
+    day = [f"{n % 28 + 1:02}" for n in range(400)]
     at = [how.replace("DD", d) if n < form else f"2024-01-{d} 10:00" for n, d in enumerate(day)]
     return write_rows(
         path,
-        click=[n % 2 for n in range(count)],
+        click=[n % 2 for n in range(400)],
         at=at,
-        price=pa.array([1.0 if n < prices else None for n in range(count)]),
+        price=pa.array([1.0 if n < prices else None for n in range(400)]),
     )
 
 

@@ -21,11 +21,11 @@ from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import Transform
 
 
-def make_loader(function: str = "shifted", last: str = "pad") -> BatchLoader:
+def make_loader(function: str = "shifted") -> BatchLoader:
     return BatchLoader(
         FeatureTable.open(sys.argv[2]),
         batch_size=80,
-        order=Order(window_rows=60, last=last),
+        order=Order(window_rows=60, last="pad"),
         read_ahead_epochs=1000,
         transforms=[Transform(f"tests.ingest.worker_functions:{function}", "mine")],
         knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}),

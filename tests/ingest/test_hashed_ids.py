@@ -43,8 +43,8 @@ def hashed(array, size=SIZE):
     return table.column("x").combine_chunks()
 
 
-def by_the_etl(texts, size=SIZE):
-    return Hash(size=size).apply(pa.array(texts, pa.string()), None)
+def by_the_etl(texts):
+    return Hash(size=SIZE).apply(pa.array(texts, pa.string()), None)
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int8(), pa.uint64(), pa.uint16()])

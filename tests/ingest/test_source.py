@@ -74,16 +74,16 @@ def test_a_file_of_other_rows_is_refused(own):
         groups.read(Read(0, 0, 255, (WindowPart(0, 0, 0, 255),)))
 
 
-def files_of_row_groups(folder, count, groups=1):
+def files_of_row_groups(folder, count):
     for number in range(count):
-        table = pa.table({"label": [number] * 8 * groups})
+        table = pa.table({"label": [number] * 8})
         pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=8)
     return [
         DataFile(
             path=str(folder / f"part-{n}.parquet"),
-            rows=8 * groups,
+            rows=8,
             bytes=0,
-            row_group_rows=(8,) * groups,
+            row_group_rows=(8,),
         )
         for n in range(count)
     ]

@@ -76,9 +76,9 @@ def expect(loader, table: Table, batch, rows) -> None:
     assert int(batch.lengths.min()) == int(batch.lengths.max()) == 1
 
 
-def eventually(holds: Callable[[], bool], patience_s: float = 60.0) -> None:
+def eventually(holds: Callable[[], bool]) -> None:
     """Fails unless something that other threads bring about comes to hold."""
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + 60.0
     while not holds():
         assert time.monotonic() < end, "it never came to hold"
         threading.Event().wait(0.01)

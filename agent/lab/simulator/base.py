@@ -76,7 +76,6 @@ class SimulatedPipeline:
         self.active = [0.0] * count
         self._changed()
         self.memory = self._memory(0.0, self.active)
-        self.peak = self.memory
         self._sequence = 0
         self._drifted: tuple[TrueCosts, tuple[int, ...], TrueCosts] | None = None
 

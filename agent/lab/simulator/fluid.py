@@ -207,4 +207,3 @@ class Simulator(SimulatedPipeline):
         self.now += seconds
         self.active = in_flight
         self.memory = self._memory(seconds, in_flight)
-        self.peak = max(self.peak, self.memory)
