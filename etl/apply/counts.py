@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.apply.features import Features, in_training
 from sluice.etl.apply.parse import Batches, Parsed
-from sluice.etl.apply.unreadable import unread
-from sluice.etl.ops.chain import lifted, prepare_column
+from sluice.etl.ops.chain import lacks, lifted, prepare_column, reading
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
@@ -38,6 +37,8 @@ COUNT_ROWS = 1 << 18
 """The number of rows whose values are counted together. In more rows, more values are equal."""
 _MOST_BYTES = 64 << 20
 """The most bytes of rows that are processed together."""
+_SHOWN = 100
+"""The most characters of a value in a message."""
 COUNTS = pa.schema([("key", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 
 
@@ -56,7 +57,7 @@ class RowCounts:
     """The share of missing values in each input column."""
     unread: dict[str, float] = field(default_factory=dict)
     """The share of present values that cannot be read, in each column with operators that read values: see
-    `sluice.etl.apply.unreadable`."""
+    `unread`."""
     examples: dict[str, str] = field(default_factory=dict)
     """An unreadable value of each column that has any."""
     unmatched: dict[str, int] = field(default_factory=dict)
@@ -254,3 +255,20 @@ def is_full(collected: list[pa.RecordBatch], rows: int) -> bool:
         sum(b.num_rows for b in collected) >= rows
         or sum(b.nbytes for b in collected) >= _MOST_BYTES
     )
+
+
+def unread(
+    features: Features, columns: Mapping[str, pa.Array]
+) -> Iterator[tuple[str, int, str | None]]:
+    """Yields for each column of a batch whose operators read values the number of rows with an unreadable value, and
+    such a value."""
+    for column in features.spec.columns:
+        if not (upto := reading(column.left_to_spark)):
+            continue
+        given = columns[column.sources[0]]
+        bad = pc.and_(
+            pc.invert(lacks(given)), lacks(features.run(column, column.ops[:upto], columns, {}))
+        )
+        count = pc.sum(bad).as_py() or 0
+        example = str(given.filter(bad)[0].as_py())[:_SHOWN] if count else None
+        yield column.name, count, example

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.failure import FeatureError, step_of
 from sluice.etl.apply.number_limits import (
     NUMBERS,
     as_stored,
@@ -28,6 +27,7 @@ from sluice.etl.apply.number_limits import (
 )
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import Arrays, as_number, as_one_column, as_text, on_distinct, plain
+from sluice.etl.ops.chain import FeatureError, step_of
 from sluice.etl.ops.hashing import Flags, Floats, Hashes, Lookup, Narrow, hash_rows
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.lists import packed

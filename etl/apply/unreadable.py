@@ -1,28 +1,18 @@
-"""Counts values that an operator cannot read in the first pass, and compares them with the version before.
+"""Compares the values that operators could not read in the first pass with those of the version before.
 
 A fill hides them in the table. A changed date format would look like any other column of numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Mapping
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from sluice.etl.apply.features import Features
-from sluice.etl.ops.chain import lacks, reading
+from sluice.etl.apply.counts import RowCounts
 from sluice.etl.table.job_record import MORE, JobRecord
 from sluice.etl.table.profile import DriftError
 
-if TYPE_CHECKING:
-    from sluice.etl.apply.counts import RowCounts
-
 TIMES = 2.0
 """A share is refused if it is more than TIMES what it was, and at least MORE above it."""
-_SHOWN = 100
-"""The most characters of a value in a message."""
 
 
 def lost(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
@@ -60,20 +50,3 @@ def refuse_lost(
                 f"warning: column {name!r}: {share:.1%} of its values cannot be read, for instance "
                 f"{now.examples[name]!r}, and no version before says whether that is usual"
             )
-
-
-def unread(
-    features: Features, columns: Mapping[str, pa.Array]
-) -> Iterator[tuple[str, int, str | None]]:
-    """Yields for each column of a batch whose operators read values the number of rows with an unreadable value, and
-    such a value."""
-    for column in features.spec.columns:
-        if not (upto := reading(column.left_to_spark)):
-            continue
-        given = columns[column.sources[0]]
-        bad = pc.and_(
-            pc.invert(lacks(given)), lacks(features.run(column, column.ops[:upto], columns, {}))
-        )
-        count = pc.sum(bad).as_py() or 0
-        example = str(given.filter(bad)[0].as_py())[:_SHOWN] if count else None
-        yield column.name, count, example

@@ -22,7 +22,6 @@ from sluice.common.control_groups import ControlGroups
 from sluice.etl.apply.compiled_lines import LEAST_BYTES
 from sluice.etl.apply.count_sums import CountSums
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected, split_keys, with_key_column
-from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.input_checks import rows_before
 from sluice.etl.apply.parse import Parsed
@@ -36,14 +35,14 @@ from sluice.etl.apply.rejected import (
     read_again,
 )
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
-from sluice.etl.apply.row_store import RowStore, split_by_number
-from sluice.etl.apply.sorted_rows import SortedRows
+from sluice.etl.apply.row_store import RowStore, SortedRows, split_by_number
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.ops.chain import FeatureError
 from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.pieces import Piece
 from sluice.etl.read.row_groups import RowGroups

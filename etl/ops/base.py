@@ -108,7 +108,7 @@ class Operator(ABC):
     """Whether it is meant to make a value of a missing one, also in a label."""
     reads: ClassVar[bool] = False
     """Whether it makes null of a value that it cannot read. Each job counts these values: see
-    `sluice.etl.apply.unreadable`."""
+    `sluice.etl.apply.counts.unread`."""
     keeps_order: ClassVar[bool] = False
     """Whether it is monotonic. The results of the least and the largest value of a batch then bound all its results."""
     online_too: ClassVar[bool] = False

@@ -1,5 +1,5 @@
-"""The steps of a chain: the kind after an operator (`follow`), its application to a column (`step`), and the operators
-that may meet unreadable values (`reading`)."""
+"""The steps of a chain: the kind after an operator (`follow`), its application to a column (`step`; `step_of` names
+the column and the value at which it fails), and the operators that may meet unreadable values (`reading`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.common.errors import OperatorError
 from sluice.etl.ops.base import LISTS, Arrays, Fitted, Operator, as_number, as_text, plain
 from sluice.etl.ops.lists import flat, relisted
 
 ELEMENTS = {plural: single for single, plural in LISTS.items()}
+_SHOWN = 100
+"""The most characters of a value in a message."""
+
+
+class FeatureError(RuntimeError):
+    """An operator failed. The message needs no traceback."""
 
 
 def follow(op: Operator, kind: str) -> str | None:
@@ -56,6 +63,42 @@ def step(op: Operator, values: pa.Array, state: Any, extras: Arrays) -> pa.Array
     # Numbers that are too large become infinite, and infinite less infinite becomes NaN.
     with np.errstate(over="ignore", invalid="ignore"):
         return op.apply(prepare_column(op, values, extras), state)
+
+
+def step_of(column: str, op: Operator, values: pa.Array, state: Any, extras: Arrays) -> pa.Array:
+    """Applies `step` to a column's values. Raises a FeatureError if the operator fails."""
+    try:
+        return step(op, values, state, extras)
+    except (MemoryError, OSError):
+        raise
+    except OperatorError as error:  # the cause is not a single value
+        raise FeatureError(f"column {column!r}: {error}") from error
+    except Exception as error:
+
+        def fails(start: int, count: int) -> bool:
+            try:
+                step(
+                    op,
+                    values.slice(start, count),
+                    state,
+                    {name: v.slice(start, count) for name, v in extras.items()},
+                )
+            except Exception:
+                return True
+            return False
+
+        # The operator may fail at one value by itself, or only on several together.
+        start, count = 0, len(values)
+        while count > 1:
+            half = count // 2
+            start, count = (start, half) if fails(start, half) else (start + half, count - half)
+        alone = count and fails(start, 1)
+        at = f" at {str(values[start].as_py())[:_SHOWN]!r}" if alone else ""
+        what = " ".join(str(error).split())
+        raise FeatureError(
+            f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
+            f"{type(error).__name__}{f': {what}' if what else ''}"
+        ) from error
 
 
 def make_labels(ops: Iterable[Operator], values: pa.Array) -> pa.Array:

@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 from sluice.common.errors import InputError
 from sluice.etl.apply.cells import column_or_nulls, stored_column
 from sluice.etl.apply.input_checks import refuse_missing
-from sluice.etl.apply.line_reader import LineReader
 from sluice.etl.apply.lines import are_headers, strip_end
-from sluice.etl.apply.parse import Batches
+from sluice.etl.apply.parse import Batches, LineReader
 from sluice.etl.apply.rejected import encoded_headers
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_files import InputFiles

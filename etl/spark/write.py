@@ -20,8 +20,7 @@ from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.rejected import Rejects, read_again
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
-from sluice.etl.apply.row_store import COMPRESSED, split_by_number
-from sluice.etl.apply.sorted_rows import SortedRows
+from sluice.etl.apply.row_store import COMPRESSED, SortedRows, split_by_number
 from sluice.etl.jobs.engine import Written
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput, collect_cells

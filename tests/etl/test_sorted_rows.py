@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply import sorted_rows
-from sluice.etl.apply.sorted_rows import SortedRows
+from sluice.etl.apply import row_store
+from sluice.etl.apply.row_store import SortedRows
 
 
 def batches(names: list[str], count: int = 9, rows: int = 700) -> list[pa.RecordBatch]:
@@ -42,7 +42,7 @@ def sorted_by(budget: int, given: list[pa.RecordBatch], rows: int) -> list[pa.Ta
 )
 @pytest.mark.parametrize("rows", [64, 1000, 6300, 9999])
 def test_runs_on_the_disk_make_the_same_pieces_as_memory(names, rows, monkeypatch):
-    monkeypatch.setattr(sorted_rows, "_PART_BYTES", 5000)
+    monkeypatch.setattr(row_store, "_PART_BYTES", 5000)
     given = batches(names)
     whole = pa.Table.from_batches(given).drop_columns("text").to_pylist()
     order = ["_first", "_then", "_key", "_row"]
@@ -58,16 +58,16 @@ def test_runs_on_the_disk_make_the_same_pieces_as_memory(names, rows, monkeypatc
 
 
 def test_a_merge_has_one_part_of_each_run_in_memory(monkeypatch):
-    monkeypatch.setattr(sorted_rows, "_PART_BYTES", 5000)
+    monkeypatch.setattr(row_store, "_PART_BYTES", 5000)
     held: list[int] = []
-    real = sorted_rows.sort_order
+    real = row_store.sort_order
 
     def noted(table: pa.Table) -> np.ndarray:
         held.append(len(table))
         return real(table)
 
     given = batches(["_key"])
-    monkeypatch.setattr(sorted_rows, "sort_order", noted)
+    monkeypatch.setattr(row_store, "sort_order", noted)
     pieces = sorted_by(0, given, 100)
     assert sum(map(len, pieces)) == 6300
     assert held[:9] == [700] * 9  # each batch is a run

@@ -9,8 +9,9 @@ import pytest
 
 from sluice.common.errors import InputError
 from sluice.dlrm.follow.table_diff import between
+from sluice.etl.apply.counts import unread
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.unreadable import lost, unread
+from sluice.etl.apply.unreadable import lost
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
 from sluice.etl.spark.errors import clearly

@@ -28,7 +28,6 @@ from sluice.etl.apply.counts import (
     split_keys,
     with_key_column,
 )
-from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
 from sluice.etl.apply.rejected import (
@@ -43,6 +42,7 @@ from sluice.etl.apply.rejected import (
 )
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
+from sluice.etl.ops.chain import FeatureError
 from sluice.etl.read.input_files import Part, pieces_of_task
 from sluice.etl.spark.workers.cells import READ, count_cells, slices, write_cell
 from sluice.etl.spark.workers.row_file import RowFile
