@@ -34,7 +34,7 @@ class Controller:
     `looks` gets what the policy is asked, with its choice.
 
     After `changes_a_minute` changes within a minute, the policy is not asked until one of them is older than that. The
-    policy is not asked while the pipeline starts up either, and starts again after that."""
+    policy is asked before the first batch, too, as soon as stages pass rows on."""
 
     def __init__(
         self,
@@ -75,12 +75,8 @@ class Controller:
         self._last_step: float | None = None
         self._limits: Limits | None = None
         self._state: Any = None
-        self._restart_policy = False
-        """Whether the policy starts from its initial state at the next look, because the first rows have just come."""
-        self._learned_before = self._learned = learned
+        self._learned = learned
         self._change_detector = ChangeDetector()
-        self._starting = False
-        """Whether no row has come by the second look or later. Compilers may be at work then, so rates mean little."""
         self._last: Snapshot | None = None
         self._recent: deque[Snapshot] = deque(maxlen=RUNTIME.window_looks)
         """The looks since the last change. Each did enough work after the one before it."""
@@ -112,7 +108,7 @@ class Controller:
     def _tick(self) -> None:
         """Measures, and lets the policy decide if it may."""
         snapshot = self._measure()
-        if snapshot is not None and self.frozen is None and not self._starting:
+        if snapshot is not None and self.frozen is None:
             self._decide(snapshot)
 
     def _measure(self) -> Snapshot | None:
@@ -127,23 +123,13 @@ class Controller:
         self.ticks += 1
         self._last = snapshot
         measured = rates(before, snapshot) if before is not None else None
-        began = before is not None and not before.rows
-        was_starting = self._starting
-        self._starting = self.ticks > 1 and not snapshot.rows
-        if was_starting and not self._starting:
-            # The first rows have come, so everything starts as if the run began now.
-            self._change_detector = ChangeDetector()
-            self._restart_policy = True
-        for event in () if self._starting else self._change_detector.look(snapshot, measured):
+        # Before the first batch, compilers may be at work, so that rows cost more than later.
+        for event in self._change_detector.look(snapshot, measured) if snapshot.rows else ():
             self._record(event)
         if measured is not None and self._observe is not None:
-            self._observe(
-                {**self._loader_metric(measured, snapshot), **({"began": True} if began else {})}
-            )
-        if before is not None and (
-            snapshot.cpu_quota != before.cpu_quota or was_starting or self._starting
-        ):
-            # Rates with another number of cores, or of the start, cannot be compared.
+            self._observe(self._loader_metric(measured, snapshot))
+        if before is not None and snapshot.cpu_quota != before.cpu_quota:
+            # Rates with another number of cores cannot be compared.
             self._recent.clear()
         if self._recent and not did_enough(self._recent[-1], snapshot):
             return None
@@ -155,7 +141,7 @@ class Controller:
     def _decide(self, snapshot: Snapshot) -> None:
         """Asks the policy, and applies and logs its choice."""
         before = self._tunable.knobs
-        if self._restart_policy or self._tunable.limits != self._limits:
+        if self._tunable.limits != self._limits:
             self._start_policy(self._tunable.limits, before)
         if (
             len(self._change_times) == self._change_times.maxlen
@@ -191,7 +177,7 @@ class Controller:
         self._change_times.append(self._clock())
         self._pending_effect = (
             self.decisions,
-            rates(self._start_of_rate(snapshot), snapshot),
+            rates(self._start_of_rate(), snapshot),
             reason.predicted_rows_per_s,
         )
         self._recent.clear()
@@ -205,33 +191,29 @@ class Controller:
             }
         )
 
-    def _start_of_rate(self, snapshot: Snapshot) -> Snapshot:
+    def _start_of_rate(self) -> Snapshot:
         """Returns the look from which on the rate is that of the present knobs.
 
-        There is none before the first rows, so `snapshot` itself is returned. At the first decision, compilers, first
-        files and connections are part of the earlier looks, so the later half is nearer to the true rate."""
-        with_rows = [s for s in self._recent if s.rows]
-        if not with_rows:
-            return snapshot
-        return (
-            with_rows[(len(with_rows) - 1) // 2]
-            if self.decisions == 1
-            else _first_with_own_rate(with_rows)
-        )
+        At the first decision, compilers, first files and connections are part of the earlier looks, so the later half
+        is nearer to the true rate. Looks before the first rows count only if there are too few others."""
+        looks = [s for s in self._recent if any(stage.rows for stage in s.stages)]
+        if len(looks) < 2:
+            looks = list(self._recent)
+        return looks[(len(looks) - 1) // 2] if self.decisions == 1 else _first_with_own_rate(looks)
 
     def _start_policy(self, limits: Limits, knobs: Knobs) -> None:
         """Starts the policy from its initial state, or from what an earlier run has learned.
 
-        What was learned is used once, except if the run itself starts again. If the policy cannot use it, it stays for
-        the next start. Another thread that calls `learned` meanwhile gets the old or the new result."""
-        learned = self._learned_before if self._restart_policy else self._learned
+        What was learned is used once. If the policy cannot use it, it stays for the next start. Another thread that
+        calls `learned` meanwhile gets the old or the new result."""
+        learned = self._learned
         state = self._policy.initial(limits, knobs)
         recalled = None
         if learned is not None:
             try:
                 recalled = self._policy.recall(state, learned)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                learned = self._learned_before = None
+                learned = None
                 self._record(
                     {
                         "kind": "fault",
@@ -245,7 +227,6 @@ class Controller:
         self._looks.start(policy.name, policy.made_of, limits, knobs, known)
         self._state = state if recalled is None else recalled
         self._limits = limits
-        self._restart_policy = False
         self._learned = learned if recalled is None else None
 
     def _apply(self, knobs: Knobs) -> bool:

@@ -91,7 +91,7 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     """Yields the fewest workers for some rates, and for the highest with all computing transforms in processes."""
     forecast, limits = seen.forecast, seen.state.limits
     moved, free_bytes = forecast, forecast.free_bytes
-    for name in () if seen.unmeasured else _movable(seen, limiting_stage(seen)):
+    for name in _movable(seen, limiting_stage(seen)):
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
         process_bytes = _largest_process(forecast, name)
         if computing and 0 < 2 * process_bytes <= free_bytes:
@@ -126,7 +126,7 @@ def _near(seen: Observation) -> Iterator[Candidate]:
         near = knobs.with_workers(**{name: changed})
         yield Candidate(name=step, knobs=near, rows_per_s=forecast.rate(near.workers))
     moved = next((n for n in _movable(seen, name)), None)
-    if moved is None or seen.unmeasured:
+    if moved is None:
         return
     if 2 * _largest_process(forecast, moved) <= forecast.free_bytes:
         other = forecast.switched(moved, lambda cost: cost.relieved())

@@ -36,7 +36,8 @@ class PipelineRates:
 
     seconds: float
     rows_per_s: float
-    """Rows that the consumer took per second. Tuning is meant to raise this rate."""
+    """Rows that the consumer took per second. Tuning is meant to raise this rate. While the consumer waits for input,
+    these are the rows that the busiest stage passed on, because whole windows of rows come to the consumer at once."""
     stall: float
     """Share of the consumer's time spent waiting for input. Near 1: input-bound. Near 0: trainer-bound."""
     demand_rows_per_s: float | None
@@ -107,10 +108,11 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
         return None
     before = {s.name: s for s in earlier.stages}
     stages = {s.name: _stage(before[s.name], s, seconds) for s in later.stages if s.name in before}
+    stall = wait / (wait + compute) if wait + compute > 0 else 0.0
     return PipelineRates(
         seconds=seconds,
-        rows_per_s=rows / seconds,
-        stall=wait / (wait + compute) if wait + compute > 0 else 0.0,
+        rows_per_s=_passed(stages) if stages and stall >= DEFAULT.mostly_share else rows / seconds,
+        stall=stall,
         demand_rows_per_s=rows / compute if compute > 0 and rows > 0 else None,
         cpu=cpu / seconds,
         cpu_quota=later.cpu_quota,
@@ -125,6 +127,12 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
         else 0.0,
         away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0),
     )
+
+
+def _passed(stages: Mapping[str, StageRates]) -> float:
+    """Returns the rows per second of the stage with the largest share of busy workers."""
+    busiest = max(stages.values(), key=lambda stage: stage.busy / stage.workers)
+    return busiest.rows_per_s
 
 
 def _optional(name: str, earlier: Snapshot, later: Snapshot, seconds: float) -> float | None:

@@ -130,7 +130,7 @@ class InTune(Policy):
     def decide(self, snapshot: Snapshot, state: IntuneState) -> tuple[Knobs, IntuneState, Reason]:
         measured = rates(state.last, snapshot) if state.last else None
         state = replace(state, last=snapshot)
-        if measured is None:
+        if measured is None or not snapshot.rows:
             return state.knobs, state, Reason(text="nothing was measured yet")
         inputs = observe(measured, snapshot, state.knobs, self._machine)
         state = follow(state, inputs, measured)

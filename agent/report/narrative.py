@@ -186,7 +186,7 @@ def _rates(run: Run) -> dict[str, Any]:
     if settling:
         # The first looks include compilers, first files and connections, so only those just before the change count.
         change = settling[0]["at"]
-        before = [m for m in calm if m["at"] <= change]
+        before = [m for m in run.looks() if m["at"] <= change and m.get("rows_per_s")]
         before = [m for m in before if m["at"] > change - _JUST_BEFORE_S] or before[-1:]
     settled = calm[2 * len(calm) // 3 :] if len(calm) >= _FEWEST_LOOKS else []
     after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
@@ -288,11 +288,7 @@ def headline(figures: RunOutcome) -> str:
 def started(loader: Sequence[Line]) -> Sequence[Line]:
     """Returns the looks at the loader after its first rows, for each start of the run."""
     begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
-    return [
-        look
-        for look in loader[begin + 1 if begin else 0 :]
-        if look.get("rows", 1) and not look.get("began")
-    ]
+    return [look for look in loader[begin + 1 if begin else 0 :] if look.get("rows", 1)]
 
 
 def verdict(run: Run) -> str:

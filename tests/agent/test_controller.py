@@ -9,7 +9,6 @@ import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
-from sluice.agent.report.format import line
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.stats import Snapshot
@@ -129,27 +128,19 @@ def test_stopping_logs_the_effect_that_is_still_due():
     assert events[-1]["text"] == "number 4"
 
 
-def test_a_slow_start_is_no_part_of_the_effect_of_a_change():
-    class Starting(FakePipeline):
-        """Its first rows come in the sixth second."""
+def test_whole_windows_of_rows_neither_delay_a_decision_nor_hide_its_effect():
+    class Windows(FakePipeline):
+        """The trainer gets ten million rows at once."""
 
-        def advance(self, seconds):
-            if self.now < 5:
-                self.now += seconds
-            else:
-                super().advance(seconds)
+        def snapshot(self):
+            now = super().snapshot()
+            return dataclasses.replace(now, rows=now.rows // 10**7)
 
-    for script, known in ((Script(1, 4), True), (Script(4), False)):
-        _, (_, effect), metrics = _run(Starting(_pipeline().stages), script, 20)
-        assert script.asked == 20 - 5  # not while it starts
-        assert len(metrics) == 19
-        if known:  # one worker passes a fourth of the rows of four
-            assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(
-                4, rel=0.1
-            )
-        else:
-            assert effect["rows_per_s_before"] is None
-            assert "before" not in line(effect)
+    pipeline = Windows(_pipeline().stages)
+    _, (_, effect, *_), _ = _run(pipeline, make("planner"), 12)
+    assert not pipeline.snapshot().rows
+    first = FakePipeline(pipeline.stages).rows_per_s({"decode": 1, "collate": 1})
+    assert effect["rows_per_s_before"] == pytest.approx(first, rel=0.05)
 
 
 class Raises(Script):

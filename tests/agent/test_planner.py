@@ -15,7 +15,6 @@ from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.policies.planner.state import seen
 from tests.agent.fake import FakePipeline, FakeStage, decisions, go_on, tune
 
 pytestmark = pytest.mark.slow
@@ -321,10 +320,3 @@ def test_a_stage_that_holds_no_lock_of_the_interpreter_stays_in_threads(cpu):
     )
     seen = _course(Scenario(name="no lock", seconds=120, stages=(stage,)))
     assert {knobs.backend["udf"] for knobs, _ in seen} == {"thread"}
-
-
-def test_the_planner_forgets_looks_that_are_older_than_its_window():
-    window = ()
-    for tick in range(20):
-        window = seen(window, f"snapshot {tick}", float(tick), PlannerSettings())
-    assert [look.tick for look in window] == [14.0, 15.0, 16.0, 17.0, 18.0, 19.0]

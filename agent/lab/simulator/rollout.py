@@ -91,7 +91,7 @@ def _drive(
         measured = rates(before, seen)
         assert measured is not None, "the simulator's clock moves on"
         changed.append(knobs_changed)
-        series.append(measured.rows_per_s)
+        series.append((seen.rows - before.rows) / measured.seconds)
         peak = max(peak, seen.memory_used / seen.memory_limit)
         before = seen
     return Rollout(
