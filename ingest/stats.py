@@ -191,7 +191,7 @@ class StageStats:
     queue_limit_bytes: int = 0
     """The most bytes that may wait there. 0: the stage has no buffer of its own."""
     process_bytes: int = 0
-    """The most memory of its own that one of its processes was seen to use. 0: no process has worked yet."""
+    """The most memory of its own that one of its processes was seen to use. 0: none was measured yet."""
     starting: int = 0
     """Workers whose process has not started yet. Above 0: rates do not show the present knobs yet."""
 

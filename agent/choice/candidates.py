@@ -93,8 +93,9 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     moved, free_bytes = forecast, forecast.free_bytes
     for name in _movable(seen, limiting_stage(seen)):
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
-        process_bytes = _largest_process(forecast, name)
-        if computing and 0 < 2 * process_bytes <= free_bytes:
+        in_threads = forecast.separate_costs[name].backend != "process"
+        process_bytes = _expected_process(forecast, name)
+        if computing and in_threads and 2 * process_bytes <= free_bytes:
             moved = moved.switched(name, lambda cost: cost.relieved())
             free_bytes -= process_bytes
     shapes = [(name, forecast, times) for name, times in _TIMES.items()]
@@ -128,7 +129,7 @@ def _near(seen: Observation) -> Iterator[Candidate]:
     moved = next((n for n in _movable(seen, name)), None)
     if moved is None:
         return
-    if 2 * _largest_process(forecast, moved) <= forecast.free_bytes:
+    if 2 * _expected_process(forecast, moved) <= forecast.free_bytes:
         other = forecast.switched(moved, lambda cost: cost.relieved())
         ranges = {n: range_of(replace(seen.state, caps={}), n) for n in other.joined_costs}
         ranges[moved] = (
@@ -139,11 +140,14 @@ def _near(seen: Observation) -> Iterator[Candidate]:
         yield Candidate(name="backend", knobs=limits.clamp(shaped), rows_per_s=rate)
 
 
-def _largest_process(forecast: Forecast, name: str) -> float:
-    """Returns the most bytes of a process that a stage would move to. One that was never measured may become as large
-    as this program was at its start. 0: the stage is in processes already."""
-    cost = forecast.separate_costs[name]
-    return 0.0 if cost.backend == "process" else cost.process_bytes or forecast.base_bytes
+def _expected_process(forecast: Forecast, name: str) -> float:
+    """Returns the bytes of a process that a stage would move to. If none of the stage was measured, it is taken to be
+    as large as the largest of the others. 0: the stage is in processes already, or none was measured. Then the first
+    one may start, and is ended if it does not fit."""
+    costs = forecast.separate_costs
+    if costs[name].backend == "process":
+        return 0.0
+    return costs[name].process_bytes or max(cost.process_bytes for cost in costs.values())
 
 
 def limiting_stage(seen: Observation) -> str:

@@ -68,7 +68,7 @@ class StageCost:
     item_rows: float = 0.0
     """Rows of an item in the latest observation."""
     process_bytes: int = 0
-    """Measured memory of a worker's process. 0: no process has worked yet."""
+    """Measured memory of a worker's process. 0: none was measured yet."""
     drifts: int = 0
     """How many times the cost of a row has changed."""
     leaps: int = 0

@@ -19,6 +19,7 @@ from sluice.ingest.process.child import Child, Died
 from sluice.ingest.process.shared_memory import Region
 
 _START_S = 120.0
+_WEIGH_S = 0.01  # between two looks at the memory of a process that starts
 
 
 class WorkerError(RuntimeError):
@@ -90,6 +91,8 @@ class WorkerProcess:
         self._charged = self.bytes = 0
         """The most memory of its own that a process was seen to use."""
         self._spent = (-1, 0.0, 0.0)
+        self.too_large = False
+        """Whether its process was ended while it started, because it took more than was free."""
         self._lost = False
         self._closed = False
         self._charge_own(self.expected_bytes)
@@ -118,14 +121,25 @@ class WorkerProcess:
                 self._forget()
                 raise WorkerError(f"worker for {self.function} cannot start: {death}") from None
 
-    def start_in_background(self) -> None:
-        """Starts the process. If it cannot start, the next call raises the error."""
+    def start_in_background(self, most_bytes: int) -> None:
+        """Starts the process. If it cannot start, the next call raises the error. If it takes more than `most_bytes`
+        while it starts, the worker is killed."""
 
         def start() -> None:
             with contextlib.suppress(WorkerError):
                 self.start()
 
-        self._starter = threading.Thread(target=start, daemon=True, name="sluice-start")
+        def weigh() -> None:
+            starting.start()
+            while starting.is_alive():
+                starting.join(_WEIGH_S)
+                self.bytes = max(self.bytes, anonymous_bytes(self.pid))
+                if self.bytes > most_bytes:
+                    self.too_large = True
+                    self.kill()
+
+        starting = threading.Thread(target=start, daemon=True, name="sluice-start")
+        self._starter = threading.Thread(target=weigh, daemon=True, name="sluice-weigh")
         self._starter.start()
 
     def call(self, columns: protocol.Columns, label: str = "item") -> dict[str, protocol.Array]:

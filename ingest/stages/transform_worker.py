@@ -114,28 +114,30 @@ class TransformStage:
     def start_worker(self) -> WorkerProcess | None:
         """Starts another process in the background. None: too little memory is free for it now."""
         with self.governor.lock:  # two stages must not take the same bytes
+            free = self.governor.free
             if not self._has_room():
                 return None
             worker = self.new_worker()
-        worker.start_in_background()
+        worker.start_in_background(free)
         return worker
 
     def _has_room(self) -> bool:
         """Returns whether another process may start.
 
-        The very first process may, because none was measured. The first one of each other stage needs free memory for
-        one, and is taken to be as large as the largest that was measured. Any other needs free memory for two. Until
-        one of its stage was measured, it is taken to be as large as this program was before it loaded anything."""
+        The very first process may, because none was measured. It is ended if it does not fit. The first one of each
+        other stage needs free memory for one, and is taken to be as large as the largest that was measured. Any other,
+        and any of a measured stage, needs free memory for two. Until one of its stage was measured, it is taken to be
+        as large as this program was before it loaded anything."""
         stages = list(itertools.chain(*self.running.values()))
         program_bytes = self.governor.base
-        if not any(stage.workers() for stage in stages):
+        if not any(stage.workers() or stage.process_bytes for stage in stages):
             return True
         unmeasured = sum(len(stage.workers()) for stage in stages if not stage.process_bytes)
         free = self.governor.free - unmeasured * program_bytes
-        if self._workers:
+        if self._workers or self.process_bytes:
             return free >= 2 * (self.process_bytes or program_bytes)
         largest = max(stage.process_bytes for stage in stages)
-        return free >= (self.process_bytes or largest or program_bytes)
+        return free >= (largest or program_bytes)
 
     @property
     def starting(self) -> int:
@@ -222,6 +224,10 @@ class TransformWorker:
         if stage.backend == "process" and stage.worked_in_threads:
             self._worker = self._worker or stage.start_worker()
             if self._worker is None or self._worker.is_starting:
+                return "thread"
+            if self._worker.too_large:
+                stage.process_bytes = max(stage.process_bytes, self._worker.bytes)
+                self.close()
                 return "thread"
         return stage.backend
 

@@ -103,6 +103,20 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
         assert loader.worker_restarts == 0
 
 
+def test_a_process_that_does_not_fit_is_ended_while_it_starts(table, monkeypatch):
+    monkeypatch.setattr(Governor, "free", 2**20)
+    with loading(table, NAME + "shifted", Knobs(), epochs=50) as loader:
+        stream = (batch for _ in range(50) for batch in loader)
+        next(stream)
+        loader.apply(PROCESS)
+        while not loader.snapshot().stage("mine").process_bytes:
+            next(stream)
+        for _ in range(50):
+            next(stream)
+            assert not loader.worker_pids
+        stream.close()
+
+
 class _Stages:
     """Stages of transforms that share memory. Each process has its true size, which is known after it has worked. They
     see this as their governor."""
@@ -151,7 +165,7 @@ class _Stages:
 
 @pytest.fixture
 def unstarted(monkeypatch):
-    monkeypatch.setattr(worker.WorkerProcess, "start_in_background", lambda worker: None)
+    monkeypatch.setattr(worker.WorkerProcess, "start_in_background", lambda *given: None)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -54,7 +54,7 @@ class SimulatedPipeline:
         """Stage that moves to processes → when they are ready, and their number. Until then its threads work."""
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
         self._process_bytes = [0] * count
-        """The memory of each stage's process. 0 until one has worked."""
+        """The memory of each stage's process. 0 until one was measured."""
         self.queue = [0.0] * count
         self.done = [0.0] * count
         self.bytes = [0.0] * count
@@ -346,6 +346,11 @@ class SimulatedPipeline:
         Memory may be too small for all processes that start. If none of this stage was measured either, only its first
         process has started now. The others start after it."""
         stage = self.truth.stages[i]
+        if free < (1 - GOVERNOR_FILLS) * self.truth.machine.memory_limit:
+            # The first process is ended while it starts, and the stage stays in its threads.
+            self._process_bytes[i] = math.ceil(stage.process_bytes)
+            del self._moving[i]
+            return -stage.process_bytes
         unmeasured = sum(n for j, (_, n) in self._moving.items() if not self._process_bytes[j])
         count = self._moving.pop(i)[1]
         doubtful = free < (unmeasured + 1) * self.truth.machine.base_bytes
