@@ -30,7 +30,8 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
-from sluice.ingest.stages.transform import TransformError
+from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest.twin import eventually, halve
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
@@ -269,6 +270,8 @@ class TestWhatItSays:
             (Order, "shufle", "did you mean 'shuffle'?"),
             (Knobs, "wrkers", "did you mean 'workers'?"),
             (Order, "sample", "earlier version: give the column the role weight"),
+            (PetastormOptions, "schema", "earlier version: name the columns in roles"),
+            (Transform, "columns", "earlier version: name the columns that a Transform reads"),
         ],
     )
     def test_an_unknown_field_is_answered_with_the_one_that_was_meant(self, kind, wrong, hint):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.common.suggest import NamedFields
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.process.matrix_function import MATRIX
 
@@ -30,7 +31,7 @@ class TransformError(LoadingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Transform:
+class Transform(NamedFields):
     """A named function over batches.
 
     `function` takes a batch as a dict of numpy arrays by column name. It may write into them, or return new arrays of

@@ -8,12 +8,13 @@ from typing import Any, Self
 
 _LEFT = {
     "audit": "flip the label of some rows of a sample, make a table from both, and compare the features of these rows",
-    "arrow_udf": "use Transform(function, name, reads=…, gives=…)",
+    **dict.fromkeys(("arrow", "arrow_udf"), "use Transform(function, name, reads=…, gives=…)"),
     "bags": "the vectors of a row's ids are added up; use `--model dien`, or your own loop over sluice.Loader",
     **dict.fromkeys(
         ("cache", "cache_limit"),
         "mount the bucket with a cache (mount-s3 --cache DIR), and read the mounted folder",
     ),
+    "columns": "name the columns that a Transform reads as reads=…, and those of a Loader in roles=…",
     "compress": "give the operator hash in the spec a smaller size",
     "cross_experts": "use --cross-rank",
     "export": "docs/serving.md shows how torch.export writes the dense layers of a run",
@@ -33,15 +34,19 @@ _LEFT = {
     "picture": "report.html has the charts",
     "place": "write online = true at the operators that a loader shall apply",
     "policies": "use `python -m sluice.agent.lab.policies` in a checkout",
-    **dict.fromkeys(("predicate", "rowgroup_selector"), "use [[filter]] in the spec"),
+    **dict.fromkeys(
+        ("predicate", "rowgroup_selector"),
+        "use [[filter]] in the spec, or in your own loop PetastormOptions(predicate=…) or a list of files",
+    ),
     "profile": "use py-spy or nsys",
     "rate": "a proxy limits rates (docs/serving.md)",
     "replay": "compare policies by `sluice bench --tuning POLICY`",
     "sample": "give the column the role weight, so that it weighs the loss of each row",
+    "schema": "name the columns in roles=…, or give a spec",
     "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
     "slices": "score rows with the server, and group them by the column",
     "table_width": "use --width",
-    "transform_spec": "use operators of the spec, or --transform",
+    "transform_spec": "use operators of the spec, or --transform, or in your own loop transforms=[TransformSpec(…)]",
 }
 """A verb, an option or an argument of an earlier version → what to do instead."""
 

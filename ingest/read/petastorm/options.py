@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.common.errors import UsageError
+from sluice.common.suggest import NamedFields, nearest
 from sluice.etl.schema import Field
 from sluice.etl.spec.nested_columns import parts
-from sluice.ingest.knobs import nearest
 from sluice.ingest.process.row_call import keep_frame
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.stages.transform import FrameFunction, address_of
@@ -30,7 +30,7 @@ class PetastormError(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PetastormOptions:
+class PetastormOptions(NamedFields):
     """What Petastorm's Reader is asked for, as Petastorm's own objects."""
 
     predicate: Any = None
