@@ -133,7 +133,7 @@ class WorkerProcess:
             starting.start()
             while starting.is_alive():
                 starting.join(_WEIGH_S)
-                self.bytes = max(self.bytes, anonymous_bytes(self.pid))
+                self._weigh()
                 if self.bytes > most_bytes:
                     self.too_large = True
                     self.kill()
@@ -151,8 +151,7 @@ class WorkerProcess:
             while True:
                 try:
                     result = self._attempt(columns, label)
-                    self.bytes = max(self.bytes, anonymous_bytes(self.pid))
-                    self._charge_own(max(self._charged, self.bytes))
+                    self._weigh()
                     return result
                 except Died as death:
                     how, _, stack = str(death).partition("\n")
@@ -243,6 +242,13 @@ class WorkerProcess:
             child, self._child = self._child, None
         if child is not None:
             child.close()
+
+    def _weigh(self) -> None:
+        """Measures the memory of the process, and charges it. After `close`, nothing is charged any more."""
+        with self._state:
+            self.bytes = max(self.bytes, anonymous_bytes(self.pid))
+            if not self._closed:
+                self._charge_own(max(self._charged, self.bytes))
 
     def _charge_own(self, size: int) -> None:
         if size != self._charged:

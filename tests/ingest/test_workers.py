@@ -26,6 +26,7 @@ from sluice.ingest.process.worker import (
 )
 from tests.ingest import worker_functions
 from tests.ingest.scene import assert_gone
+from tests.ingest.twin import eventually
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -300,6 +301,17 @@ def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
         assert sum(charges) == worker._region.size
         assert worker.call({"count": np.array([2])})["out"].tolist() == [7.0, 7.0]
         assert worker.pid == pid, "the worker lives"
+    assert sum(charges) == 0
+
+
+@pytest.mark.parametrize("most_bytes", [0, 2**40])
+def test_a_process_is_charged_while_it_starts_and_ended_if_it_takes_too_much(most_bytes):
+    charges = []
+    with WorkerProcess(NAME + "double", charge=lambda size, own: charges.append(size)) as worker:
+        worker.start_in_background(most_bytes)
+        eventually(lambda: not worker.is_starting)
+        assert worker.too_large == (most_bytes == 0)
+        assert worker.too_large or sum(charges) == worker.bytes > 0
     assert sum(charges) == 0
 
 
