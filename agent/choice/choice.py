@@ -30,6 +30,7 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _CALM_TICKS = 3.0  # without a change, until the agent dares more
+_FIRST_TICKS = 1.0  # in which the agent waits for all stages to work
 _KINDS = {"lean": "release", "less": "release", "processes": "switch", "backend": "switch"}
 """How the planner judges a change: by the name of its candidate. All others are tries for more rows."""
 _NAMED = {
@@ -141,6 +142,8 @@ class Chooser(Policy):
         state = replace(state, effects=_watched(state.effects, before, planned[1], snapshot))
         seen = observe(snapshot, before, planned, state.effects, self._known)
         if seen is None or _is_urgent(before, planned):
+            return LookChoice(state=state, planned=planned)
+        if seen.unmeasured and seen.state.tick < _FIRST_TICKS:
             return LookChoice(state=state, planned=planned)
         effects = state.effects.measured(seen.knobs, seen.recent.rows_per_s, seen.state.tick)
         state = replace(state, effects=effects)
