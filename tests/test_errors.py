@@ -11,6 +11,7 @@ import signal
 import pytest
 
 from sluice.common.errors import UsageError
+from sluice.common.suggest import meant
 from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
@@ -142,3 +143,7 @@ def test_each_program_ends_a_users_mistake_with_2_and_one_line(
         out, err = capsys.readouterr()
         assert (name, ended.value.code, err) == (name, 2, f"error: {error}\n")
         assert program == "dlrm.train" or not out
+
+
+def test_a_part_of_an_object_is_meant_by_the_objects_name():
+    assert meant("geo", ["video", "geo.country"]) == " (did you mean 'geo.country'?)"

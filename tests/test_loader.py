@@ -268,7 +268,6 @@ class TestWhatItSays:
         ("kind", "wrong", "hint"),
         [
             (Order, "shufle", "did you mean 'shuffle'?"),
-            (Knobs, "wrkers", "did you mean 'workers'?"),
             (Order, "sample", "earlier version: give the column the role weight"),
             (PetastormOptions, "schema", "earlier version: name the columns in roles"),
             (Transform, "columns", "earlier version: name the columns that a Transform reads"),

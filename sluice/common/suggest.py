@@ -59,8 +59,11 @@ def left(name: str) -> str:
 
 
 def meant(name: object, known: Iterable[str]) -> str:
-    """Returns the end of a message about a name or a value: ` (did you mean 'clip'?)`, or nothing."""
-    close = difflib.get_close_matches(str(name), known, 1, 0.5)
+    """Returns the end of a message about a name or a value: ` (did you mean 'clip'?)`, or nothing. A part of an object
+    (`geo.country`) is meant by the object's name."""
+    known = list(known)
+    parts = [one for one in known if one.startswith(f"{name}.")]
+    close = parts or difflib.get_close_matches(str(name), known, 1, 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
