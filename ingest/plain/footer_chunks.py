@@ -59,15 +59,17 @@ class StoredChunk:
     """The bytes of its dictionary page in the file, or 0 without one."""
     has_differences: bool
     """Whether texts are stored as differences from the text before. Arrow does not decode these as a dictionary."""
+    texts: int
+    """The bytes of its texts, each as often as it comes, as newer writers say in the footer. Otherwise 0."""
 
 
 def chunks_of_group(metadata: Any, group: int) -> list[StoredChunk]:
     """Returns the chunk of each leaf column, in the order of the schema."""
     numbers = chunk_numbers(metadata)[:, group]
-    fields = numbers[[VALUE_COUNT, STORED, _PLAIN, START, _DATA, ENCODINGS]].T.tolist()
+    fields = numbers[[VALUE_COUNT, STORED, _PLAIN, START, _DATA, ENCODINGS, _TEXT_BYTES]].T.tolist()
     return [
-        StoredChunk(values, stored, plain, start, data - start, bool(encodings & _DIFFERENCES))
-        for values, stored, plain, start, data, encodings in fields
+        StoredChunk(values, stored, plain, start, data - start, bool(known & _DIFFERENCES), texts)
+        for values, stored, plain, start, data, known, texts in fields
     ]
 
 

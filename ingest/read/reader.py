@@ -71,6 +71,8 @@ _SMALL_BYTES = 16 * 2**20
 """Reads before the start may always take this much together."""
 _FEW_ROWS = 256
 """Rows whose texts are decoded at once to count their bytes."""
+_FIRST_PAGES_BYTES = 2**20
+"""Bytes that are read at once of a column of which only the first pages are needed."""
 _IDLE_BYTES = 32 * 2**20
 """Memory that is kept for the stored bytes of the next row groups."""
 
@@ -706,9 +708,15 @@ class RowGroupReader:
         is_dictionary = path in self._located[number].stored(self._dictionaries)
         if is_dictionary and not chunk.has_differences:
             return 0
+        if chunk.has_differences and chunk.texts:
+            return 2 * chunk.texts
         dictionaries = [] if chunk.has_differences else [path]
         file = pq.ParquetFile(
-            self._opener.open(self.files[number].path), read_dictionary=dictionaries
+            self._opener.open(self.files[number].path),
+            read_dictionary=dictionaries,
+            # Without a buffer, Arrow gets all stored bytes of a column before its first page.
+            buffer_size=_FIRST_PAGES_BYTES if chunk.texts else 0,
+            pre_buffer=not chunk.texts,
         )
         with closing(file):
             if chunk.has_differences:
@@ -721,6 +729,8 @@ class RowGroupReader:
             longest = pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
             if chunk.values * longest <= max(chunk.plain, _SMALL_BYTES):
                 return chunk.values * longest
+            if chunk.texts:  # reading them all would take as long as decoding the row group
+                return 2 * chunk.texts
             whole = file.read_row_group(group, [path], use_threads=False).column(0)
             return sum(  # twice, because arrays are copied while they grow
                 2 * (pc.sum(pc.binary_length(texts.dictionary).take(texts.indices)).as_py() or 0)

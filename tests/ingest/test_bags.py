@@ -14,13 +14,11 @@ from sluice.ingest.stages.bags import (
     bag_rows,
     copy_bags,
     find_pieces,
-    load_compiled_bags,
     stored_bags,
     with_copied_ids,
 )
 from tests.raises import raises
 
-load_compiled_bags()
 BAG = st.lists(st.integers(0, 2**31 - 1), max_size=4) | st.none()
 
 
