@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,8 @@ class JobRequest(JobInput, LearningOptions):
         engine = choose(self.engine, job.spec, argv, progress.say)
         if engine == "spark" or job.spec.functions:
             gc.enable()  # A user's functions may leave cycles, which hold memory.
+        else:
+            _convert_without_pandas()
         with opened(engine, progress) as engine_for:
             result = run_job(job, engine_for(job))
         seconds = round(time.monotonic() - start, 1)
@@ -145,3 +148,28 @@ class JobRequest(JobInput, LearningOptions):
         ):
             progress.say(line)
         return {**dataclasses.asdict(result), "seconds": seconds}
+
+
+class _NoPandas:
+    """An entry of `sys.meta_path` that refuses pandas."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def _convert_without_pandas() -> None:
+    """Makes Arrow convert its first values while pandas cannot be imported.
+
+    Arrow imports pandas there if it is installed, and only compares types with it. If that fails, Arrow does not try
+    again, unless a program asks for a data frame."""
+    import numpy as np
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array(np.zeros(1))
+        pa.scalar("")
+    finally:
+        sys.meta_path.remove(_NoPandas)

@@ -1,5 +1,6 @@
 """What starts without imports that it does not need, and without Python's garbage collector."""
 
+from sluice.etl.synth.raw_logs import synthesize
 from tests.run_program import run_program
 
 
@@ -52,6 +53,22 @@ for function in (lambda a: a.sum(), lambda a: np.dot(a, a)):
 print(seen)
 """)
         == "[False, True]"
+    )
+
+
+def test_a_local_job_does_not_import_pandas_and_leaves_it_usable(tmp_path):
+    synthesize(tmp_path / "raw", rows=99)
+    assert (
+        _last_line(f"""
+import sys
+from sluice.etl import job
+words = "--engine local --spec features/criteo.toml --input {tmp_path}/raw --output {tmp_path}/t"
+job.main(words.split())
+seen = "pandas" in sys.modules
+import pandas, pyarrow
+print(seen, pyarrow.Table.from_pandas(pandas.DataFrame([7])).to_pandas().iloc[0, 0])
+""")
+        == "False 7"
     )
 
 

@@ -29,7 +29,7 @@ from tests.fuzz.one_value import drawn_values, parsed_rows, same, write
 
 NAME = "earlier_rows"
 _KINDS = {"number": "int", "part": "float", "word": "text"}
-_ROWS = 60
+_ROWS = 300
 Row = Mapping[str, Any]
 
 
@@ -40,7 +40,7 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     spec, store = Spec.own(_spec(draw, form, order)), TableStore(folder / "table")
     (folder / "spec.toml").write_text(spec.text)
     columns: dict[str, Any] = {"click": [n % 2 for n in range(_ROWS)], "place": range(_ROWS)}
-    columns |= {name: drawn_values(draw, form, kind, _ROWS, 7) for name, kind in _KINDS.items()}
+    columns |= {name: drawn_values(draw, form, kind, _ROWS, 30) for name, kind in _KINDS.items()}
     whole = _write(folder / f"whole.{form}", columns, range(_ROWS))
     cells = {row["place"]: row for row in parsed_rows(spec, whole) if row}
     moments = sorted(_moment(row[order]) for row in cells.values())
@@ -74,19 +74,12 @@ def try_seed(seed: int, folder: Path) -> list[str]:
 
 
 def _spec(draw: random.Random, form: str, order: str) -> str:
-    of = draw.choice(list(_KINDS))
+    of, by, other, key = draw.choices(list(_KINDS), k=4)
     lag = {"rows": draw.randint(1, 2), "difference": of != "word" and draw.random() < 0.5}
     history = {"length": draw.randint(1, 3), "positive": draw.random() < 0.3}
     rules = [
-        section("lag", name="before", of=of, by=draw.choice(list(_KINDS)), order=order, **lag),
-        section(
-            "history",
-            name="past",
-            of=draw.choice(list(_KINDS)),
-            by=draw.choice(list(_KINDS)),
-            order=order,
-            **history,
-        ),
+        section("lag", name="before", of=of, by=by, order=order, **lag),
+        section("history", name="past", of=other, by=key, order=order, **history),
     ]
     inputs = ["click:int", "place:int", *(f"{name}:{kind}" for name, kind in _KINDS.items())]
     head = "" if form == "parquet" else 'decimal = "."\n'
