@@ -85,6 +85,18 @@ PICTURES = (
         names={"tf.data; its AUTOTUNE": "tf.data, the best of a grid"},
     ),
     Picture(
+        file="tuned",
+        title="Rows/s of Sluice's auto ÷ those of other loaders, by what they have to do (more is better)",
+        entry="2026-11-28 · The tuned race with all loaders",
+        table="auto",
+        series=(
+            Series(name="÷ tf.data with AUTOTUNE", column="÷ tf.data"),
+            Series(name="÷ the best setting by hand of any other loader", column="÷ the best"),
+        ),
+        unit="× {}",
+        reference=1.0,
+    ),
+    Picture(
         file="occasions",
         title="Rows/s of the tuned run ÷ a setting that stays as it was (more is better)",
         entry="2026-11-26 · After each of four changes, live, on the release",

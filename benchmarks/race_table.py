@@ -1,14 +1,15 @@
-"""Writes the table of loaders in README.md from the log's tables of the race: `python -m benchmarks.race_table`.
+"""Writes the tables of both races from the log's tables: `python -m benchmarks.race_table`.
 
-This module holds no figures. tests/benchmarks/test_race_table.py fails if README differs from the log.
+README.md has the table of the tuned race, docs/peers.md that of the loaders at their best settings. This module holds no
+figures. tests/benchmarks/test_race_table.py fails if a page differs from the log.
 """
 
 from __future__ import annotations
 
 from benchmarks.pictures import ROOT, figures, read_log, table_of
 
-README = ROOT / "README.md"
 ENTRY = "2026-11-27 · The release once more, on its last commit"
+TUNED = "2026-11-28 · The tuned race with all loaders"
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
     "",
@@ -64,11 +65,21 @@ def written(log: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tuned(log: str) -> str:
+    """Returns the table of the tuned race as Markdown."""
+    columns, rows = table_of(log, TUNED, "auto")
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+PAGES = {ROOT / "README.md": tuned, ROOT / "docs" / "peers.md": written}
+
+
 def main() -> None:
-    text = README.read_text()
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(before + BEGIN + written(read_log()) + END + after)
+    for page, table in PAGES.items():
+        before, _, rest = page.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        page.write_text(before + BEGIN + table(read_log()) + END + after)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""The table of loaders in README says what the log's race says."""
+"""The tables of the races say what the log says."""
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.pictures import read_log
-from benchmarks.race_table import BEGIN, END, README, written
+from benchmarks.race_table import BEGIN, END, PAGES, written
 
 
-def test_readme_has_the_figures_of_the_log():
-    assert BEGIN + written(read_log()) + END in README.read_text(), (
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_the_figures_of_the_log(page):
+    assert BEGIN + PAGES[page](read_log()) + END in page.read_text(), (
         "run python -m benchmarks.race_table"
     )
 
