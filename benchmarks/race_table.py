@@ -1,7 +1,7 @@
 """Writes the tables of both races from the log's tables: `python -m benchmarks.race_table`.
 
-README.md has the table of the tuned race, docs/peers.md that of the loaders at their best settings. This module holds no
-figures. tests/benchmarks/test_race_table.py fails if a page differs from the log.
+README.md has the table of the tuned race, docs/peers.md that of the loaders at their best settings. This module holds
+no figures. tests/benchmarks/test_race_table.py fails if a page differs from the log.
 """
 
 from __future__ import annotations
