@@ -21,7 +21,7 @@ from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec
-from sluice.ingest.stages.bags import load_compiled_bags
+from sluice.ingest.stages.bags import load_compiled_moves
 from sluice.ingest.stages.batch import BatchSeries, Chunks, Collator, Cutter, Ready, series_steps
 from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
@@ -31,7 +31,7 @@ from sluice.ingest.stages.row_functions import (
     cut_into_slices,
     memory_of,
 )
-from sluice.ingest.stages.scatter_kernel import count_converted, load_compiled
+from sluice.ingest.stages.scatter_kernel import count_converted
 from sluice.ingest.stages.shuffle import (
     Decoded,
     Placer,
@@ -91,9 +91,7 @@ class Pipeline(StagePools):
         self._streams = len(plan.streams_of(share.reader, share.readers))
         self._largest_rows = max(itertools.chain(*plan.groups), default=0)
         self.footprint = self._least_memory()
-        load_compiled()  # takes memory, too
-        if columns.stored_bags:
-            load_compiled_bags()
+        load_compiled_moves(bool(columns.stored_bags))  # takes memory, too
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._governor = self._new_governor(self.footprint.total, str(self.footprint))
         self.limits.check(self.knobs)

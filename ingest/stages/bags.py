@@ -12,7 +12,13 @@ import pyarrow as pa
 from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
-from sluice.ingest.stages.scatter_kernel import copy, int32_at, int64_at, prefetch
+from sluice.ingest.stages.scatter_kernel import (
+    copy,
+    int32_at,
+    int64_at,
+    load_compiled,
+    prefetch,
+)
 
 _ID_BYTES = 4  # bytes of an id
 _BAGS_AHEAD = 6  # memory is prefetched so many bags ahead
@@ -234,8 +240,11 @@ def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
         address += np.uint64(4 * lengths[n])
 
 
-def load_compiled_bags() -> None:
-    """Loads the compiled functions of bags, as `scatter_kernel.load_compiled` loads the others."""
+def load_compiled_moves(bags: bool) -> None:
+    """Loads the compiled functions that move rows. Those of bags are loaded only if there are `bags`."""
+    load_compiled()
+    if not bags:
+        return
     rows, halves, line = np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(2, np.int64)
     find_pieces(line[:0].view(np.uint64), line, halves, halves)
     find_bags(np.zeros((1, 5), np.int64), halves, halves, rows, halves, halves)
