@@ -34,7 +34,7 @@ class Controller:
     `looks` gets what the policy is asked, with its choice.
 
     After `changes_a_minute` changes within a minute, the policy is not asked until one of them is older than that. The
-    policy is asked before the first batch, too, as soon as stages pass rows on."""
+    policy is asked from the first look on, also before the first batch."""
 
     def __init__(
         self,

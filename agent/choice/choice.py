@@ -141,9 +141,11 @@ class Chooser(Policy):
         planned = self.planner.decide(snapshot, before)
         state = replace(state, effects=_watched(state.effects, before, planned[1], snapshot))
         seen = observe(snapshot, before, planned, state.effects, self._known)
-        if seen is None or _is_urgent(before, planned):
-            return LookChoice(state=state, planned=planned)
-        if seen.unmeasured and seen.state.tick < _FIRST_TICKS:
+        if (
+            seen is None
+            or _is_urgent(before, planned)
+            or (seen.unmeasured and seen.state.tick < _FIRST_TICKS)
+        ):
             return LookChoice(state=state, planned=planned)
         effects = state.effects.measured(seen.knobs, seen.recent.rows_per_s, seen.state.tick)
         state = replace(state, effects=effects)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.apply.features import Features, in_training
 from sluice.etl.apply.parse import Batches, Parsed
-from sluice.etl.ops.chain import lacks, lifted, prepare_column, reading
+from sluice.etl.ops.chain import SHOWN, lacks, lifted, prepare_column, reading
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
@@ -37,8 +37,6 @@ COUNT_ROWS = 1 << 18
 """The number of rows whose values are counted together. In more rows, more values are equal."""
 _MOST_BYTES = 64 << 20
 """The most bytes of rows that are processed together."""
-_SHOWN = 100
-"""The most characters of a value in a message."""
 COUNTS = pa.schema([("key", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 
 
@@ -270,5 +268,5 @@ def unread(
             pc.invert(lacks(given)), lacks(features.run(column, column.ops[:upto], columns, {}))
         )
         count = pc.sum(bad).as_py() or 0
-        example = str(given.filter(bad)[0].as_py())[:_SHOWN] if count else None
+        example = str(given.filter(bad)[0].as_py())[:SHOWN] if count else None
         yield column.name, count, example

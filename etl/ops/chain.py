@@ -15,7 +15,7 @@ from sluice.etl.ops.base import LISTS, Arrays, Fitted, Operator, as_number, as_t
 from sluice.etl.ops.lists import flat, relisted
 
 ELEMENTS = {plural: single for single, plural in LISTS.items()}
-_SHOWN = 100
+SHOWN = 100
 """The most characters of a value in a message."""
 
 
@@ -93,7 +93,7 @@ def step_of(column: str, op: Operator, values: pa.Array, state: Any, extras: Arr
             half = count // 2
             start, count = (start, half) if fails(start, half) else (start + half, count - half)
         alone = count and fails(start, 1)
-        at = f" at {str(values[start].as_py())[:_SHOWN]!r}" if alone else ""
+        at = f" at {str(values[start].as_py())[:SHOWN]!r}" if alone else ""
         what = " ".join(str(error).split())
         raise FeatureError(
             f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
