@@ -11,7 +11,6 @@ import resource
 import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import Any
 
 from sluice.ingest.process import protocol
@@ -86,6 +85,7 @@ class WorkerProcess:
 
     def __post_init__(self) -> None:
         self._turn, self._state = threading.Lock(), threading.Lock()
+        self._region = Region(lambda size: self.charge(size, False))
         self._child: Child | None = None
         self._starter: threading.Thread | None = None
         self._charged = self.bytes = 0
@@ -102,10 +102,6 @@ class WorkerProcess:
         """The id of its process. None before the first call, after `close`, and between a death and the next call."""
         child = self._child
         return child.process.pid if child else None
-
-    @cached_property
-    def _region(self) -> Region:
-        return Region(lambda size: self.charge(size, False))
 
     @property
     def is_starting(self) -> bool:
