@@ -151,7 +151,7 @@ class _Stages:
         return self.total - sum(len(s.workers()) * s.process_bytes for s in self.stages)
 
     def add(self, number):
-        return self.stages[number].start_worker() is not None
+        self.stages[number].start_worker()
 
     def measure(self, number):
         if self.stages[number].workers():
@@ -159,13 +159,16 @@ class _Stages:
 
     @property
     def used(self):
-        pairs = zip(self.stages, self.sizes, strict=True)
-        return sum(len(stage.workers()) * size for stage, size in pairs)
+        return sum(
+            len(stage.workers()) * size for stage, size in zip(self.stages, self.sizes, strict=True)
+        )
 
 
 @pytest.fixture
 def unstarted(monkeypatch):
-    monkeypatch.setattr(worker.WorkerProcess, "start_in_background", lambda *given: None)
+    """Neither processes nor shared memory: `id` does nothing that counts."""
+    monkeypatch.setattr(worker.WorkerProcess, "start_in_background", id)
+    monkeypatch.setattr(worker, "Region", id)
 
 
 @pytest.mark.parametrize("seed", range(50))
