@@ -199,8 +199,8 @@ class StoredColumns:
         Raises DamagedPage if a page differs from its checksum, or cannot be unpacked."""
         rows = StoredRows(self._rows[group])
         for columns in portions:
-            wanted = [self._leaves[name] for name in columns if name in self._leaves]
-            wanted = [leaf for leaf in wanted if self._may_stay[group, leaf[0]]]
+            known = filter(None, map(self._leaves.get, columns))
+            wanted = [leaf for leaf in known if self._may_stay[group, leaf[0]]]
             if wanted:
                 numbers, fields = zip(*wanted, strict=True)
                 chunks = self._chunks[group, list(numbers)]

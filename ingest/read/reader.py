@@ -150,7 +150,7 @@ class RowGroupReader:
         self._set_schemas()
         self._dictionaries = self._dictionary_columns()
         self.decoding = self._decoding(bags or {}, copies=_FRAME_COPIES if is_filtered else 0)
-        adds = any(one.constants or one.renames for one in self._located)
+        adds = any(one.of(self.columns).constants or one.renames for one in self._located)
         self.in_pages = in_pages and not any((made, history, is_filtered, functions, adds))
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
         self.fetches = any(self._opener.local(file.path) is None for file in self.files)
