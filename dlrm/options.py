@@ -18,9 +18,8 @@ from sluice.common.settings import Given, check, read, replaced, setting
 from sluice.common.suggest import nearest
 from sluice.dlrm.liveness import MOST_S
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
-from sluice.ingest.choices import AUTO, LAST, READERS, History, history_name
-from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.options import OrderOptions, RunOptions
+from sluice.ingest.choices import LAST, History, history_name
+from sluice.ingest.options import LoaderOptions, OrderOptions, RunOptions
 
 if TYPE_CHECKING:
     from sluice.dlrm import lookup_frequencies
@@ -359,21 +358,12 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputSettings(KnobOptions, TransformOptions):
+class InputSettings(KnobOptions, LoaderOptions, TransformOptions):
     """How a rank's loader works, apart from its knobs."""
 
     title = "input"
     tuning: str = setting(
         "auto", "who turns the loader's knobs while it runs", choices=policies.MODES
-    )
-    memory_limit: int | None = setting(
-        None,
-        "what one rank's loader may use, for instance 2GiB (default: what the machine and its control groups leave)",
-        metavar="BYTES",
-        parse=parse_bytes,
-    )
-    reader: str = setting(
-        "auto", "who decodes; auto: petastorm where it is installed", choices=(AUTO, *READERS)
     )
 
 

@@ -151,7 +151,7 @@ class JobRequest(JobInput, LearningOptions):
 
 
 class _NoPandas:
-    """An entry of `sys.meta_path` that refuses pandas."""
+    """An entry of `sys.meta_path` that refuses pandas. A None in `sys.modules` does not: Cython's import returns it."""
 
     @staticmethod
     def find_spec(name: str, *_: Any) -> None:

@@ -221,10 +221,11 @@ def _read_fields(placed: Mapping[str, str]) -> Parsed:
             }
     if not sign:
         hint = ""
-        if any(line.count('"') % 2 for line in placed.values()):
+        if any('"' in line for line in placed.values()):
             hint = (
-                ". Some lines have a quote that does not end. If quoted fields hold line ends, guess from a copy that "
-                "has none, and add multiline = true to [input] of the spec"
+                ". Some lines have quotes that may not end. If quoted fields hold line ends, guess from a copy that "
+                "has none, and add multiline = true to [input] of the spec. If quotes are ordinary characters, guess "
+                'from a copy without quotes, and write format = "tsv" in the spec, with the delimiter that it has'
             )
         raise UsageError(
             f"{next(iter(placed))}: the file is neither Parquet, nor one JSON object a line, nor lines with equally "
@@ -273,6 +274,9 @@ def _type_fields(sample: LogSample, label: str | None) -> SampledColumns:
             wrong.to_pylist(), cells[name], name == label
         ):
             continue
+        # Where few values occur, a text may be one of them.
+        if name != label and len(texts.unique()) <= _DISTINCT * len(wrong.unique()):
+            continue
         whole, not_whole = _cells(marks).convert(encoded.dictionary, "int")
         columns[name] = (whole if not_whole == bad else read).take(encoded.indices)
         words.update({*_MISSING}.intersection(cells[name]))
@@ -318,14 +322,10 @@ def _choose_marks(
 
 
 def _are_few(wrong: Cells, cells: Cells, is_label: bool) -> bool:
-    """Whether so few cells are wrong that they are errors. A label has few distinct values, so its wrong ones must be
-    rare compared with its 1."""
+    """Whether so few cells are wrong that they are errors. Those of a label must be rare compared with its 1."""
     given = [cell for cell in cells if cell is not None]
-    if len(wrong) > (1 - _ALIKE) * len(given):
-        return False
-    if is_label:
-        return 10 * len(wrong) <= given.count(1) + given.count("1")
-    return not wrong or _DISTINCT * len(set(wrong)) < len(set(map(str, given)))
+    ones = given.count(1) + given.count("1")
+    return len(wrong) <= (1 - _ALIKE) * len(given) and (not is_label or 10 * len(wrong) <= ones)
 
 
 def _read_ends(file: InputFile) -> tuple[list[list[bytes]], bool]:

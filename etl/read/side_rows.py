@@ -20,6 +20,7 @@ from sluice.etl.apply.lines import are_headers, strip_end
 from sluice.etl.apply.parse import Batches, LineReader
 from sluice.etl.apply.rejected import encoded_headers
 from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.ops.chain import SHOWN
 from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import Piece, first_line
@@ -30,8 +31,6 @@ from sluice.etl.spec.toml_keys import SpecError
 
 _Cells: TypeAlias = dict[str, tuple[pa.Array, Sequence[int] | npt.NDArray[np.intp], pa.Array]]
 """For each wanted column: its values, the rows that do not fit, and what was read."""
-_SHOWN = 100
-"""The most characters of a value in a message."""
 
 
 @dataclass(frozen=True)
@@ -165,4 +164,4 @@ def _members_of(files: InputFiles, names: Sequence[str]) -> list[str]:
 
 def _shown(value: object) -> str:
     text = strip_end(value).decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return repr(text[:_SHOWN])
+    return repr(text[:SHOWN])

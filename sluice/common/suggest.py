@@ -12,7 +12,7 @@ _LEFT = {
     "bags": "the vectors of a row's ids are added up; use `--model dien`, or your own loop over sluice.Loader",
     **dict.fromkeys(
         ("cache", "cache_limit"),
-        "mount the bucket with a cache (mount-s3 --cache DIR), and read the mounted folder",
+        "`sluice doctor` needs none; for a bucket, mount it with a cache (mount-s3 --cache DIR), and read that folder",
     ),
     "columns": "name the columns that a Transform reads as reads=…, and those of a Loader in roles=…",
     "compress": "give the operator hash in the spec a smaller size",

@@ -10,9 +10,7 @@ from sluice.agent import policies
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
-from sluice.ingest.choices import AUTO, READERS
-from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.options import OrderOptions, RunOptions
+from sluice.ingest.options import LoaderOptions, OrderOptions, RunOptions
 
 _DESCRIPTION = """Loads a table as a trainer would. It prints the rate while it lasts, and at the end what
 would raise it. The last line of the output is one JSON object."""
@@ -63,26 +61,15 @@ class BenchRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchInput(KnobOptions, TransformOptions):
+class BenchInput(KnobOptions, LoaderOptions, TransformOptions):
     """How the loader works, apart from its knobs."""
 
     title = "input"
-    reader: str = setting(
-        AUTO,
-        "who decodes; auto: petastorm where it is installed, else arrow",
-        choices=(AUTO, *READERS),
-    )
     tuning: str = setting(
         "fixed",
         "who turns the knobs: " + ", ".join(policies.names()) + " (default: fixed, "
         "as a setting is measured unless more is asked for; training has auto)",
         metavar="POLICY",
-    )
-    memory_limit: int | None = setting(
-        None,
-        "what the whole process may use, for instance 2GiB (default: what the machine allows)",
-        metavar="BYTES",
-        parse=parse_bytes,
     )
 
 

@@ -20,6 +20,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> FeatureTable:
     )
 
 
+@pytest.fixture(scope="module")
+def server():
+    from tests.ingest.s3 import S3Server  # moto takes long to import
+
+    server = S3Server()
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """Where worker functions of the test hold items."""

@@ -22,7 +22,7 @@ from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.retry import Clock, DeliveryError, RetryPolicy
 from sluice.ingest.row_order import Position, Read, WindowPart
 from tests.ingest import twin
-from tests.ingest.s3 import S3Server, with_bucket
+from tests.ingest.s3 import with_bucket
 from tests.open_loader import open_loader
 from tests.raises import raises
 from tests.run_program import run_program
@@ -30,13 +30,6 @@ from tests.run_program import run_program
 pytestmark = pytest.mark.slow
 
 PATIENT = RetryPolicy(attempts=60, first_wait_s=0.001, longest_wait_s=0.01)
-
-
-@pytest.fixture(scope="module")
-def server():
-    server = S3Server()
-    yield server
-    server.close()
 
 
 @pytest.fixture

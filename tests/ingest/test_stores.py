@@ -24,7 +24,7 @@ from sluice.ingest.read.retry import (
     RetryPolicy,
     ThrottledError,
 )
-from tests.ingest.s3 import S3Server, with_bucket
+from tests.ingest.s3 import with_bucket
 from tests.raises import raises
 
 TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})
@@ -56,13 +56,6 @@ def folder(tmp_path_factory):
         write_page_checksum=True,
     )
     return folder
-
-
-@pytest.fixture(scope="module")
-def server():
-    server = S3Server()
-    yield server
-    server.close()
 
 
 @pytest.fixture
