@@ -3,8 +3,8 @@
     snapshot ─▶ observation ─▶ candidates ─▶ value ─▶ choice ─▶ effect
 
 The planner proposes one of the candidates. The agent takes the candidate with the best lower estimate of its gain over
-staying. The planner measures each change, and proposes to undo it if it did not help. Two decisions are never compared:
-a change that left hardly any rows is undone, and memory is given back when it is short.
+staying. Two decisions are never compared: a change that has lost rows is undone, and memory is given back when it is
+short. The planner measures that. If a change does not wait for the effect of the one before, both may be judged as one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from sluice.agent.choice.candidates import Candidate, list_candidates
 from sluice.agent.choice.effect import Effects
-from sluice.agent.choice.observation import Foreknowledge, Observation, observe, without_trial
+from sluice.agent.choice.observation import Foreknowledge, Observation, observe
 from sluice.agent.choice.value import UNBOUNDED, Value, pick
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import change
@@ -99,11 +99,11 @@ class Chooser(Policy):
         return ChoiceState(planner=self.planner.initial(limits, knobs))
 
     def made_of(self) -> dict[str, Any]:
-        parts = {
+        return {
+            **self.planner.made_of(),
             "values": self._values.digest,
             "known": asdict(self._known),
         }
-        return {**self.planner.made_of(), **parts}
 
     def learned(self, state: ChoiceState) -> Mapping[str, Any]:
         return self.planner.learned(state.planner)
@@ -133,7 +133,9 @@ class Chooser(Policy):
         values = self._values.values(look.seen, look.candidates)
         gains, spreads = (np.array(one) for one in zip(*values, strict=True))
         caution = caution_after(self._values.caution, look.seen)
-        return pick(gains, spreads, caution), values
+        # The planner proposes nothing twice that has failed, so only its proposals may be hoped for.
+        planned = [one.name == "planner" for one in look.candidates]
+        return pick(gains, spreads, np.where(planned, caution, max(0.0, caution))), values
 
     def look(self, snapshot: Snapshot, state: ChoiceState) -> LookChoice:
         """Returns the candidates of a look, before any choice."""
@@ -153,7 +155,7 @@ class Chooser(Policy):
         staying = planned[1] if seen.proposal is None else seen.state
         decided = planned
         if seen.proposal is None and before.trial is not None:
-            planned = self.planner.decide(snapshot, without_trial(before))
+            planned = self.planner.decide(snapshot, replace(before, trial=None, quiet_until=0))
             early = observe(snapshot, before, planned, effects, self._known)
             assert early is not None, "the same look was measured"
             seen = replace(early, early=True)
@@ -172,20 +174,25 @@ class Chooser(Policy):
         self, look: LookChoice, number: int | None, values: Sequence[Value] = ()
     ) -> _Chosen:
         """Puts a candidate in force. None: the planner's decision, without a choice."""
-        seen, state = look.seen, look.state
-        if seen is None or number is None:
+        seen, state, staying = look.seen, look.state, look.staying
+        if seen is None or staying is None or number is None:
             return _accepted(look)
         candidate = look.candidates[number]
         reason = _reason(look, number, values)
         if candidate.name == "stay":
-            assert look.staying is not None, "there is a choice"
-            return seen.knobs, replace(state, planner=look.staying), reason
+            return seen.knobs, replace(state, planner=staying), reason
         if candidate.name == "planner":
             knobs, planner, _ = look.planned
         else:
-            kind = _KINDS.get(candidate.name, "probe")
-            base = replace(seen.state, trial=None, release_looks=0)
-            knobs, planner, reason = change(base, candidate.knobs, kind, seen.recent, reason)
+            knobs, planner, reason = change(
+                seen.state,
+                candidate.knobs,
+                _KINDS.get(candidate.name, "probe"),
+                seen.recent,
+                reason,
+            )
+        if seen.early:
+            planner = _judged_together(staying, planner)
         effects = state.effects.changed(seen.recent.rows_per_s, seen.state.tick)
         return knobs, replace(state, planner=planner, effects=effects), reason
 
@@ -199,7 +206,7 @@ def caution_after(caution: float, seen: Observation) -> float:
     since = -math.inf if event is None else min(event, seen.state.tick - 60)
     changes = sum(tick > since for tick in seen.effects.changes)
     calm = seen.state.age / (_CALM_TICKS * (1 + changes))
-    return max(-1.0, caution - max(0.0, math.log2(max(calm, 1e-3))))
+    return max(-1.0, caution - math.log2(max(calm, 1.0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +232,9 @@ class LookChoice:
 def _accepted(look: LookChoice) -> _Chosen:
     """Returns the planner's decision where there is nothing to choose."""
     knobs, planner, reason = look.planned
-    state, before = look.state, look.state.planner
+    state = look.state
     effects = state.effects
-    if knobs != before.knobs:
+    if knobs != state.planner.knobs:
         effects = effects.changed(0.0, planner.tick)
     return knobs, replace(state, planner=planner, effects=effects), reason
 
@@ -238,18 +245,35 @@ def _watched(
     """Returns the effects, without those from before an event."""
     if before.last is None:
         return effects
-    other_cores = snapshot.cpu_quota != before.last.cpu_quota
+    fewer_cores = snapshot.cpu_quota < before.last.cpu_quota
     return (
-        effects.broken_off(after.tick) if other_cores or after.changed - before.changed else effects
+        effects.broken_off(after.tick) if fewer_cores or after.changed - before.changed else effects
     )
 
 
 def _is_urgent(before: PlannerState, planned: Decision) -> bool:
-    """Returns whether the planner undoes a change that left hardly any rows, or gives memory back."""
+    """Returns whether the planner undoes a change that has lost rows, or gives memory back. Neither is a choice."""
     _, after, reason = planned
-    undone = reason.details.get("kind") == "undo"
     saved = after.trial is not None and after.trial.kind == "memory" and after.age == 0
-    return saved or (undone and reason.details["gain"] < before.settings.mostly_share)
+    return saved or (
+        reason.details.get("kind") == "undo"
+        and reason.details["gain"] < 1 - before.settings.min_gain
+    )
+
+
+def _judged_together(before: PlannerState, after: PlannerState) -> PlannerState:
+    """Returns the state after a change that did not wait for the effect of the one before.
+
+    If that one has lost rows so far, both are judged by the rate before them, and undone together."""
+    first, second = before.trial, after.trial
+    if first and second and first.rises and second.rows_per_s < first.rows_per_s:
+        second = replace(
+            second,
+            before=first.before,
+            rows_per_s=first.rows_per_s,
+            predicted=max(second.predicted, first.rows_per_s),
+        )
+    return replace(after, trial=second)
 
 
 def _reason(look: LookChoice, number: int, values: Sequence[Value]) -> Reason:

@@ -94,11 +94,6 @@ def observe(
     )
 
 
-def without_trial(state: PlannerState) -> PlannerState:
-    """Returns the state as if the last change were no longer measured."""
-    return replace(state, trial=None, quiet_until=0)
-
-
 def observed_operators(forecast: Forecast, recent: PipelineRates) -> dict[str, str]:
     """Returns which transforms hold the interpreter's lock as Python code does, as the probe has shown."""
     held, stages = recent.lock, recent.stages

@@ -353,7 +353,7 @@ def answer(weights: Mapping[str, ndarray], given: LookInputs) -> tuple[ndarray, 
     return np.mean(gains, axis=0), spread
 
 
-def pick(gains: ndarray, spreads: ndarray, caution: float) -> int:
+def pick(gains: ndarray, spreads: ndarray, caution: float | ndarray) -> int:
     """Returns the candidate with the best lower estimate of its gain over staying, less the price of a change."""
     lower = gains - caution * spreads
     lower[1:] -= _CHANGE_PRICE

@@ -42,7 +42,7 @@ def reshape(
         knobs, best = shape.forecast.best(ranges, fewest=False)
         if best < state.settings.min_gain_ratio * present_rate or not shape.forecast.fits(knobs):
             continue
-        trying = replace(state, release_looks=0, tried=state.tried | {shape.key})
+        trying = replace(state, tried=state.tried | {shape.key})
         if moving:
             sharing = {
                 n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
@@ -117,15 +117,6 @@ def probe(
     return name, count, worth[count]
 
 
-def _lean(state: PlannerState, forecast: Forecast, ranges: Ranges) -> Knobs:
-    """Returns the present knobs without workers that the best rate does not need."""
-    lean, _ = forecast.best(ranges, fewest=True)
-    return replace(
-        state.knobs,
-        workers={n: min(count, lean.workers[n]) for n, count in state.knobs.workers.items()},
-    )
-
-
 def release(
     state: PlannerState,
     forecast: Forecast,
@@ -138,7 +129,9 @@ def release(
     alone = (
         forecast if calm.bottleneck == "consumer" else forecast.uncontended
     )  # perhaps our own threads slow us
-    knobs = _lean(state, alone, ranges)
+    lean, _ = alone.best(ranges, fewest=True)
+    workers = {n: min(count, lean.workers[n]) for n, count in knobs_before.workers.items()}
+    knobs = replace(knobs_before, workers=workers)
     now = state.last.at if state.last is not None else 0.0
     if forecast.remote_stages:
         needed = {
@@ -167,7 +160,7 @@ def release(
     ):
         return knobs_before, replace(state, release_looks=state.release_looks + 1), calm
     return change(
-        replace(state, release_looks=0),
+        state,
         knobs,
         "release",
         recent,
@@ -204,6 +197,7 @@ def change(
         state,
         knobs=knobs,
         age=0,
+        release_looks=0,
         window=(),
         trial=trial,
         demands=(),

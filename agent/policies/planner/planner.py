@@ -126,7 +126,7 @@ class Planner(Policy):
                 return state.knobs, state, Reason(text="measuring the effect of the last change")
             if not keep:
                 return _undo(state, state.trial, recent)
-            state = _keep(state, state.trial)
+            state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures)
         # After a change, wait so many ticks. Before the first change, so many looks are enough, because they are short.
         settled = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
         if settled < state.settings.settle_ticks and not (drifted and len(state.window) > 1):
@@ -134,8 +134,7 @@ class Planner(Policy):
         return _plan(state, latest, recent)
 
     def next_look_s(self, state: PlannerState) -> float | None:
-        trial = state.trial
-        if _unexplained_doubts(state, trial):
+        if _unexplained_doubts(state, state.trial):
             return self.settings.quick_look_s
         unmeasured = not all(s.points for s in state.services.values())
         first = unmeasured and state.unchanged and state.tick < self.settings.patience_ticks
@@ -199,7 +198,9 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     }
     learned = replace(learned, services={**learned.services, **well_known}, unexplained=unexplained)
     if snapshot.cpu_quota != state.last.cpu_quota:
-        learned = replace(_begun_again(learned, state.services), failures=0)
+        # More cores take no rows away, so the trial goes on.
+        trial = learned.trial if snapshot.cpu_quota > state.last.cpu_quota else None
+        learned = replace(_begun_again(learned, state.services), failures=0, trial=trial)
     elif _lost_worker(state, snapshot):
         learned = replace(learned, trial=None, window=())
     elif changed:
@@ -248,11 +249,6 @@ def _begun_again(state: PlannerState, stages: Collection[str]) -> PlannerState:
     )
 
 
-def _keep(state: PlannerState, trial: TrialChange) -> PlannerState:
-    """Returns the state after a trial that has succeeded."""
-    return replace(state, trial=None, failures=0 if trial.rises else state.failures)
-
-
 def _moved(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
     """Returns whether the costs of a busy stage have changed."""
     if name not in state.services:
@@ -299,8 +295,10 @@ def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -
     starting = snapshot.elsewhere.get("starting") or any(s.starting for s in snapshot.stages)
     if state.trial is None or not starting or state.age >= state.settings.cap_ticks:
         return state
-    start_up = state.age + ticks(latest.seconds) + state.settings.settle_ticks
-    return replace(state, window=(), trial=replace(state.trial, start_up=start_up))
+    trial = replace(
+        state.trial, start_up=state.age + ticks(latest.seconds) + state.settings.settle_ticks
+    )
+    return replace(state, window=(), trial=trial)
 
 
 def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
@@ -356,7 +354,6 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
             state,
             caps=caps_after_failure(state, trial),
             failures=state.failures + 1,
-            release_looks=0,
             quiet_until=state.tick
             + min(settings.cap_ticks, settings.patience_ticks * 2**state.failures),
         )
@@ -526,7 +523,7 @@ def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision |
     name, count, hope = untried
     knobs = state.knobs.with_workers(**{name: count})
     return change(
-        replace(state, release_looks=0, tried=state.tried | {(name, count)}),
+        replace(state, tried=state.tried | {(name, count)}),
         knobs,
         "probe",
         recent,
@@ -556,7 +553,7 @@ def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None
         made = max(outlook.rate, recent.stages[outlook.bottleneck].rows_per_s)
         rows_per_s = min(rows_per_s, made)
     return change(
-        replace(state, release_looks=0),
+        state,
         knobs,
         "grow",
         replace(recent, rows_per_s=rows_per_s),
