@@ -221,7 +221,7 @@ def on_cluster(
         StandaloneCluster(Path(folder)) as cluster,
     ):
         for _ in range(2):
-            cluster.add_worker(cores=1, memory="512m")
+            cluster.add_worker(memory="512m")
         settings = {
             "spark.pyspark.python": sys.executable,
             "spark.executor.memory": "512m",

@@ -88,9 +88,9 @@ def opened(name: str, progress: JobProgress) -> Iterator[Callable[[Job], Engine]
 
     with contextlib.ExitStack() as started:
 
-        def start() -> SparkSession:
+        def start(compiled: bool) -> SparkSession:
             with progress.stage("starting Spark"):
-                spark = open_session("sluice-etl")
+                spark = open_session(compiled)
             started.callback(spark.stop)
             started.enter_context(ThreadPoolExecutor(1)).submit(start_worker, spark)
             return spark

@@ -66,11 +66,6 @@ INFINITY = r"(?i)^[ \t]*[+-]?inf(inity)?[ \t]*$"
 """A pattern of cells that name an infinity. Any other cell that Arrow reads as infinite has too large a number."""
 
 
-def grouped_digits(thousands: str) -> str:
-    """Returns a pattern of the digits of a number with marks of thousands."""
-    return rf"[1-9][0-9]{{0,2}}(?:{re.escape(thousands)}[0-9]{{3}})+"
-
-
 class TextCells:
     """Reads the texts of one input by its `decimal`, `thousands`, `null_values`, and the formats of its times."""
 
@@ -78,7 +73,7 @@ class TextCells:
         self._source = source
         self._thousands, self._decimal = source.thousands, source.decimal
         fraction = rf"(?:{re.escape(source.decimal)}[0-9]*)?"
-        self._grouped = rf"^[ \t]*[+-]?{grouped_digits(source.thousands)}{fraction}[ \t]*$"
+        self._grouped = rf"^[ \t]*[+-]?[1-9][0-9]{{0,2}}(?:{re.escape(source.thousands)}[0-9]{{3}})+{fraction}[ \t]*$"
         missing = "|".join(map(re.escape, source.null_values))
         self._missing = rf"^[ \t]*(?:{missing})[ \t]*$" if source.null_values else None
         self.quoted_missing = f'"(?:{missing})"' if source.null_values else None
@@ -239,12 +234,6 @@ def spark_name(kind: pa.DataType) -> str:
     return _SPARK.get(str(kind), str(kind).replace("decimal128", "decimal").replace(", ", ","))
 
 
-def is_read_as_text(stored: pa.DataType, kind: str) -> bool:
-    """Returns whether the stored values are texts of another type's values, or bytes of texts."""
-    is_bytes = pa.types.is_binary(stored) or pa.types.is_large_binary(stored)
-    return (is_text(stored) and kind in NUMBERS) or (is_bytes and kind == "text")
-
-
 _STORED_TEXTS = TextCells(Input(columns={}))
 
 
@@ -255,7 +244,8 @@ def stored_column(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     have = values.type
-    if is_read_as_text(have, kind):
+    is_bytes = pa.types.is_binary(have) or pa.types.is_large_binary(have)
+    if (is_text(have) and kind in NUMBERS) or (is_bytes and kind == "text"):
         read, bad = _STORED_TEXTS.convert(values, kind)
         lost: Flags = np.zeros(len(values), bool)
         lost[bad] = True

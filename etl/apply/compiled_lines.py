@@ -176,6 +176,11 @@ def _gather(data: Any, starts: Any, ends: Any, texts: Any) -> None:
             texts[ends[number] + place] = data[starts[number] + place]
 
 
+def load() -> None:
+    """Loads the compiled functions, so that processes that are forked from this one have them."""
+    CompiledLines(Input(columns={"number": "int", "text": "text"})).read(pa.array([b"1\ta\n"]))
+
+
 @cache
 def _functions() -> tuple[Callable[..., Any], ...]:
     return tuple(compile_function(one) for one in (_cut, _encode, _gather))

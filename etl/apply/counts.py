@@ -134,9 +134,7 @@ class CountsOfRows:
         label, negatives = columns[spec.label], spec.rows.negatives
         drawn = negatives.each * (pc.sum(label).as_py() or 0) if negatives else 0
         yield _counts(_KEPT_KEY, ["rows"], [len(label) + int(drawn)])
-        if not len(label):
-            return
-        if not self._wanted:
+        if not len(label) or not self._wanted:
             return
         of_rows = self._features.extras(columns, keys)
         for of_all in {learned.op.of_all_splits for _, learned in self._wanted}:

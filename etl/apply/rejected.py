@@ -101,15 +101,13 @@ class Rejects:
 class PartParser:
     """Parses the rows of an input's parts, one batch after another."""
 
-    def __init__(
-        self, spec: Spec, before: Before | None, *, keeps_places: bool, compiled: bool = False
-    ) -> None:
-        """`before` has the rows before each part, if the spec has `input.place`. With `keeps_places`, good rows get the
-        columns `PLACE`."""
+    def __init__(self, spec: Spec, before: Before | None, *, compiled: bool) -> None:
+        """`before` has the rows before each part, if the spec has `input.place`. Good rows that may
+        be rejected later get the columns `PLACE`."""
         self._parser = InputParser(spec, compiled=compiled)
         self._headers = encoded_headers(spec.input)
         self._before = before
-        self._keeps_places = keeps_places
+        self._keeps_places = may_reject_late(spec)
         self._rows, self._lines = Counter[Part](), Counter[Part]()
         self._has_lines = False
 

@@ -19,7 +19,6 @@ import psutil
 import pyarrow as pa
 
 from sluice.common.control_groups import ControlGroups
-from sluice.etl.apply.compiled_lines import LEAST_BYTES
 from sluice.etl.apply.count_sums import CountSums
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected, split_keys, with_key_column
 from sluice.etl.apply.features import Features
@@ -31,7 +30,6 @@ from sluice.etl.apply.rejected import (
     PartParser,
     count_rows,
     encoded_headers,
-    may_reject_late,
     read_again,
 )
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
@@ -130,12 +128,7 @@ class LocalEngine(Engine):
             if last:
                 self._parsed.drop(piece.part)
             return
-        parser = PartParser(
-            self.spec,
-            self._before,
-            keeps_places=may_reject_late(self.spec),
-            compiled=self._input.bytes >= LEAST_BYTES,
-        )
+        parser = PartParser(self.spec, self._before, compiled=self._input.compiled)
         has_room = True
         for batch in piece.batches():
             self._threads.check_wanted()

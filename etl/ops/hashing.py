@@ -229,7 +229,7 @@ def rows_of_long_texts(column: pa.Array) -> Whole:
     return long if rows is None else np.unique(rows[long])
 
 
-def hash_numbers(column: pa.Array, salt: int = 0) -> Hashes:
+def hash_numbers(column: pa.Array) -> Hashes:
     """Hashes each value of an integer or floating array; equal numbers of one type have equal hashes."""
     if pa.types.is_floating(column.type):
         # Adding 0.0 makes 0.0 of -0.0.
@@ -237,7 +237,7 @@ def hash_numbers(column: pa.Array, salt: int = 0) -> Hashes:
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.uint64)
     else:
         bits = np.asarray(column.cast(pa.int64()).fill_null(0)).view(np.uint64)
-    h = mix((bits ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G + A)
+    h = mix(bits * G + A)
     if column.null_count:
         h[np.asarray(pc.is_null(column))] = NULL
     return h

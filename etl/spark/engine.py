@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 class SparkEngine(Engine):
     name: ClassVar[str] = "spark"
 
-    def __init__(self, start: Callable[[], SparkSession], job: Job, progress: JobProgress) -> None:
-        """`start` returns a session. It is called when the files of the input are as the spec says."""
+    def __init__(
+        self, start: Callable[[bool], SparkSession], job: Job, progress: JobProgress
+    ) -> None:
+        """`start` returns a session, given whether its workers need compiled functions. It is called when the files of
+        the input are as the spec says."""
         super().__init__(job, progress)
         self._start = start
         self._raw: RawInput
@@ -44,7 +47,7 @@ class SparkEngine(Engine):
         job, folders = self.job, dict[str, str]()
         files = InputFiles(job.spec.input, job.inputs)
         files.check()
-        spark = self._start()
+        spark = self._start(files.compiled)
         if job.mode == "append" and job.parent is not None and job.parent.tails:
             names = [history.name for history in job.spec.rows.histories]
             folders = {name: folder_of_tails(job.parent.job, name) for name in names}

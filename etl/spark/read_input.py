@@ -67,7 +67,7 @@ class RawInput:
     @cached_property
     def parsed_rows(self) -> ParsedRows:
         parts, numbers = self._tasks
-        rows = ParsedRows(self.spec, self.level, self.count_parts, None, parts)
+        rows = ParsedRows(self.spec, self.level, self.count_parts, None, self.files.compiled, parts)
         if not self.spec.input.place:
             return rows
         counted = numbers.mapInArrow(partial(count_rows_of_parts, rows), COUNTED_PARTS)

@@ -32,11 +32,6 @@ DEFAULTS = {
     "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
     # SQL passes and calls of plain functions share Python workers only if both have the same setting.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    # Side tables in CSV may have any encoding that Java knows.
-    "spark.sql.legacy.javaCharsets": "true",
-    # If many rows have the same key, a join splits them over several tasks.
-    "spark.sql.adaptive.skewJoin.enabled": "true",
-    "spark.sql.sources.commitProtocolClass": "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",  # noqa: E501
 }
 
 
@@ -65,9 +60,9 @@ def number_tasks(
     return lambda: sent.value, spark.range(0, len(tasks), 1, max(1, len(tasks)))
 
 
-def open_session(name: str) -> SparkSession:
+def open_session(compiled: bool) -> SparkSession:
     """Opens a session with the options of spark-submit, and our defaults for the others. In local mode it listens on
-    127.0.0.1 only, and requires a secret."""
+    127.0.0.1 only, and requires a secret. There, all workers start with the `compiled` functions."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -76,7 +71,7 @@ def open_session(name: str) -> SparkSession:
         SparkContext._ensure_initialized()
     conf = SparkConf()
     defaults = dict(DEFAULTS)
-    master = conf.get("spark.master", "local[*]") or "local[*]"
+    master = conf.get("spark.master") or "local[*]"
     if master.startswith("local"):
         defaults |= {
             "spark.master": master,
@@ -87,13 +82,13 @@ def open_session(name: str) -> SparkSession:
         defaults["spark.authenticate"] = "true"
         # Workers use the driver's Python and code.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
+        if compiled:
+            defaults["spark.executorEnv.SLUICE_COMPILED"] = "1"
         defaults["spark.python.daemon.module"] = "sluice.etl.spark.processes.daemon"
-        os.environ.setdefault(
-            "PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable) or sys.executable
-        )
+        os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python") or sys.executable)
     for key, value in defaults.items():
         conf.setIfMissing(key, value)
-    return SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
+    return SparkSession.builder.appName("sluice-etl").config(conf=conf).getOrCreate()
 
 
 def start_worker(spark: SparkSession) -> None:

@@ -10,15 +10,12 @@ from sluice.etl.apply.parse import Batches
 from sluice.etl.read.input_files import Part, pieces_of_task
 from sluice.etl.read.side_rows import SideRows, open_side_table
 from sluice.etl.spark.columns import SPARK_TYPES, quoted
-from sluice.etl.spark.session import number_tasks
+from sluice.etl.spark.session import PARTITION_BYTES, number_tasks
 from sluice.etl.spec.row_rules import Join
 from sluice.etl.spec.spec import Spec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-_BROADCAST_BYTES = 32 * 2**20
-_TASK_BYTES = 32 * 2**20
 
 
 class SideTable:
@@ -49,7 +46,7 @@ class SideTable:
         """How the rows are joined: `window` if by time, `broadcast` if the side table is small, otherwise `shuffle`."""
         if self.join.time is not None:
             return "window"
-        return "broadcast" if self.bytes <= _BROADCAST_BYTES else "shuffle"
+        return "broadcast" if self.bytes <= PARTITION_BYTES else "shuffle"
 
     @cached_property
     def rows(self) -> DataFrame:
@@ -59,7 +56,7 @@ class SideTable:
         schema = ", ".join(
             f"{quoted(new)} {SPARK_TYPES[kind]}" for new, (_, kind) in self._rows.wanted.items()
         )
-        tasks, numbers = number_tasks(self._spark, self._files.tasks(_TASK_BYTES))
+        tasks, numbers = number_tasks(self._spark, self._files.tasks(PARTITION_BYTES))
         rows = numbers.mapInArrow(partial(_read_tasks, self._rows, tasks), schema)
         rows = rows.where(" and ".join(f"_on{i} is not null" for i in range(len(self.join.on))))
         if self.join.time is None:

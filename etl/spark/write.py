@@ -108,7 +108,7 @@ def _apply(
     placing = RowPlacement(plan, features, state)
     waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]] = []
     size = 0
-    for columns, keys in selected_rows(parsed_rows, batches, last=True):
+    for columns, keys in selected_rows(parsed_rows, batches):
         finished, numbers, _ = placing.finish(columns, keys)
         waiting.append((finished, numbers))
         size += finished.nbytes

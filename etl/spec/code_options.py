@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,14 +78,12 @@ class CodeOptions:
     def permission(self) -> Permission:
         return self.permission_with(())
 
-    def permission_with(
-        self, transforms: Sequence[str], functions: Iterable[str] = ()
-    ) -> Permission:
-        """Returns the permission of these options, with the functions of --transform and others of the command line."""
+    def permission_with(self, transforms: Sequence[str]) -> Permission:
+        """Returns the permission of these options, with the functions of --transform."""
         from sluice.etl.spec.permission import Permission
         from sluice.etl.spec.table_transform import short_transforms
 
-        named = frozenset(one.function for one in short_transforms(transforms)).union(functions)
+        named = frozenset(one.function for one in short_transforms(transforms))
         own = _functions(self.own_spec) if self.own_spec else frozenset()
         return Permission(frozenset(self.allow_code), named | own)
 

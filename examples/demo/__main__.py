@@ -134,7 +134,7 @@ def spark_cluster(out: Path) -> Iterator[list[str]]:
     (out / "cluster").mkdir()
     with StandaloneCluster(out / "cluster") as cluster:
         for _ in range(2):
-            cluster.add_worker(cores=1, memory="1g")
+            cluster.add_worker(memory="1g")
         say(
             f"\na Spark cluster: {cluster.url}, two workers of one core each; their logs are in {out / 'cluster'}"
         )

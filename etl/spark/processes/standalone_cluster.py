@@ -41,12 +41,12 @@ class StandaloneCluster:
             raise
         return self
 
-    def add_worker(self, *, cores: int = 1, memory: str = "1g") -> Path:
-        """Starts a worker, and returns the path of its log."""
+    def add_worker(self, *, memory: str = "1g") -> Path:
+        """Starts a worker with one core, and returns the path of its log."""
         folder = self.place / f"worker-{len(self._started)}"
         return self._start(
             "worker.Worker",
-            *f"--cores {cores} --memory {memory} --work-dir".split(),
+            *f"--cores 1 --memory {memory} --work-dir".split(),
             str(folder),
             self.url,
             until="Successfully registered",
@@ -54,14 +54,13 @@ class StandaloneCluster:
 
     def _start(self, name: str, *words: str, until: str) -> Path:
         env = {
-            "PATH": os.environ["PATH"],
             "SPARK_HOME": str(self._home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             "SPARK_LOCAL_DIRS": str(self.place / _LOCAL),
         }
-        env |= {key: os.environ[key] for key in ("JAVA_HOME",) if key in os.environ}
+        env |= {key: os.environ[key] for key in ("PATH", "JAVA_HOME") if key in os.environ}
         log = self.place / f"{len(self._started)}-{name}.log"
         with log.open("w") as out:
             process = subprocess.Popen(

@@ -38,7 +38,6 @@ from sluice.etl.apply.rejected import (
     count_rows,
     describe,
     encoded_headers,
-    may_reject_late,
 )
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
@@ -82,6 +81,8 @@ class ParsedRows:
     count_parts: int
     before: Before | None
     """The number of rows before each part of the input, and of all rows, if the spec has `input.place`."""
+    compiled: bool
+    """Whether compiled functions parse the rows."""
     parts: Callable[[], Sequence[tuple[Part, ...]]]
     """Returns the parts of each task, by its number."""
 
@@ -120,7 +121,7 @@ class ParsedRows:
                 yield piece.part, batch
 
     def parser(self) -> PartParser:
-        return PartParser(self.spec, self.before, keeps_places=may_reject_late(self.spec))
+        return PartParser(self.spec, self.before, compiled=self.compiled)
 
     def stored(self, parsed: Parsed) -> pa.RecordBatch:
         """Returns the rows to store: for joins and histories all that parse, otherwise those that filters and the
@@ -193,16 +194,16 @@ def with_dots(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def selected_rows(
-    parsed: ParsedRows, batches: Batches, *, last: bool = False
+    parsed: ParsedRows, batches: Batches
 ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
-    """Yields the rows that filters and the sample keep. `batches` have stored rows, or columns after joins and
-    histories. After the `last` pass, files with rows are removed."""
+    """Yields the rows that filters and the sample keep, for the last pass: files with rows are removed. `batches` have
+    stored rows, or columns after joins and histories."""
     spec = parsed.spec
     if spec.rows.relational:
         parser = InputParser(spec)
         yield from (selected(spec, parser.parse(with_dots(batch))) for batch in batches)
     else:
-        yield from map(split_keys, join_batches(parsed.read(batches, last=last), ROWS))
+        yield from map(split_keys, join_batches(parsed.read(batches, last=True), ROWS))
 
 
 @name_files

@@ -70,8 +70,6 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     made, raw, tmp_path, monkeypatch
 ):
     from sluice.etl.apply import count_sums
-    from sluice.etl.local import engine
-    from sluice.etl.read import input_files
 
     made_files: list[dict] = []
     real = tempfile.TemporaryFile
@@ -80,12 +78,12 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         "TemporaryFile",
         lambda **words: made_files.append(words) or real(**words),
     )
-    monkeypatch.setattr(input_files, "PIECE_BYTES", 5000)
+    monkeypatch.setattr("sluice.etl.read.input_files.PIECE_BYTES", 5000)
     monkeypatch.setattr(count_sums, "_ROWS_BEFORE_SUM", 50)
     for threads, memory, free in ((1, 1 << 34, 1 << 40), (3, 4 << 10, 1 << 40), (2, 4 << 10, 4000)):
         disk = SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
-        monkeypatch.setattr(engine, "LEAST_BYTES", (threads < 3) << 20)
+        monkeypatch.setattr("sluice.etl.read.input_files.LEAST_BYTES", (threads < 3) << 20)
         job = jobs.job_of(tmp_path / f"t{threads}", raw, text=build.TEXT)
         made_files.clear()
         local = LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory)
