@@ -57,7 +57,7 @@ _USERS = re.compile(
 _YEAR_1990 = 631_152_000
 _YEAR_2001 = 10**9
 _YEAR_2100 = 4_102_444_800
-_TEN_YEARS = 315_360_000
+_HOUR, _TEN_YEARS = 3600, 315_360_000
 _UNIQUE, _MANY = 0.95, 1000
 """If this share of at least so many values is distinct, a column identifies rows."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
@@ -325,11 +325,13 @@ def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
     unit = next(units, 0)
     if _TIMES.search(name):
         return replace(blank, time="int" if unit else "", unit=unit or 1)
-    # Ids may be as large as the seconds of the years before 2001, but seldom as close together.
+    # Ids may be as large as times. Ids that are counted up lie within an hour, and ids as large as the seconds of the
+    # years before 2001 are seldom close together.
     if not (
         unit
         and bits >= 32
         and named is None
+        and high - low >= _HOUR * unit
         and (low >= _YEAR_2001 * unit or high - low < _TEN_YEARS * unit)
     ):
         return None
