@@ -179,7 +179,6 @@ def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
     [
         ("a;b\n1;2\n".encode("utf-16"), "UTF-16"),
         (b"[1, 2,\n3]\n", "2 of 2 lines"),
-        (b'a,b\n1,"x\ny"\n', "multiline = true"),
         (b'a,b,c\n1,2,3\n"x,1,"y\n', 'format = "tsv"'),
         (b"a,b\n", "header"),
         (b"\n\n", "no lines"),
