@@ -15,7 +15,8 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.table.table import FeatureTable, ForeignDelta, TableError
 from sluice.etl.table.table_files import versioned
-from sluice.ingest.read.parquet_files import ParquetFiles, has_versions, is_table
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.source_files import has_versions, is_table
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.shard_sizes import ModelPlacement, Storage, step_traffic
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import format_bytes
-from sluice.ingest.row_order import rank_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     copied = sum(
         t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data"
     )
-    rows = rank_rows(config.batch_size, machine.ranks)
+    rows = config.batch_size // machine.ranks
     # Two halves have a gradient each of the dense layers, and their sum is the third.
     gradients = 4 * ((3 if halves else 1) * parameters + 3 * rows * vectors) + copied
     held, read = placement.balance

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sluice.etl import ops
 from sluice.etl.ops.base import as_one_column, id_kind
-from sluice.etl.ops.chain import step
+from sluice.etl.ops.chain import applied
 from sluice.etl.ops.lists import flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
@@ -146,18 +146,13 @@ class Chain:
     def of_matrix(self, matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Applies the operators to a matrix [rows, columns] of columns like its own."""
         columns = np.ascontiguousarray(matrix.T)
-        made = self._apply(pa.array(columns.reshape(-1)))
+        made = applied(self._one.ops, pa.array(columns.reshape(-1)))
         values: npt.NDArray[Any] = made.to_numpy(zero_copy_only=False)
         return values.reshape(columns.shape).T
 
-    def _apply(self, values: pa.Array) -> pa.Array:
-        for op in self._one.ops:
-            values = step(op, values, None, {})
-        return values
-
     def __call__(self, arrays: Arrays) -> Arrays:
         columns = [_column(f, arrays) for f in self._inputs]
-        values = self._apply(as_one_column(columns, [f.name for f in self._inputs]))
+        values = applied(self._one.ops, as_one_column(columns, [f.name for f in self._inputs]))
         outputs = [output.name for output in self._one.outputs]
         if pa.types.is_list(values.type):
             elements, lengths = flat(values)

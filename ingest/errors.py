@@ -1,4 +1,4 @@
-"""The base class of a loader's errors that a user can correct, and `warn`. Standard library only."""
+"""The errors of loading that a user can correct, and `warn`. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class LoadingError(UsageError):
 
 class LoaderError(LoadingError):
     """A loader cannot do what was asked. The message says what to do instead."""
+
+
+class SourceError(LoadingError):
+    """A file cannot be read. The message names the file and the row group."""
 
 
 def warn(line: str) -> None:

@@ -324,14 +324,6 @@ class Limits:
             if not low <= getattr(knobs, name) <= high:
                 raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
 
-    def resized(self, knobs: Knobs, workers: Mapping[str, int]) -> Knobs:
-        """Returns the knobs with these numbers of workers. Numbers beyond the limits are lowered to them."""
-        return self.clamp(
-            replace(
-                knobs, workers={s: min(count, self.workers[s][1]) for s, count in workers.items()}
-            )
-        )
-
     def clamp(self, knobs: Knobs) -> Knobs:
         """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers.
         A stage that cannot run in threads gets its first back end."""

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
-from sluice.ingest.errors import LoaderError
+from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.loader_input import LoaderInput, open_input
@@ -26,7 +26,6 @@ from sluice.ingest.pipeline import Pipeline
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import Position, Read, RowsPlan, chain, differences_of
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
@@ -35,7 +34,7 @@ from sluice.ingest.stats import LoaderStats, Snapshot
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
-    from sluice.ingest.read.parquet_files import Paths
+    from sluice.ingest.read.source_files import Paths
     from sluice.ingest.remote.asking import Asking
 
 _open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
@@ -56,7 +55,6 @@ class BatchLoader(IterableDataset[Batch]):
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, **settings: Any):
         """`settings` are those of `LoaderConfig`."""
         self._config = config = LoaderConfig(source=source, **settings)
-        self._machine = config.machine or Machine()
         self._input = open_input(config)
         share = self.plan.share_of(config.rank, config.ranks)
         self._remote = None
@@ -70,12 +68,12 @@ class BatchLoader(IterableDataset[Batch]):
         self._pipeline = Pipeline(
             self._input,
             share=share,
-            machine=self._machine,
+            machine=config.machine or Machine(),
             quarantine=self._quarantine,
             remote=self._remote,
         )
         remote_stats = dict if self._remote is None else self._remote.stats
-        self._progress = Progress(self._pipeline, self._machine, config.memory_limit, remote_stats)
+        self._progress = Progress(self._pipeline, config.memory_limit, remote_stats)
         self._position = Position()
         self._hash_so_far = ""
         self._ready: Iterator[Ready] | None = None
@@ -337,7 +335,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     def memory_used(self) -> int:
         """Returns the number of anonymous and shared bytes that the process tree uses now."""
-        return self._machine.memory_used()
+        return self._pipeline.machine.memory_used()
 
     @property
     def epochs_loaded(self) -> float:

@@ -13,7 +13,8 @@ from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.plain.roles import Roles
-from sluice.ingest.read.parquet_files import ParquetFiles, Paths
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.source_files import Paths
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import UserTransform

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.kept_files import first_schema
 from sluice.ingest.read.pages import load_compiled
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
@@ -23,7 +24,7 @@ from sluice.ingest.read.petastorm.options import (
     spec_functions,
     split_transform_spec,
 )
-from sluice.ingest.read.reader import RowGroupReader, first_schema
+from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.sources import RowGroupSource, source_of
 from sluice.ingest.read.user_history import UserHistories, histories_of
 from sluice.ingest.row_order import RowsPlan
@@ -87,8 +88,6 @@ class LoaderInput:
 
 def open_input(config: LoaderConfig) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
-    reading = replace(config.reading, files=config.reading.files or FileOpener())
-    config = replace(config, reading=reading)
     others, transform_spec = split_transform_spec(config.transforms)
     own = transforms_of(others)
     over_rows = tuple(one for one in own if one.gives)
@@ -104,7 +103,7 @@ def open_input(config: LoaderConfig) -> LoaderInput:
     )
     code = {} if transform_spec is None else {"TransformSpec": address_of(transform_spec.func)}
     code |= {transform.name: transform.code for transform in own}
-    given, predicate = given_by(over_rows), reading.petastorm.predicate
+    given, predicate = given_by(over_rows), config.reading.petastorm.predicate
     fields, layout = table.fields, table.fingerprint.layout
     if transform_spec or given:
         if not isinstance(table, ParquetFiles):  # which was opened with both
@@ -130,7 +129,7 @@ def open_input(config: LoaderConfig) -> LoaderInput:
     histories = histories_of(history, table, config.split, columns, make)
     made = make(columns.names)
     groups = _row_groups(config, table, columns, made, histories, over_rows, transform_spec)
-    rows = source_of(reading.reader, groups, predicate)
+    rows = source_of(config.reading.reader, groups, predicate)
     if groups.in_pages:
         load_compiled()  # before the memory in use is measured
     return LoaderInput(
@@ -156,10 +155,11 @@ def _row_groups(  # noqa: PLR0917 # called once
     functions: tuple[Transform, ...],
     transform_spec: Any,
 ) -> RowGroupReader:
-    files, located, opener = table.files_of(config.split), located_of(table), config.reading.files
+    files, located = table.files_of(config.split), located_of(table)
+    opener = config.reading.files or FileOpener()
     names: Sequence[str] = made.sources if made else columns.names
     predicate, filters = config.reading.petastorm.predicate, list[str]()
-    if opener is not None and (transform_spec is not None or predicate is not None):
+    if transform_spec is not None or predicate is not None:
         stored = first_schema(files, opener, located)
         wanted = needed_before(names, functions)
         functions = (*spec_functions(transform_spec, wanted, stored), *functions)

@@ -29,7 +29,8 @@ def table_named(
 ) -> FeatureTable | ParquetFiles:
     """Returns the table that a command line names, or plain Parquet, also as several files: with its --roles, with the
     columns of its own --spec, or with what is guessed."""
-    from sluice.ingest.read.parquet_files import is_table, table_of
+    from sluice.ingest.read.parquet_files import table_of
+    from sluice.ingest.read.source_files import is_table
 
     spec = code.own_spec if code.own_spec and (len(names) > 1 or not is_table(names[0])) else None
     return table_of(

@@ -89,11 +89,11 @@ class Pipeline(StagePools):
         self._cutter = Cutter(plan, columns, share, self._buffers, quarantine)
         self._collator = Collator(columns, share.rows, quarantine)
         self._streams = len(plan.streams_of(share.reader, share.readers))
-        self._largest_rows = max(itertools.chain(*plan.groups), default=0)
         self.footprint = self._least_memory()
         load_compiled_moves(bool(columns.stored_bags))  # takes memory, too
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
-        self._governor = self._new_governor(self.footprint.total, str(self.footprint))
+        self._minimum = self.footprint.total, str(self.footprint)
+        self._renew_governor()
         self.limits.check(self.knobs)
         self._burden = 1
         if remote is not None:
@@ -143,7 +143,7 @@ class Pipeline(StagePools):
             stages=tuple(self._specs.values()),
             converted=count_converted(given.groups.schema, given.columns),
             epochs=given.config.read_ahead_epochs,
-            functions=memory_of(given.functions, self._decoding, self._largest_rows),
+            functions=memory_of(given.functions, self._decoding, given.plan.largest_group),
         )
 
     # ---- knobs
@@ -225,7 +225,7 @@ class Pipeline(StagePools):
         PROBE.enter(self)
         given = self._input
         with self._lock:
-            self._governor = self._new_governor(self.footprint.total, str(self.footprint))
+            self._renew_governor()
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
             steps = [self._transform_step(*named) for named in self._fused]
             chunks = Chunks(given.plan, given.columns, self._share.readers, self._buffers)
@@ -296,7 +296,15 @@ class Pipeline(StagePools):
         given, functions = self._input, self._input.functions
 
         def decode(clock: WorkerClock) -> Callable[[Any, Charge], Decoded]:
-            read = functools.partial(self._read_group, given.rows.make_work())
+            work = given.rows.make_work()
+
+            def read(task: ReadTask, charge: Charge) -> Decoded:
+                """Reads on a remote worker if the knobs say so now and a worker answers, otherwise here."""
+                if self._remote is not None and self.knobs.backend.get(DECODE) == REMOTE:
+                    with contextlib.suppress(NoWorkerAnswers):
+                        return self._remote.read(task, charge)
+                return work(task, charge)
+
             return read if functions else ReadWorker(read, windows, clock)
 
         reads: Iterator[Any] = given.rows.results(
@@ -333,15 +341,6 @@ class Pipeline(StagePools):
             )
         return reads
 
-    def _read_group(
-        self, work: Callable[[ReadTask, Charge], Decoded], task: ReadTask, charge: Charge
-    ) -> Decoded:
-        """Reads on a remote worker, if the knobs say so now and a worker answers. Otherwise reads in this process."""
-        if self._remote is not None and self.knobs.backend.get(DECODE) == REMOTE:
-            with contextlib.suppress(NoWorkerAnswers):
-                return self._remote.read(task, charge)
-        return work(task, charge)
-
     def end(self) -> None:
         """Stops all workers, because the interpreter exits."""
         self.stop()
@@ -363,8 +362,8 @@ class Pipeline(StagePools):
         A reader places a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
         knobs = self.knobs
         # A step is as long as a row group, but at most four windows, because early windows take memory from batches.
-        widest = self._input.plan.widest
-        step_rows = max(widest, min(self._largest_rows, 4 * widest))
+        plan = self._input.plan
+        step_rows = max(plan.widest, min(plan.largest_group, 4 * plan.widest))
         # Many readers may place more than two steps early.
         rows_ahead = (2 + self._workers_of(DECODE) // self._streams) * step_rows
         if SHUFFLE.name not in knobs.fused or rows > rows_ahead:

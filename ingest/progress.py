@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.lock_probe import PROBE
-from sluice.ingest.machine import Machine
 from sluice.ingest.stats import (
     READY,
     STAGE_COUNTERS,
@@ -226,7 +225,6 @@ class Progress:
     def __init__(
         self,
         pipeline: StagePools,
-        machine: Machine,
         memory_limit: int | None,
         remote_stats: Callable[[], Mapping[str, float]] = dict,
     ):
@@ -234,7 +232,6 @@ class Progress:
         counters of remote workers."""
         self._remote_stats = remote_stats
         self._pipeline = pipeline
-        self._machine = machine
         self._limit = memory_limit
         self._batches = self._rows = 0
         self._sequence = itertools.count()
@@ -286,7 +283,7 @@ class Progress:
 
     def memory_limit(self) -> int:
         """Returns the current memory limit: the user's or the machine's, whichever is lower."""
-        return self._machine.memory_limit(self._limit)
+        return self._pipeline.machine.memory_limit(self._limit)
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot for an agent. Its clock and counters stop while the consumer rests, and until the
@@ -300,7 +297,7 @@ class Progress:
     def _read_counters(self, sequence: int = 0) -> Snapshot:
         now = time.monotonic()
         wait_s, compute_s = self._consumer.totals(now)
-        machine, held_back = self._machine, self._pipeline.held_back
+        machine, held_back = self._pipeline.machine, self._pipeline.held_back
         return Snapshot(
             at=now,
             sequence=sequence,

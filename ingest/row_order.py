@@ -33,6 +33,7 @@ from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
 from sluice.common.suggest import NamedFields
 from sluice.ingest.choices import LAST, WINDOW_ROWS
+from sluice.ingest.permutations import permutation, permutation_length, put_together, window_halves
 
 STREAMS = 8
 """The default number of streams, at most. More streams mix rows better but cost more memory and processor time."""
@@ -178,11 +179,6 @@ class Order(NamedFields):
     divides the batch size."""
 
 
-def rank_rows(batch_size: int, ranks: int) -> int:
-    """Returns the rows of a batch that each rank gets."""
-    return batch_size // ranks
-
-
 _HUGE_GROUP = 500_000
 _SETTINGS = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
 """What the order of rows depends on, besides the row groups. A state has them, so their order never changes."""
@@ -216,16 +212,18 @@ class RowsPlan:
             **{"streams": default_streams(batch_size), **given},
         )
 
+    @functools.cached_property
+    def largest_group(self) -> int:
+        """The rows of the largest row group."""
+        return max(itertools.chain(*self.groups), default=0)
+
     @property
     def huge_group(self) -> int:
         """The rows of the largest row group, if it is so large that a first batch waits for seconds. Otherwise 0."""
-        largest = max((rows for counts in self.groups for rows in counts), default=0)
-        return largest if largest > _HUGE_GROUP else 0
+        return self.largest_group if self.largest_group > _HUGE_GROUP else 0
 
     def describe_huge_group(self) -> str:
-        """Returns a warning about huge row groups, with what to do. Empty: there are none."""
-        if not self.huge_group:
-            return ""
+        """Returns a warning about huge row groups, if there are any, with what to do."""
         return (
             f"a row group has {self.huge_group:,} rows, so the first batch comes late and memory is short; write the "
             "files with smaller ones (pyarrow: row_group_size=32_768)"
@@ -312,7 +310,7 @@ class RowsPlan:
             reader=rank // parts,
             readers=ranks // parts,
             part=rank % parts,
-            rows=rank_rows(self.batch_size, ranks),
+            rows=self.batch_size // ranks,
             parts=parts,
         )
 
@@ -402,7 +400,7 @@ class RowsPlan:
         most = {
             min(self._window_limit(number), self.widest) for number in range(_SHORT_WINDOWS + 1)
         }
-        return tuple(sorted({_permutation_length(n) for n in most})) if self.shuffle else ()
+        return tuple(sorted({permutation_length(n) for n in most})) if self.shuffle else ()
 
     def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> EpochSchedule:
         """Returns a rank's windows and reads from a step of an epoch to its end.
@@ -483,51 +481,6 @@ def differences_of(state: Mapping[str, Any], own: Mapping[str, Any]) -> list[str
         for name, value in own.items()
         if state.get(name) != value
     ]
-
-
-def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
-    """Returns a permutation of range(n) from `key`, the same on every machine and with every version of numpy.
-
-    numpy guarantees that RandomState's shuffles and Philox's bits never change. Its newer Generator has no such
-    guarantee."""
-    seed = hashlib.sha256("/".join(map(str, key)).encode()).digest()[:16]
-    bits = np.random.Philox(key=int.from_bytes(seed, "little"))
-    return np.random.RandomState(bits).permutation(n).astype(np.int64, copy=False)
-
-
-def window_halves(
-    n: int, seed: int, epoch: int, stream: int, number: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns the epoch's two random permutations, rotated by an amount that depends on the window of n rows.
-
-    This costs a tenth of a new permutation, and every row can still come to every place."""
-    size = _permutation_length(n)
-    outer, inner = _epoch_permutations(size, seed, epoch)
-    digest = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
-    first, second = (int.from_bytes(digest[at : at + 8], "little") % size for at in (0, 8))
-    return outer[first : first + size], inner[second : second + size]
-
-
-def _permutation_length(n: int) -> int:
-    """Returns the length of the permutations for a window of n rows. Windows of similar size share permutations."""
-    return 1 << max(12, (n - 1).bit_length())
-
-
-def put_together(
-    outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int
-) -> npt.NDArray[np.int64]:
-    """Combines the two permutations of `window_halves` into the order of a window of n rows."""
-    order = outer[inner]
-    return order[order < n]
-
-
-@functools.lru_cache(maxsize=8)
-def _epoch_permutations(
-    size: int, seed: int, epoch: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns two permutations, each repeated once, so that a rotated one is a slice."""
-    outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
-    return outer, inner
 
 
 def chain(digest: str, step: int, content: int) -> str:

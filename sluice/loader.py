@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.plain.roles import Roles
-    from sluice.ingest.read.parquet_files import ParquetFiles, Paths
+    from sluice.ingest.read.parquet_files import ParquetFiles
+    from sluice.ingest.read.source_files import Paths
 
 
 _RECORDED = ("batch_size", "split", "ranks", "seed", "memory_limit")

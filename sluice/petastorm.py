@@ -29,7 +29,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.parquet_files import find_files
+from sluice.ingest.read.kept_files import first_schema
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import (
     PetastormError,
@@ -39,7 +39,8 @@ from sluice.ingest.read.petastorm.options import (
 )
 from sluice.ingest.read.petastorm.row_groups import RowGroupOrder, RowGroupStage, rows_of
 from sluice.ingest.read.petastorm.source import PetastormSource
-from sluice.ingest.read.reader import RowGroupReader, first_schema
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.source_files import find_files
 from sluice.ingest.stages.shuffle import Decoded
 
 compat.install()
@@ -232,16 +233,16 @@ class BatchReader:
     ):
         if num_epochs is not None and num_epochs < 1:
             raise ValueError(f"num_epochs: {num_epochs} is not a positive number")
-        policy, machine = policy_of(tuning), Machine()
+        policy = policy_of(tuning)
         self.num_epochs = num_epochs
         self._groups = groups
         self._order = order
         self.schema = source.schema
         """The Unischema of the batches."""
         self._row_groups = RowGroupStage(
-            groups, source, order, machine=machine, memory_limit=memory_limit, workers=workers
+            groups, source, order, machine=Machine(), memory_limit=memory_limit, workers=workers
         )
-        self._progress = Progress(self._row_groups, machine, memory_limit)
+        self._progress = Progress(self._row_groups, memory_limit)
         self._epoch = self._number = self._first = 0
         self._run: Iterator[Decoded] | None = None
         self.last_row_consumed = self.stopped = False

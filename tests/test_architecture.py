@@ -24,6 +24,7 @@ SHARED_WITH_AGENT = {
     "sluice.ingest.knobs",
     "sluice.ingest.stats",
     "sluice.ingest.stage_spec",
+    "sluice.ingest.permutations",
     "sluice.ingest.row_order",
     "sluice.ingest.machine",
 }

@@ -138,11 +138,11 @@ def test_a_program_without_room_ends_with_one_line(tmp_path, capsys):
 def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
     """A quarantined row that is listed nowhere would be lost silently."""
     books = Quarantine(Errors(on_error="quarantine", quarantine=tmp_path / "q.jsonl"))
-    books.add(ValueError("bad"), stage="clean", file="f", row_group=0, rows=[1])
+    books.add(ValueError("bad"), stage="clean", group=("f", 0), rows=[1])
     with (
         no_more_than(300),
         raises(QuarantineError, "q.jsonl", "20 quarantined rows", "File too large"),
     ):
-        books.add(ValueError("bad"), stage="clean", file="f", row_group=0, rows=range(2, 22))
+        books.add(ValueError("bad"), stage="clean", group=("f", 0), rows=range(2, 22))
     books.close()
     assert json.loads((tmp_path / "q.jsonl").read_text().splitlines()[0])["row"] == 1

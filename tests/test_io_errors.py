@@ -18,8 +18,9 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.engine import clearly as clearly_here
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.errors import SourceError
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader
 from tests.dlrm.test_checkpoint import META, Alone, parts_of
 from tests.etl.jobs import run
 from tests.io_errors import fail_from_now_on, is_known, struck

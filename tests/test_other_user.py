@@ -69,10 +69,8 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
             page.write(place / "run")
         Registry(place / "registry").remember(STATE)
         STATE.save(str(place / "best.json"))
-        books = Quarantine(
-            Errors(on_error="quarantine", quarantine=place / "aside.jsonl"), None, None
-        )
-        books.add(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
+        books = Quarantine(Errors(on_error="quarantine", quarantine=place / "aside.jsonl"))
+        books.add(ValueError("bad"), stage="s", group=("f", 0), rows=[0])
         books.close()
         with PinKeeper("reader", print) as hold:
             hold.take(table.uri, 0)

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.common.errors import UsageError
+from sluice.ingest.errors import SourceError
 from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
-from sluice.ingest.read.reader import SourceError
 from sluice.petastorm import (
     NGram,
     TransformSpec,

@@ -20,7 +20,7 @@ class Cores(Policy):
         if done:
             return knobs, state, Reason(text="one worker a core everywhere, once and for all")
         count = max(1, int(snapshot.cpu_quota))
-        knobs = limits.resized(knobs, dict.fromkeys(limits.workers, count))
+        knobs = limits.clamp(knobs.with_workers(**dict.fromkeys(limits.workers, count)))
         return (
             knobs,
             (limits, knobs, True),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from sluice.agent.tunable import Policy, Reason
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.agent.tunable import Reason
+from sluice.benchmarks.rivals.cores import Cores, State
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
-State = tuple[Limits, Knobs, bool]
 
-
-class Even(Policy):
+class Even(Cores):
     name = "even"
-
-    def initial(self, limits: Limits, knobs: Knobs) -> State:
-        return limits, limits.clamp(knobs), False
 
     def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
         limits, knobs, done = state
@@ -21,7 +17,7 @@ class Even(Policy):
             return knobs, state, Reason(text="the cores are shared out evenly, once and for all")
         each, rest = divmod(max(1, int(snapshot.cpu_quota)), len(limits.workers))
         workers = {name: max(1, each + (i < rest)) for i, name in enumerate(limits.workers)}
-        knobs = limits.resized(knobs, workers)
+        knobs = limits.clamp(knobs.with_workers(**workers))
         return (
             knobs,
             (limits, knobs, True),

@@ -90,12 +90,12 @@ class Plumber(Policy):
         most = [float(state.limits.workers[n][1]) for n in stages]
         rate, cores = solve(list(cost.values()), most, state.cores)
         workers = {}
-        for (name, stage), share in zip(stages.items(), cores, strict=True):
+        for (name, stage), share, limit in zip(stages.items(), cores, most, strict=True):
             threads_a_core = max(
                 1.0, (stage.busy - stage.core_wait) / max(stage.cpu, 1e-6 * stage.busy)
             )
-            workers[name] = max(1, math.ceil(share * threads_a_core - _ROUNDING))
-        knobs = state.limits.resized(state.knobs, workers)
+            workers[name] = max(1, math.ceil(min(limit, share * threads_a_core - _ROUNDING)))
+        knobs = state.limits.clamp(state.knobs.with_workers(**workers))
         return (
             knobs,
             replace(state, knobs=knobs, watch=Stopwatch(), rounds=state.rounds + 1),

@@ -26,7 +26,6 @@ from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import LostVersion
-from sluice.ingest.row_order import rank_rows
 
 
 def train(
@@ -48,9 +47,7 @@ def train(
         )
 
     with (
-        world(
-            rank_rows(config.batch_size, config.ranks), halves=config.step_threads == "halves"
-        ) as ranks,
+        world(config.batch_size // config.ranks, halves=config.step_threads == "halves") as ranks,
         StopSignals(preempt_s=run.options.preempt_s, too_late=give_up) as signals,
         Heartbeat(
             ranks.store,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import ARROW_TYPES, NUMBERS, Input
-from sluice.etl.spec.nested_columns import is_list, is_text
+from sluice.etl.spec.nested_columns import is_bytes, is_list, is_text
 
 _SPARK = {
     "int8": "tinyint",
@@ -244,8 +244,7 @@ def stored_column(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     have = values.type
-    is_bytes = pa.types.is_binary(have) or pa.types.is_large_binary(have)
-    if (is_text(have) and kind in NUMBERS) or (is_bytes and kind == "text"):
+    if (is_text(have) and kind in NUMBERS) or (is_bytes(have) and kind == "text"):
         read, bad = _STORED_TEXTS.convert(values, kind)
         lost: Flags = np.zeros(len(values), bool)
         lost[bad] = True

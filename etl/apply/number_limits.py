@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import Arrays, as_number, as_one_column, plain
-from sluice.etl.ops.chain import step
+from sluice.etl.ops.chain import applied, step
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ROLE_KINDS, ColumnSpec
@@ -75,7 +75,7 @@ def early_unfit(column: ColumnSpec, columns: Arrays) -> Flags:
     values = plain(as_one_column([columns[name] for name in column.sources], column.sources))
     if len(column.sources) == 1 and has_safe_ends(values, column):
         return _NO_ROWS
-    return unfit_after(column, lambda ops: _applied(ops, values))
+    return unfit_after(column, lambda ops: applied(ops, values))
 
 
 def unfit_after(column: ColumnSpec, run: Callable[[Sequence[Operator]], pa.Array]) -> Flags:
@@ -107,9 +107,3 @@ def has_safe_ends(values: pa.Array, column: ColumnSpec) -> bool:
             if len(unfit(numbers, column)) or np.abs(numbers).max() > _SAFE:
                 return False
     return True
-
-
-def _applied(ops: Sequence[Operator], values: pa.Array) -> pa.Array:
-    for op in ops:
-        values = step(op, values, None, {})
-    return values

@@ -101,6 +101,13 @@ def step_of(column: str, op: Operator, values: pa.Array, state: Any, extras: Arr
         ) from error
 
 
+def applied(ops: Iterable[Operator], values: pa.Array) -> pa.Array:
+    """Applies operators that learn nothing, one after the other."""
+    for op in ops:
+        values = step(op, values, None, {})
+    return values
+
+
 def make_labels(ops: Iterable[Operator], values: pa.Array) -> pa.Array:
     """Returns the labels that operators make. A missing value stays missing, except in an operator that is meant to
     replace it. So `one_hot` does not make a negative of a row without a label."""

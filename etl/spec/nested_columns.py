@@ -52,6 +52,10 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
 def is_list(kind: pa.DataType) -> bool:
     t = pa.types
     return bool(t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind))

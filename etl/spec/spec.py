@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +20,7 @@ from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
-from sluice.etl.schema import VALUES_RULE, Field
+from sluice.etl.schema import VALUES_RULE, Field, digest
 from sluice.etl.spec.columns import ColumnSpec, Left, leave_to_loader, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
@@ -287,7 +285,7 @@ class Spec:
     @property
     def fitted_hash(self) -> str:
         """The hash of `chains`. A state with another hash belongs to another spec."""
-        return hashlib.sha256(json.dumps(self.chains, sort_keys=True).encode()).hexdigest()[:16]
+        return digest(self.chains)
 
     def fields(
         self,

@@ -26,7 +26,7 @@ _COMMON = (
 
 
 def common_types(
-    paths: Sequence[str], files: Sequence[Types], optional: Iterable[str] = ()
+    paths: Sequence[str], files: Sequence[Types], optional: Iterable[str]
 ) -> tuple[dict[str, pa.DataType], dict[str, str]]:
     """Returns the types of the columns that all files have, and for each other column a file that lacks it. `optional`
     columns may be missing in some files."""

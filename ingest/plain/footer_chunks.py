@@ -63,6 +63,11 @@ class StoredChunk:
     """The bytes of its texts, each as often as it comes, as newer writers say in the footer. Otherwise 0."""
 
 
+def group_rows(metadata: Any) -> tuple[int, ...]:
+    """Returns the number of rows of each row group."""
+    return tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
+
+
 def chunks_of_group(metadata: Any, group: int) -> list[StoredChunk]:
     """Returns the chunk of each leaf column, in the order of the schema."""
     numbers = chunk_numbers(metadata)[:, group]

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.ops.base import as_one_column
-from sluice.etl.ops.chain import lacks, reading, step
-from sluice.etl.spec.nested_columns import flattened, is_list, join_chunks, parts
+from sluice.etl.ops.chain import applied, lacks, reading
+from sluice.etl.spec.nested_columns import flattened, is_bytes, is_list, join_chunks, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.plain.footer_chunks import check_chunks
+from sluice.ingest.plain.footer_chunks import check_chunks, group_rows
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
@@ -201,7 +201,7 @@ def _sample(
 
     `wanted` has the type to which a column is converted if its files have several. The footer has complete statistics
     of the columns in `known`."""
-    sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    sizes = group_rows(file.metadata)
     first = next(
         (n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes)
     )
@@ -252,9 +252,7 @@ def _is_looked_at(kind: pa.DataType) -> bool:
     several = is_list(kind)
     if several and (pa.types.is_nested(kind.value_type) or pa.types.is_dictionary(kind.value_type)):
         return False
-    return several or not (
-        pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    )
+    return several or not (pa.types.is_nested(kind) or is_bytes(kind))
 
 
 def _plain(value: Any) -> Any:
@@ -395,9 +393,8 @@ def unreadable(recipes: Sequence[Recipe], files: Files) -> Iterator[str]:
             columns = [
                 typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)
             ]
-            values = as_one_column(columns, recipe.sources)
-            for op in recipe.operators[: reading(recipe.operators)]:
-                values = step(op, values, None, {})
+            operators = recipe.operators[: reading(recipe.operators)]
+            values = applied(operators, as_one_column(columns, recipe.sources))
             there = pc.invert(lacks(columns[0]))
             bad = pc.and_(there, lacks(values))
             share = (pc.sum(bad).as_py() or 0) / max(1, pc.sum(there).as_py() or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from sluice.etl import ops
 from sluice.etl.apply.cells import WRONG, stored_column
 from sluice.etl.ops.base import as_one_column, id_kind, on_distinct
-from sluice.etl.ops.chain import make_labels, step
+from sluice.etl.ops.chain import applied, make_labels
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
@@ -173,15 +174,10 @@ class Recipe:
         values = as_one_column(columns, self.sources)
         if self.role == "label":
             return make_labels(self.operators, values).cast(self.type([values.type]))
-        made = on_distinct(self._apply, values)
+        made = on_distinct(partial(applied, self.operators), values)
         if self.role in ("sparse", "id_list"):
             return made.cast(self.type(()))
         return pa.array(to_batch_type(np.asarray(made, np.float64)))
-
-    def _apply(self, values: pa.Array) -> pa.Array:
-        for op in self.operators:
-            values = step(op, values, None, {})
-        return values
 
 
 def is_number(kind: pa.DataType) -> bool:

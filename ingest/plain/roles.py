@@ -16,7 +16,7 @@ from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import FIRST, MAX_ID
 from sluice.etl.ops.numeric import COMPARISONS, Compare, OneHot
 from sluice.etl.ops.user_function import Python
-from sluice.etl.spec.nested_columns import is_list, is_text
+from sluice.etl.spec.nested_columns import is_bytes, is_list, is_text
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import nearest
@@ -46,7 +46,7 @@ class GuessError(ParquetError):
 def can_hash(kind: pa.DataType) -> bool:
     """Whether values of this type can be hashed: whole numbers, texts, and lists of these."""
     kind = kind.value_type if is_list(kind) else kind
-    checks = is_text, pa.types.is_integer, pa.types.is_binary, pa.types.is_large_binary
+    checks = is_text, pa.types.is_integer, is_bytes
     return any(check(kind) for check in checks)
 
 
@@ -190,7 +190,7 @@ def _names(pattern: str, where: str, types: Types, lacking: Mapping[str, str]) -
 
 
 def recipes_of_spec(
-    spec: Spec, types: Types, lacking: Mapping[str, str], form: str = "parquet"
+    spec: Spec, types: Types, lacking: Mapping[str, str], form: str
 ) -> tuple[Recipe, ...]:
     """Returns the recipes of the model's columns, in the spec's order. `types` has the types of the files' columns.
     Files may lack optional columns. `form` is the format of the source."""

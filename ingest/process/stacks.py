@@ -8,7 +8,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 
 def own_stacks() -> str:
@@ -36,11 +35,7 @@ def tell(workers: Callable[[], str]) -> None:
 @contextmanager
 def on_signal(workers: Callable[[], str]) -> Iterator[None]:
     """Returns a context for the main thread, in which SIGUSR1 writes the stacks."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        tell(workers)
-
-    before = signal.signal(signal.SIGUSR1, handle)
+    before = signal.signal(signal.SIGUSR1, lambda *_: tell(workers))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Estimates from a footer how much memory decoding a row group takes: `Decoding`. Does no I/O.
+"""Estimates how much memory decoding row groups takes, by the footer of the largest: `Decoding` and `StoredMemory`.
 
 Arrow's reader holds more than its result. Until all columns of one call are done, it also keeps their stored form,
 their dictionaries, and the levels that say where values are missing and lists begin. Measured with Arrow 26.
@@ -6,11 +6,24 @@ their dictionaries, and the levels that say where values are missing and lists b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sluice.ingest.plain.footer_chunks import StoredChunk, chunks_of_group
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.ingest.errors import SourceError
+from sluice.ingest.plain.footer_chunks import (
+    StoredChunk,
+    chunks_of_group,
+    group_of_longest_texts,
+)
+from sluice.ingest.plain.probe import elements
+from sluice.ingest.read.kept_files import KeptFiles
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """The bytes of a value as a Parquet reader decodes it. Values of other types vary in length."""
@@ -19,6 +32,14 @@ _OFFSET = 4  # bytes of the offset where a bag starts
 _PAGE = 2**20  # bytes for page headers and the dictionary, even with almost no values
 _LEVEL = 2  # bytes of one level of a value
 _AT_ONCE = 16 * 2**20  # columns are decoded together only if they take at most this many bytes
+_SMALL_PART = 64
+"""A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
+SMALL_BYTES = 16 * 2**20
+"""Reads before the start may always take this much together."""
+_FEW_ROWS = 256
+"""Rows whose texts are decoded at once to count their bytes."""
+_FIRST_PAGES_BYTES = 2**20
+"""Bytes that are read at once of a column of which only the first pages are needed."""
 
 
 class ColumnSize(NamedTuple):
@@ -150,3 +171,128 @@ def _width(kind: Any) -> int:
         return max(1, int(kind.bit_width) // 8)
     except ValueError:
         return 0
+
+
+@dataclass(frozen=True)
+class StoredMemory:
+    """The memory for decoding row groups of files."""
+
+    kept: KeptFiles
+    schema: pa.Schema
+    """The columns in the types of the first file."""
+    has_long_texts: bool
+    """Whether another row group than the largest may have longer texts."""
+
+    def decoding(self, bags: Mapping[str, float], columns: Sequence[str]) -> tuple[Decoding, int]:
+        """Estimates the memory for decoding these columns from the largest row group that is read, and returns its
+        number of rows. The estimate is larger if other files store more bytes a row."""
+        stored = [
+            file.stored_rows or kept
+            for file, kept in zip(self.kept.files, self.kept.row_groups, strict=True)
+        ]
+        # A row group is decoded whole, however few of its rows are kept. Without any, it is not read.
+        rows, number, group = max(
+            (
+                (rows if self.kept.row_groups[n][g] else 0, n, g)
+                for n, counts in enumerate(stored)
+                for g, rows in enumerate(counts)
+            ),
+            key=itemgetter(0),
+            default=(0, -1, 0),
+        )
+        if number < 0:
+            return Decoding(0.0, 0, (tuple(columns),)), 0
+        footer = self.kept.footer(number)
+        # Most of a file with few rows is its footer.
+        least = 1 + rows // _SMALL_PART
+        sizes = [
+            file.bytes / max(least, sum(counts))
+            for file, counts in zip(self.kept.files, stored, strict=True)
+        ]
+        scale = max(sizes) / sizes[number] if sizes[number] else 1.0
+        group = min(group, footer.num_row_groups - 1)
+        try:
+            usual = self._decoding_of(number, group, bags, scale, columns)
+            if not self.has_long_texts:
+                return usual, rows
+            odd = group_of_longest_texts(footer)
+            count = stored[number][odd] if self.kept.row_groups[number][odd] else 0
+            more = self._decoding_of(number, odd, bags, scale, columns).at_work(count)
+            extra_bytes = max(usual.extra_bytes, more - usual.decoded(count))
+            return replace(usual, extra_bytes=extra_bytes), rows
+        except Exception as error:
+            raise SourceError(
+                f"{self.kept.files[number].path}: its footer cannot be read ({type(error).__name__}: "
+                f"{error}); the file is damaged. Write it again"
+            ) from error
+
+    def _decoding_of(
+        self,
+        number: int,
+        group: int,
+        bags: Mapping[str, float],
+        scale: float,
+        columns: Sequence[str],
+    ) -> Decoding:
+        """Estimates the memory for decoding a row group by its footer, which has the file's own names of columns."""
+
+        def text_bytes(path: str, chunk: StoredChunk) -> int:
+            try:
+                return self._text_bytes(number, group, path, chunk)
+            except Exception:  # reading the row group raises the error
+                return 0
+
+        located = self.kept.located[number]
+        columns = [name for name in columns if name in self.schema.names]
+        names = [name for name in columns if name not in located.constants]
+        stored = located.stored(names)
+        found = decoding_of(
+            self.kept.footer(number),
+            group,
+            pa.schema(
+                [self.schema.field(n).with_name(own) for n, own in zip(names, stored, strict=True)]
+            ),
+            {own: bags[name] for name, own in zip(names, stored, strict=True) if name in bags},
+            scale=scale,
+            file_bytes=self.kept.files[number].bytes or 2**62,
+            text_bytes=text_bytes,
+        )
+        portions = tuple(tuple(located.named(some)) for some in found.portions)
+        added = tuple(name for name in columns if name in located.constants)
+        return replace(found, portions=(*portions, added) if added else portions)
+
+    def _text_bytes(self, number: int, group: int, path: str, chunk: StoredChunk) -> int:
+        """Returns the bytes of a column of texts in memory. `path` names it in the footer.
+
+        A dictionary page stores a text once. Each value has its own copy, unless the column is read as a dictionary."""
+        is_dictionary = path in self.kept.located[number].stored(self.kept.dictionaries)
+        if is_dictionary and not chunk.has_differences:
+            return 0
+        if chunk.has_differences and chunk.texts:
+            return 2 * chunk.texts
+        dictionaries = [] if chunk.has_differences else [path]
+        file = pq.ParquetFile(
+            self.kept.open(number),
+            read_dictionary=dictionaries,
+            # Without a buffer, Arrow gets all stored bytes of a column before its first page.
+            buffer_size=_FIRST_PAGES_BYTES if chunk.texts else 0,
+            pre_buffer=not chunk.texts,
+        )
+        with closing(file):
+            if chunk.has_differences:
+                batches = file.iter_batches(_FEW_ROWS, [group], [path], use_threads=False)
+                texts = (elements(batch.column(0)) for batch in batches)
+                return 2 * sum(pc.sum(pc.binary_length(some)).as_py() or 0 for some in texts)
+            [first] = next(file.iter_batches(1, [group], [path], use_threads=False)).columns
+            if not pa.types.is_dictionary((texts := elements(first)).type):
+                return 0
+            longest = pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
+            if chunk.values * longest <= max(chunk.plain, SMALL_BYTES):
+                return chunk.values * longest
+            if chunk.texts:  # reading them all would take as long as decoding the row group
+                return 2 * chunk.texts
+            whole = file.read_row_group(group, [path], use_threads=False).column(0)
+            return sum(  # twice, because arrays are copied while they grow
+                2 * (pc.sum(pc.binary_length(texts.dictionary).take(texts.indices)).as_py() or 0)
+                for texts in map(elements, whole.chunks)
+            )

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
 from sluice.etl.schema import DataFile
-from sluice.etl.spec.nested_columns import is_list, parts
+from sluice.etl.spec.nested_columns import is_bytes, is_list, parts
 from sluice.etl.table.table_columns import FileColumns, PartitionError, refuse_twice
 from sluice.ingest.plain.file_types import SEVERAL
-from sluice.ingest.plain.footer_chunks import chunks_of_group
+from sluice.ingest.plain.footer_chunks import chunks_of_group, group_rows
 from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.read.retry import without_frames
 
@@ -99,12 +99,13 @@ def _stored_footer(read: Callable[[int, int], bytes], size: int) -> bytes:
 
 def metadata_of(
     path: str, opened: Any, refuse: Callable[[str], Exception]
-) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Reads the footer of a file and its schema. Raises what `refuse` makes of a message that names the file."""
+) -> tuple[pq.FileMetaData, pa.Schema, tuple[int, ...]]:
+    """Reads the footer of a file, its schema and the rows of its row groups. Raises what `refuse` makes of a message
+    that names the file."""
     try:
         metadata = pq.read_metadata(opened)
         schema = metadata.schema.to_arrow_schema()
-        counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        rows = group_rows(metadata)
         str(schema)  # only this detects names that are not valid text
     except Exception as error:  # flipped bits can cause any kind of error
         if isinstance(error, OSError) and error.errno == errno.EIO:
@@ -115,17 +116,15 @@ def metadata_of(
                 "(`sluice etl` makes a table of other logs)"
             )
         raise refuse(f"{path}: {what.format(error)}") from without_frames(error)
-    if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise refuse(
-            f"{path}: its footer lists {metadata.num_rows} rows, but its {len(counts)} row groups have "
-            f"{sum(counts)}; the file is damaged"
+            f"{path}: its footer lists {metadata.num_rows} rows, but its {len(rows)} row groups have "
+            f"{sum(rows)}; the file is damaged"
         )
-    return metadata, schema
+    return metadata, schema, rows
 
 
-def footers_of(
-    located: Mapping[str, FileColumns], wanted: Container[str] | None = None
-) -> list[Footer]:
+def footers_of(located: Mapping[str, FileColumns], wanted: Container[str] | None) -> list[Footer]:
     """Reads the footers of files here or in stores, several at a time. They have the names of the table's columns.
     Raises ParquetError, and a PartitionError if a wanted column is in a file and in the name of its folder."""
     try:
@@ -144,7 +143,7 @@ def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> F
             content = _stored_footer(file.read_at, size)
     except OSError as error:
         raise ParquetError(f"{path}: {error.strerror or error}") from error
-    metadata, schema = metadata_of(path, pa.BufferReader(content), ParquetError)
+    metadata, schema, rows = metadata_of(path, pa.BufferReader(content), ParquetError)
     there = list(parts(schema))
     own = [f.name for f in there]
     refuse_twice(path, [name for name in own if wanted is None or name in wanted], columns)
@@ -155,9 +154,7 @@ def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> F
             path=path,
             rows=metadata.num_rows,
             bytes=size,
-            row_group_rows=tuple(
-                metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)
-            ),
+            row_group_rows=rows,
             content=hashlib.sha256(content).hexdigest()[:32],
         ),
         {
@@ -177,9 +174,7 @@ def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> 
     For lists, it counts values, where an empty list counts as one. For binary columns, it uses the uncompressed bytes,
     which include page headers and hold repeated bags of a dictionary only once."""
     lists = {f.name for f in schema if is_list(f.type)}
-    packed = {
-        f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)
-    }
+    packed = {f.name for f in schema if is_bytes(f.type)}
     first = next(
         (n for n in range(metadata.num_row_groups) if metadata.row_group(n).num_rows), None
     )

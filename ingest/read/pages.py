@@ -41,6 +41,7 @@ from sluice.ingest.plain.footer_chunks import (
     STORED,
     VALUE_COUNT,
     chunk_numbers,
+    group_rows,
     thrift_numbers,
 )
 from sluice.ingest.stages.scatter_kernel import (
@@ -150,7 +151,7 @@ class StoredColumns:
 
     def __init__(self, metadata: pq.FileMetaData, schema: pa.Schema, size: int):
         """`size` is the number of bytes of the file."""
-        self._rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        self._rows = group_rows(metadata)
         leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
         times = Counter(leaf.path for leaf in leaves)
         self._leaves: dict[str, tuple[int, pa.Field]] = {}

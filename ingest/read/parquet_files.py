@@ -4,52 +4,37 @@ each column."""
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sluice.common.errors import without_keys
-from sluice.common.stores import SLOW, Place, plain_path
+from sluice.common.stores import Place, plain_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored
 from sluice.etl.spec.table_transform import transformed as fields_after
-from sluice.etl.table.foreign_tables import LocalTables
 from sluice.etl.table.table_columns import (
     FileColumns,
-    folders_of,
-    partitions_of,
 )
-from sluice.etl.table.table_files import TableFiles, is_delta, is_iceberg, versioned
+from sluice.etl.table.table_files import TableFiles
 from sluice.ingest.columns import Columns
-from sluice.ingest.plain.file_types import (
-    SEVERAL,
-    common_type,
-    common_types,
-    difference,
-    refuse_mixed,
-)
-from sluice.ingest.plain.guess import Proposal, proposals
+from sluice.ingest.plain.guess import Proposal
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.plain.probe import ColumnFacts, check_values, probe, unreadable
+from sluice.ingest.plain.probe import check_values, probe, unreadable
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import (
     ROLES,
     ParquetError,
     Roles,
-    can_hash,
     label_of,
     only_label,
     recipes_of,
@@ -57,17 +42,22 @@ from sluice.ingest.plain.roles import (
     roles_of,
 )
 from sluice.ingest.plain.row_selection import RowSelection, selection_of
-from sluice.ingest.read.footers import Footer, footers_of
-from sluice.ingest.read.petastorm.options import edited_by, transformed, unischema_of
+from sluice.ingest.read.petastorm.options import edited_by
+from sluice.ingest.read.source_files import (
+    NOT_EVERYWHERE,
+    SEVERAL_TYPES,
+    Paths,
+    SourceColumns,
+    SourceFiles,
+    find_files,
+    is_table,
+)
 from sluice.ingest.stages.transform import Transform, given_by, reads_of
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
 ONLY_SPLIT = "train"
-_SEVERAL_TYPES = "of several types"
-_NOT_EVERYWHERE = "not in every file, which a spec can say"
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
@@ -125,9 +115,9 @@ class ParquetFiles:
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
         found = find_files(source, version)
-        stored = _StoredColumns.of(found, spec, transform_spec, given_by(functions))
+        stored = SourceColumns.of(found, spec, transform_spec, given_by(functions))
         if spec is None:
-            recipes, hashed, fill, is_guessed = _columns_by_roles(stored, roles, hash, say)
+            recipes, hashed, fill, is_guessed = _columns_by_roles(found, stored, roles, hash, say)
         else:
             _refuse_with_spec(roles, hash, transform_spec)
             recipes = recipes_of_spec(spec, stored.types, stored.lacking, found.form)
@@ -311,106 +301,9 @@ class ParquetFiles:
         return None
 
 
-@dataclass(frozen=True)
-class _StoredColumns:
-    """The columns that files hold, after a TransformSpec."""
-
-    uri: str
-    located: Mapping[str, FileColumns]
-    """The path of each file, and where it has the columns of its table."""
-    footers: list[Footer]
-    types: dict[str, pa.DataType]
-    """The type of each column that all files have, or that is optional."""
-    lacking: dict[str, str]
-    """For each other column, a file that lacks it."""
-    edited: frozenset[str]
-    """The columns that the TransformSpec makes."""
-    unread: Mapping[str, str]
-    """The columns that cannot be read, each with the reason."""
-
-    @classmethod
-    def of(
-        cls,
-        found: FoundFiles,
-        spec: Spec | None = None,
-        transform_spec: Any = None,
-        given: Mapping[str, pa.DataType] = MappingProxyType({}),
-    ) -> _StoredColumns:
-        located, paths = found.located(spec), found.paths
-        footers = footers_of(located, spec.input.columns if spec else None)
-        optional = spec.input.optional if spec else ()
-        types, lacking = common_types(paths, [footer.types for footer in footers], optional)
-        edited = frozenset[str]()
-        if transform_spec is not None:
-            first = pa.schema(footers[0].types)
-            # Files of one schema are checked once.
-            schemas = {pa.schema(f.types): f.file.path for f in footers if f.file.rows}
-            known = unischema_of(first).fields
-            needed = pa.schema([field for field in first if field.name in known])
-            for there, path in schemas.items() if transform_spec.func else ():
-                if wrong := difference(needed, there, paths[0]):
-                    raise ParquetError(
-                        f"{path}: {wrong}. The TransformSpec's function gets every column"
-                    )
-            after = transformed(first, transform_spec)
-            edited = frozenset(edited_by(transform_spec)).intersection(after.names)
-            types = {f.name: f.type for f in after if f.name in edited or f.name in types}
-        return cls(
-            found.uri,
-            located,
-            footers,
-            {**types, **given},
-            lacking,
-            edited | given.keys(),
-            found.unread,
-        )
-
-    @property
-    def rows(self) -> int:
-        return sum(footer.file.rows for footer in self.footers)
-
-    def propose(self, label: str | None, by_caller: set[str]) -> dict[str, Proposal]:
-        """Guesses the roles of the columns, except of those that the caller hashes."""
-        types = {name: kind for name, kind in self.types.items() if name not in self.edited}
-        facts = _probe_columns(self.located, types, self.footers)
-        facts |= {name: ColumnFacts(self.types[name]) for name in self.edited}
-        return {
-            name: one
-            if one.hash is None or can_hash(self.types[name])
-            else replace(one, role="dense", size=0)  # floats cannot be hashed
-            for name, one in proposals(facts, self.rows, label, by_caller).items()
-        }
-
-    def used_by(self, recipes: Sequence[Recipe], spec: Spec | None) -> list[str]:
-        """Returns the stored columns that recipes and spec use. Raises an error if their types cannot be loaded
-        together."""
-        by_spec = spec.input.columns if spec else {}
-        unused = spec.unused if spec else ()
-        sources = (name for recipe in recipes for name in recipe.sources)
-        used = list(dict.fromkeys([*sources, *(n for n in by_spec if n not in unused)]))
-        refuse_mixed(
-            [name for name in used if name not in self.edited],
-            recipes,
-            by_spec,
-            [
-                (footer.file.path, footer.types)
-                for footer in self.footers
-                if footer.file.rows  # a file without rows may have no types
-            ],
-        )
-        return used
-
-    def bag_sizes(self, recipes: Sequence[Recipe]) -> dict[str, float]:
-        """Returns the average number of ids a row in each column of bags."""
-        return {
-            recipe.name: sum(f.ids[recipe.sources[0]] for f in self.footers) / max(1, self.rows)
-            for recipe in recipes
-            if recipe.role == "id_list" and recipe.sources[0] in self.footers[0].ids
-        }
-
-
 def _columns_by_roles(
-    stored: _StoredColumns,
+    found: SourceFiles,
+    stored: SourceColumns,
     roles: Roles | str | None,
     hash: Mapping[str, int] | None,
     say: Callable[[str], None],
@@ -425,13 +318,13 @@ def _columns_by_roles(
     is_guessed = roles is None or label_of(label or "", types)[0] in types
     if is_guessed or roles is None:
         by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
-        found = stored.propose(label, by_caller)
+        guessed = stored.propose(label, by_caller)
         hashed |= {
-            one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller
+            one.name: one.hash for one in guessed.values() if one.hash and one.name not in by_caller
         }
-        others = {name: _SEVERAL_TYPES for name in types if name not in found}
-        others |= {**stored.unread} | dict.fromkeys(lacking, _NOT_EVERYWHERE)
-        roles, fill = _report_guesses(stored.uri, found, others, say)
+        others = {name: SEVERAL_TYPES for name in types if name not in guessed}
+        others |= found.unread | dict.fromkeys(lacking, NOT_EVERYWHERE)
+        roles, fill = _report_guesses(found.uri, guessed, others, say)
     recipes, hashed = recipes_of(roles, hashed, types, lacking)
     return recipes, hashed, fill, is_guessed
 
@@ -462,31 +355,6 @@ def _print_once(line: str) -> None:
         print(without_keys(line), file=sys.stderr)
 
 
-def _probe_columns(
-    located: Mapping[str, FileColumns], types: Mapping[str, pa.DataType], footers: Sequence[Footer]
-) -> dict[str, ColumnFacts]:
-    """Returns the facts of each column that has one type in all files, or types that can be loaded together."""
-    kinds = {
-        name: {
-            one[name]
-            for one in (footer.types for footer in footers if footer.file.rows)
-            if name in one
-        }
-        for name in types
-    }
-    common = {
-        name: mixed
-        for name in types
-        if len(kinds[name]) > 1 and (mixed := common_type(kinds[name]))
-    }
-    alike = [
-        name
-        for name, kind in types.items()
-        if name in common or (kind != SEVERAL and kinds[name] <= {kind})
-    ]
-    return probe(located, alike, common=common)
-
-
 def _report_guesses(
     uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
 ) -> tuple[Roles, dict[str, float]]:
@@ -511,140 +379,6 @@ def _report_guesses(
         "choose, or let `sluice guess` write a spec"
     )
     return roles, fill
-
-
-def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str], str]:
-    """Returns the facts of the columns that can be loaded from all files, and the number of rows. It also returns for
-    each other column the reason why it cannot be loaded, and the format of the files."""
-    found = find_files(source)
-    stored = _StoredColumns.of(found)
-    lacking, footers = stored.lacking, stored.footers
-    types, _ = common_types(found.paths, [footer.types for footer in footers], lacking)
-    facts = _probe_columns(stored.located, types, footers)
-    for name in lacking.keys() & facts.keys():
-        facts[name].optional = True
-    others = {
-        name: _NOT_EVERYWHERE if name in lacking else _SEVERAL_TYPES
-        for name in types
-        if name not in facts
-    }
-    others |= found.unread
-    return facts, stored.rows, others, found.form
-
-
-# ---- files
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFiles:
-    """The files of a source."""
-
-    uri: str
-    """The name of the source. A table's has its version."""
-    prefix: str
-    """The prefix of the paths."""
-    paths: list[str]
-    table: TableFiles | None = None
-    """The table that lists the files."""
-
-    @property
-    def form(self) -> str:
-        return "parquet" if self.table is None else self.table.kind
-
-    @property
-    def unread(self) -> dict[str, str]:
-        """The columns that cannot be read, each with the reason."""
-        if self.table is not None:
-            return dict(self.table.unread)
-        named = [folders_of(path).keys() for path in self.paths]
-        partly = set().union(*named) - set(named[0]).intersection(*named)
-        return dict.fromkeys(sorted(partly), "only some folders have it in their names")
-
-    def located(self, spec: Spec | None) -> Mapping[str, FileColumns]:
-        """Returns for each file where it has the columns."""
-        if self.table is not None:
-            return self.table.columns
-        kinds = spec.input.columns if spec else {}
-        texts = [name for name, kind in kinds.items() if kind == "text"]
-        return dict(zip(self.paths, partitions_of(self.paths, texts), strict=True))
-
-
-def find_files(source: Paths, version: int | None = None) -> FoundFiles:
-    """Returns the files. Those of a folder or a glob are sorted by name. A list keeps its order. Raises
-    ForeignTableError for a file that a table may have removed."""
-    tables = LocalTables()
-    found = _find_files(source, tables, version)
-    if found.table is None:
-        tables.refuse_removed(found.paths)
-        if version is not None:
-            raise ParquetError(
-                f"{found.uri}: version={version} is for tables, and these are plain files"
-            )
-    if not found.paths:
-        raise ParquetError(f"{found.uri}: this version of the table has no files")
-    return found
-
-
-def _find_files(source: Paths, tables: LocalTables, version: int | None = None) -> FoundFiles:
-    """Returns what `find_files` returns. Refuses folders and globs that hold files of a table. Does not check single
-    files."""
-    if not isinstance(source, (str, os.PathLike)):
-        each = [_find_files(one, tables) for one in source]
-        if not each:
-            raise ParquetError("an empty list of files")
-        if (table := next((one for one in each if one.table), None)) and len(each) > 1:
-            raise ParquetError(f"{table.uri}: a table is loaded alone; name only this one")
-        prefixes = {one.prefix for one in each}
-        found = [path for one in each for path in one.paths]
-        if again := next(
-            (path for path, count in Counter(map(os.path.abspath, found)).items() if count > 1),
-            None,
-        ):
-            raise ParquetError(
-                f"{again}: is meant twice, so each of its rows would come twice an epoch. Name the file, "
-                "or a folder or glob that holds it, only once"
-            )
-        if len(prefixes) > 1:
-            raise ParquetError(
-                f"the files have different delays ({', '.join(sorted(prefixes))}): give all "
-                "of them one delay, or none"
-            )
-        if each[0].table:
-            return each[0]
-        return FoundFiles(f"{len(found)} files from {each[0].uri}", prefixes.pop(), found)
-    text = os.fspath(source)
-    if text.startswith(f"{SLOW}://") and (at := Place.of(text)).delay_ms is not None:
-        found_there = _find_files(at.path, tables, version)
-        uri = at.prefix + found_there.uri if found_there.table else text
-        return replace(found_there, uri=uri, prefix=at.prefix)
-    name, named_version = versioned(text, version)
-    if has_versions(name) and not (is_table(name) and "://" not in name):
-        table_files = TableFiles.open(name, named_version)
-        return FoundFiles(table_files.name, "", list(table_files.files), table_files)
-    matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
-    hidden = {one for one in matches if one != text and Path(one).name.startswith("_")}
-    folders = {one for one in matches if os.path.isdir(one)}
-    files = {*matches} - folders
-    below = (
-        str(path)
-        for folder in folders - hidden
-        for path in Path(folder).rglob("*.parquet")
-        if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
-    )
-    paths = sorted({str(Path(one)): one for one in (*below, *files)}.values())  # `**` matches both
-    if files != {text}:
-        tables.refuse_listed([*(f"{one}/" for one in folders), *paths])
-    if not paths:
-        what = "no such file or folder"
-        if folders:
-            what = (
-                "no *.parquet file in this folder or below (`sluice guess` and `sluice etl` make a table of "
-                "other logs)"
-            )
-        elif any(character in text for character in "*?["):
-            what = "no file matches this pattern"
-        raise ParquetError(f"{text}: {what}")
-    return FoundFiles(text, "", paths)
 
 
 def table_of(
@@ -698,15 +432,3 @@ def table_of(
 def located_of(table: FeatureTable | ParquetFiles) -> tuple[FileColumns, ...]:
     """Returns for each file where it has the columns. Nothing if the files have just their own."""
     return tuple(table.located.values()) if isinstance(table, ParquetFiles) else ()
-
-
-def has_versions(name: str) -> bool:
-    """Whether this is a Delta or an Iceberg table. Every URI of a store counts as one."""
-    path = plain_path(versioned(name)[0])
-    return is_iceberg(path) or "://" in path or is_delta(path)
-
-
-def is_table(name: str) -> bool:
-    """Whether this is a feature table. Every URI of a store counts as one, but for Iceberg's."""
-    path = plain_path(versioned(name)[0])
-    return not is_iceberg(path) and ("://" in path or os.path.isdir(Path(path, "_sluice")))

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
-from sluice.etl.spec.nested_columns import flattened, join_chunks, parts
-from sluice.etl.table.table_columns import OWN, FileColumns
+from sluice.etl.spec.nested_columns import flattened, is_bytes, join_chunks, parts
+from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoadingError
+from sluice.ingest.errors import SourceError
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.file_types import difference, why_missing
 from sluice.ingest.plain.footer_chunks import (
-    StoredChunk,
     check_file,
-    group_of_longest_texts,
 )
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import elements, rows_of_elements
-from sluice.ingest.read.decoding import Decoding, decoding_of
+from sluice.ingest.read.decoding import SMALL_BYTES, Decoding, StoredMemory
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.footers import HeldFooters, metadata_of
+from sluice.ingest.read.kept_files import Fetched, KeptFiles
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.pages import StoredRows
 from sluice.ingest.read.retry import DeliveryError, without_frames
@@ -47,7 +40,6 @@ from sluice.ingest.read.user_history import (
     in_order,
 )
 from sluice.ingest.row_order import Read
-from sluice.ingest.stages.bags import is_packed
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.scatter_kernel import DamagedPage
@@ -56,35 +48,16 @@ from sluice.ingest.stages.transform import Transform, given_by, needed_before, r
 
 T = TypeVar("T")
 
-_MOST_OPEN_FILES = 32
-_REPLACED = (
-    "the file was replaced or changed since it was first read. Write changed files under new names, "
-    "and start again"
-)
 _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
 _MAKE_ROW_BYTES = 24
 """Bytes of a row while one column is made: three forms of eight bytes each."""
-_SMALL_PART = 64
-"""A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
-_SMALL_BYTES = 16 * 2**20
-"""Reads before the start may always take this much together."""
-_FEW_ROWS = 256
-"""Rows whose texts are decoded at once to count their bytes."""
-_FIRST_PAGES_BYTES = 2**20
-"""Bytes that are read at once of a column of which only the first pages are needed."""
 _IDLE_BYTES = 32 * 2**20
 """Memory that is kept for the stored bytes of the next row groups."""
 
 
-Fetched = OpenFile | Exception | None
-"""An open file of a store that has the bytes of a row group, or why they did not come. None: they were not fetched."""
 Work = Callable[[ReadTask, Charge], Decoded]
 """What a worker does: it decodes a row group."""
-
-
-class SourceError(LoadingError):
-    """A file cannot be read. The message names the file and the row group."""
 
 
 class RowGroupReader:
@@ -123,33 +96,31 @@ class RowGroupReader:
         - `in_pages` lets columns stay stored in rows that `read` returns, if nothing reads their values here.
         - `history` adds the histories of users.
         - `finish` takes rows after the `functions` over rows."""
-        self.files = tuple(files)
         self._ids = tuple(ids)
-        self._located = tuple(located) or (OWN,) * len(self.files)
         self._made = made
-        self._selection = made.selection if made else None
+        plain = made or MadeColumns(())
+        self._selection = plain.selection
         self._history = history
         self.result_columns = tuple(columns)
         self.functions = tuple(functions)
         self.needed = list(needed_before(self.result_columns, self.functions))
         """The stored columns of which the result is made."""
         self._selection_columns = self._selection.sources if self._selection else ()
-        self._spec_types = made.typed if made else {}
-        self._optional = made.optional if made else frozenset[str]()
+        self._spec_types = plain.typed
+        self._optional = plain.optional
         others = self._history.sources if self._history else ()
         self.columns = tuple(
             dict.fromkeys([*self.needed, *self._selection_columns, *filters, *others])
         )
         self._opener = opened or FileOpener()
-        self._footers, self._buffers = HeldFooters(), Buffers()
-        self._idle: deque[tuple[int, OpenFile]] = deque()
-        self._closed, self._lock = False, threading.Lock()
-        self._check_sizes()
-        self.row_groups = self._row_groups()
+        self._buffers = Buffers()
+        self._kept = kept = KeptFiles(files, located, self._opener)
+        self.files, self.row_groups, self._located = kept.files, kept.row_groups, kept.located
         self._is_filtered = is_filtered
         self._set_schemas()
-        self._dictionaries = self._dictionary_columns()
-        self.decoding = self._decoding(bags or {}, copies=_FRAME_COPIES if is_filtered else 0)
+        kept.dictionaries = self._dictionary_columns()
+        self._memory = StoredMemory(kept, self._file_schema, made is not None)
+        self.decoding = self._decoding(bags or {})
         adds = any(one.of(self.columns).constants or one.renames for one in self._located)
         self.in_pages = in_pages and not any((made, history, is_filtered, functions, adds))
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
@@ -204,7 +175,7 @@ class RowGroupReader:
         if self._made is None:
             names = [f.name for f in self._file_schema if pa.types.is_string(f.type)]
         else:
-            names = self._made.dictionary_columns(self._file_schema, self._footer(0))
+            names = self._made.dictionary_columns(self._file_schema, self._kept.footer(0))
         return [name for name in names if name not in self._optional | reads_of(self.functions)]
 
     def make_work(self) -> Work:
@@ -221,7 +192,7 @@ class RowGroupReader:
         """Gets the stored bytes of a row group, if its file lies in a store, for a later `read`. `reserve` is called
         with their number before."""
         try:
-            file = self._take(read.file)
+            file = self._kept.take(read.file)
             if isinstance(file, StoreFile):
                 columns = self._located[read.file].stored(self.columns)
                 file.fetch_group(read.group, columns, reserve)
@@ -293,7 +264,7 @@ class RowGroupReader:
         if isinstance(rows, StoredRows):
             rows = rows.others
         for name in self._ids:
-            if name not in rows.column_names or is_packed(rows.schema.field(name).type):
+            if name not in rows.column_names or is_bytes(rows.schema.field(name).type):
                 continue  # only a job stores ids as bytes
             column = join_chunks(rows.column(name))
             flat = elements(column)
@@ -312,11 +283,11 @@ class RowGroupReader:
     ) -> list[T]:
         """Returns the results of `work`, which decodes only `columns`, for each row group. It is for reads before a
         pipeline starts, which no memory limit admits one by one."""
-        alone, rows = self._decoding_of_stored(
+        alone, rows = self._memory.decoding(
             {}, list(dict.fromkeys([*columns, *self._selection_columns]))
         )
         need = alone.at_work(rows) + alone.decoded(rows)
-        budget = max(_SMALL_BYTES, self.decoding.extra_bytes)
+        budget = max(SMALL_BYTES, self.decoding.extra_bytes)
         # Together they take no more than decoding one whole row group, for which a memory limit must have room.
         count = max(1, min(os.cpu_count() or 1, budget // max(1, need)))
         with ThreadPoolExecutor(count, "sluice-columns") as threads:
@@ -331,7 +302,7 @@ class RowGroupReader:
     ) -> pa.Table:
         """Decodes the stored columns of a row group, or only those in `columns`. The result may be `StoredRows`, which
         can only be moved to batches."""
-        where = self._where(number, group)
+        where = self._kept.where(number, group)
         table = self._read_stored(number, group, columns, fetched)
         if columns is None and table.schema != self._checked_schema:
             # Values of typed columns are converted one by one, so their stored type may differ.
@@ -367,7 +338,7 @@ class RowGroupReader:
             wanted = tuple(dict.fromkeys([*columns, *self._selection_columns]))
             portions = (wanted,)
         try:
-            with self._opened(number, fetched) as file:
+            with self._kept.opened(number, fetched) as file:
                 if columns is None and self.in_pages and isinstance(file, LocalFile):
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
@@ -384,7 +355,7 @@ class RowGroupReader:
         except Exception as error:  # a damaged file can cause any error
             cause = without_frames(error) if isinstance(error, OSError) else error
             raise SourceError(
-                f"{self._where(number, group)}: {error or type(error).__name__}"
+                f"{self._kept.where(number, group)}: {error or type(error).__name__}"
             ) from cause
         return table
 
@@ -397,8 +368,7 @@ class RowGroupReader:
 
     def _groups_by_users(self, history: UserHistories) -> list[GroupRange]:
         history.check(self.stored, self.files[0].path)
-        with ThreadPoolExecutor(16, "sluice-footers") as pool:
-            footers = list(pool.map(self._footer, range(len(self.files))))
+        footers = self._kept.footers(range(len(self.files)))
         ranges = []
         for number, (footer, located) in enumerate(zip(footers, self._located, strict=True)):
             if wrong := located.constants.keys() & {history.by, history.time}:
@@ -409,7 +379,7 @@ class RowGroupReader:
             check_file(self.files[number].path, footer, HistoryError)
             names = located.stored((history.by, history.time))
             ranges += [
-                GroupRange.of((number, group), self._where(number, group), rows, names)
+                GroupRange.of((number, group), self._kept.where(number, group), rows, names)
                 for group in range(footer.num_row_groups)
                 if (rows := footer.row_group(group)).num_rows
             ]
@@ -444,124 +414,16 @@ class RowGroupReader:
 
     def close(self) -> None:
         """Closes the files that are kept open. Files in use are closed once they are read."""
-        with self._lock:
-            idle = self._idle
-            self._idle = deque()
-            self._closed = True
-        for _, file in idle:
-            file.close()
+        self._kept.close()
         for reader in self._other_readers:
             reader.close()
         self._opener.close()
 
-    @contextmanager
-    def _opened(self, number: int, fetched: Fetched) -> Iterator[OpenFile]:
-        """Opens a file to read from it, or takes the one that has `fetched` a row group. Raises SourceError afterwards
-        if another file has taken its place.
-
-        Files stay open, because opening one takes 0.1 ms, or 5 ms with a thousand columns. One reader at a time uses
-        it."""
-        if isinstance(fetched, Exception):
-            raise fetched
-        file = fetched or self._take(number)
-        try:
-            yield file
-        except Exception as error:
-            # A changed file explains any error, unless its store does not answer.
-            changed = not isinstance(error, DeliveryError) and not self._is_unchanged(number, file)
-            file.close()
-            if changed:
-                raise SourceError(_REPLACED) from error
-            raise
-        if not self._is_unchanged(number, file):
-            file.close()
-            raise SourceError(_REPLACED)
-        file.drop_fetched()
-        with self._lock:
-            # A file of one row group comes again only in the next epoch, so it leaves first.
-            several = len(self.row_groups[number]) > 1
-            (self._idle.append if several else self._idle.appendleft)((number, file))
-            is_surplus = self._closed or len(self._idle) > _MOST_OPEN_FILES
-            first = self._idle.popleft()[1] if is_surplus else None
-        if first is not None:
-            first.close()
-
-    def _is_unchanged(self, number: int, file: OpenFile) -> bool:
-        """Whether a file is the one that was first seen."""
-        return self._footers.is_unchanged(number, file.state)
-
-    def _take(self, number: int) -> OpenFile:
-        with self._lock:
-            for index, (idle_number, file) in enumerate(self._idle):
-                if idle_number == number:
-                    del self._idle[index]
-                    return file
-        path = self.files[number].path
-        footer = self._footers.get(number)
-        dictionaries = self._located[number].stored(self._dictionaries)
-        local = self._opener.local(path)
-        if local is None:
-            remote = self._opener.open_remote(path)
-            opened: OpenFile = StoreFile(remote, footer, dictionaries)
-        else:
-            opened = LocalFile(local, footer, dictionaries)
-        if not self._is_unchanged(number, opened):
-            opened.close()
-            raise SourceError(_REPLACED)
-        self._footers.hold(number, opened.metadata, is_local=local is not None)
-        return opened
-
     def describe(self, read: Read) -> str:
         """Returns the file, row group and selection of a read, for messages."""
-        return self._where(read.file, read.group) + (
+        return self._kept.where(read.file, read.group) + (
             self._selection.which if self._selection else ""
         )
-
-    def _where(self, file: int, group: int) -> str:
-        return f"{self.files[file].path}, row group {group}"
-
-    def _footer(self, file: int) -> pq.FileMetaData:
-        footer = self._footers.get(file)
-        if footer is None:  # two threads may both read the footer, which is the same
-            path = self.files[file].path
-
-            def check(state: Any) -> None:
-                if not self._footers.is_unchanged(file, state):
-                    raise SourceError(f"{path}: {_REPLACED}")
-
-            footer = _read_footer(path, self._opener, check)[0]
-            self._footers.hold(file, footer, is_local=self._opener.local(path) is not None)
-        return footer
-
-    def _check_sizes(self) -> None:
-        """Raises SourceError if a local file is missing or has another size, before the first batch."""
-        for file in self.files:
-            path = self._opener.local(file.path)
-            if path is None:
-                continue
-            try:
-                size = os.path.getsize(path)
-            except OSError as error:
-                raise SourceError(
-                    f"{file.path}: {error.strerror}; the table lists this file"
-                ) from error
-            if file.bytes and size != file.bytes:
-                raise SourceError(
-                    f"{file.path}: {size} bytes where the table has {file.bytes}; the file was truncated "
-                    "or replaced"
-                )
-
-    def _row_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the number of rows of each row group, from the table if it lists them, otherwise from the footers."""
-        unknown = [n for n, file in enumerate(self.files) if not file.row_group_rows]
-        read = dict[int, tuple[int, ...]]()
-        if unknown:
-            with ThreadPoolExecutor(16, "sluice-footers") as pool:
-                for number, footer in zip(unknown, pool.map(self._footer, unknown), strict=True):
-                    read[number] = tuple(
-                        footer.row_group(n).num_rows for n in range(footer.num_row_groups)
-                    )
-        return tuple(file.row_group_rows or read[n] for n, file in enumerate(self.files))
 
     def _schema(self, names: Sequence[str]) -> pa.Schema:
         """Returns the schema of these columns in the first file. An optional column that the file lacks has the spec's
@@ -573,7 +435,7 @@ class RowGroupReader:
         for name in names:
             number = self._first_with[name] or 0
             if number not in schemas:
-                stored = self._footer(number).schema.to_arrow_schema()
+                stored = self._kept.footer(number).schema.to_arrow_schema()
                 schemas[number] = list(parts(self._located[number].schema(stored)))
             there = schemas[number]
             known = [part.name for part in there]
@@ -585,12 +447,13 @@ class RowGroupReader:
             found.append(there[known.index(name)])
         return pa.schema(found)
 
-    def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
-        """Estimates the memory for decoding. `copies` is the number of further copies of the result that exist at
-        once."""
-        alone, rows = self._decoding_of_stored(bags, self._file_schema.names)
+    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
+        """Estimates the memory for decoding."""
+        alone, rows = self._memory.decoding(bags, self._file_schema.names)
         whole = alone.decoded(rows)
-        found = replace(alone, extra_bytes=alone.extra_bytes + copies * whole)
+        found = replace(
+            alone, extra_bytes=alone.extra_bytes + _FRAME_COPIES * self._is_filtered * whole
+        )
         if self._history:
             others = self._history.share_of_others(self._by_users, self._others)
             views = self._history.row_bytes(rows, others)
@@ -598,7 +461,7 @@ class RowGroupReader:
             work = [
                 earlier.at_work(count) + 2 * _MAKE_ROW_BYTES * count * bool(others)
                 for earlier, count in (
-                    reader._decoding_of_stored({}, self._history.sources)
+                    reader._memory.decoding({}, self._history.sources)
                     for reader in (self, *self._other_readers)
                 )
             ]
@@ -616,151 +479,3 @@ class RowGroupReader:
             # The kept rows are copied from the whole row group.
             extra_bytes=found.extra_bytes + made + whole * (self._selection is not None),
         )
-
-    def _decoding_of_stored(
-        self, bags: Mapping[str, float], columns: Sequence[str]
-    ) -> tuple[Decoding, int]:
-        """Estimates the memory for decoding these columns from the largest row group that is read, and returns its
-        number of rows. The estimate is larger if other files store more bytes a row."""
-        stored = [
-            file.stored_rows or kept for file, kept in zip(self.files, self.row_groups, strict=True)
-        ]
-        # A row group is decoded whole, however few of its rows are kept. Without any, it is not read.
-        largest = max(
-            (
-                (rows if self.row_groups[n][g] else 0, -n, -g)
-                for n, counts in enumerate(stored)
-                for g, rows in enumerate(counts)
-            ),
-            default=None,
-        )
-        if largest is None:
-            return Decoding(0.0, 0, (self.columns,)), 0
-        rows = largest[0]
-        number = -largest[1]
-        group = -largest[2]
-        footer = self._footer(number)
-        # Most of a file with few rows is its footer.
-        least = 1 + rows // _SMALL_PART
-        sizes = [
-            file.bytes / max(least, sum(counts))
-            for file, counts in zip(self.files, stored, strict=True)
-        ]
-        scale = max(sizes) / sizes[number] if sizes[number] else 1.0
-        group = min(group, footer.num_row_groups - 1)
-        try:
-            usual = self._decoding_of(number, group, bags, scale, columns)
-            if self._made is None:
-                return usual, rows
-            odd = group_of_longest_texts(footer)
-            count = stored[number][odd] if self.row_groups[number][odd] else 0
-            more = self._decoding_of(number, odd, bags, scale, columns).at_work(count)
-            extra_bytes = max(usual.extra_bytes, more - usual.decoded(count))
-            return replace(usual, extra_bytes=extra_bytes), rows
-        except Exception as error:
-            raise SourceError(
-                f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
-                f"{error}); the file is damaged. Write it again"
-            ) from error
-
-    def _decoding_of(
-        self,
-        number: int,
-        group: int,
-        bags: Mapping[str, float],
-        scale: float,
-        columns: Sequence[str],
-    ) -> Decoding:
-        """Estimates the memory for decoding a row group by its footer, which has the file's own names of columns."""
-
-        def text_bytes(path: str, chunk: StoredChunk) -> int:
-            try:
-                return self._text_bytes(number, group, path, chunk)
-            except Exception:  # reading the row group raises the error
-                return 0
-
-        located = self._located[number]
-        columns = [name for name in columns if name in self._file_schema.names]
-        names = [name for name in columns if name not in located.constants]
-        stored = located.stored(names)
-        found = decoding_of(
-            self._footer(number),
-            group,
-            pa.schema(
-                [
-                    self._file_schema.field(n).with_name(own)
-                    for n, own in zip(names, stored, strict=True)
-                ]
-            ),
-            {own: bags[name] for name, own in zip(names, stored, strict=True) if name in bags},
-            scale=scale,
-            file_bytes=self.files[number].bytes or 2**62,
-            text_bytes=text_bytes,
-        )
-        portions = tuple(tuple(located.named(some)) for some in found.portions)
-        added = tuple(name for name in columns if name in located.constants)
-        return replace(found, portions=(*portions, added) if added else portions)
-
-    def _text_bytes(self, number: int, group: int, path: str, chunk: StoredChunk) -> int:
-        """Returns the bytes of a column of texts in memory. `path` names it in the footer.
-
-        A dictionary page stores a text once. Each value has its own copy, unless the column is read as a dictionary."""
-        is_dictionary = path in self._located[number].stored(self._dictionaries)
-        if is_dictionary and not chunk.has_differences:
-            return 0
-        if chunk.has_differences and chunk.texts:
-            return 2 * chunk.texts
-        dictionaries = [] if chunk.has_differences else [path]
-        file = pq.ParquetFile(
-            self._opener.open(self.files[number].path),
-            read_dictionary=dictionaries,
-            # Without a buffer, Arrow gets all stored bytes of a column before its first page.
-            buffer_size=_FIRST_PAGES_BYTES if chunk.texts else 0,
-            pre_buffer=not chunk.texts,
-        )
-        with closing(file):
-            if chunk.has_differences:
-                batches = file.iter_batches(_FEW_ROWS, [group], [path], use_threads=False)
-                texts = (elements(batch.column(0)) for batch in batches)
-                return 2 * sum(pc.sum(pc.binary_length(some)).as_py() or 0 for some in texts)
-            [first] = next(file.iter_batches(1, [group], [path], use_threads=False)).columns
-            if not pa.types.is_dictionary((texts := elements(first)).type):
-                return 0
-            longest = pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
-            if chunk.values * longest <= max(chunk.plain, _SMALL_BYTES):
-                return chunk.values * longest
-            if chunk.texts:  # reading them all would take as long as decoding the row group
-                return 2 * chunk.texts
-            whole = file.read_row_group(group, [path], use_threads=False).column(0)
-            return sum(  # twice, because arrays are copied while they grow
-                2 * (pc.sum(pc.binary_length(texts.dictionary).take(texts.indices)).as_py() or 0)
-                for texts in map(elements, whole.chunks)
-            )
-
-
-def first_schema(
-    files: Sequence[DataFile], opened: FileOpener, located: Sequence[FileColumns] = ()
-) -> pa.Schema:
-    """Returns the schema of all columns of the first file."""
-    if not files:
-        raise SourceError("there are no files to read")
-    stored = _read_footer(files[0].path, opened)[1]
-    return located[0].schema(stored) if located else stored
-
-
-def _read_footer(
-    path: str, opened: FileOpener, check: Callable[[Any], None] = lambda _: None
-) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Reads the footer of a file and its schema. Calls `check` with the file's state (`OpenFile.state`)."""
-    try:
-        source = opened.open(path)
-        if isinstance(source, str):
-            with open(source, "rb", buffering=0) as file:
-                found = metadata_of(path, f"/dev/fd/{file.fileno()}", SourceError)
-                check(file.fileno())
-            return found
-        with source:
-            check(source.state)
-            return metadata_of(path, source, SourceError)
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"{path}: {error}") from error

@@ -11,11 +11,11 @@ from typing import Any
 from sluice.common.extras import install_command
 from sluice.common.suggest import NamedFields
 from sluice.ingest.choices import AUTO, READERS
-from sluice.ingest.errors import warn
+from sluice.ingest.errors import SourceError, warn
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
-from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader
 
 RowGroupSource = RowGroupReader | PetastormSource
 """Makes the work of the workers that decode row groups."""

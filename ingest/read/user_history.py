@@ -108,7 +108,7 @@ class UserHistories:
         history: History,
         columns: Columns,
         made: MadeColumns | None,
-        other_files: Sequence[Sequence[DataFile]] = (),
+        other_files: Sequence[Sequence[DataFile]],
     ):
         """`columns` are those of a batch, with the histories. `made` makes the columns that have a history from the
         stored ones. None: they are read as they are stored. `other_files` are those of each earlier split with files of
@@ -118,8 +118,6 @@ class UserHistories:
         self._selection = made.selection if made else None
         self.columns = columns
         self.made = made
-        self._fill = columns.fill
-        self._loaded = columns.names
         self._kinds: dict[str, Any] = {
             name: columns.value_kind(history_name(name)) for name in history.columns
         }
@@ -132,7 +130,6 @@ class UserHistories:
             pa.field(history_name(name), pa.list_view(pa.from_numpy_dtype(kind)))
             for name, kind in self._kinds.items()
         ]
-        self.names = [field.name for field in self.fields]
 
     def check(self, schema: pa.Schema, path: str) -> None:
         """Raises HistoryError if users or times have a type that cannot be compared exactly."""
@@ -216,9 +213,9 @@ class UserHistories:
     def joined(self, made: pa.Table, stored: pa.Table) -> pa.Table:
         """Returns the made columns with the histories, which the stored ones have. Columns that only show users and
         times are left out."""
-        loaded = made if made is not stored else stored.select(self._loaded)
-        for name in self.names:
-            loaded = loaded.append_column(name, stored.column(name))
+        loaded = made if made is not stored else stored.select(self.columns.names)
+        for field in self.fields:
+            loaded = loaded.append_column(field, stored.column(field.name))
         return loaded
 
     def _visible(self, stored: pa.Table, where: str) -> Flags:
@@ -289,7 +286,9 @@ class UserHistories:
         found = []
         for name, kind in self._kinds.items():
             try:
-                found.append(filled_numbers(name, table.column(name), kind, self._fill.get(name)))
+                found.append(
+                    filled_numbers(name, table.column(name), kind, self.columns.fill.get(name))
+                )
             except ValueRefused as refused:
                 raise HistoryError(refused.message(where, name, row_numbers)) from None
         return found

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.ingest.errors import NoWorkerAnswers, warn
+from sluice.ingest.errors import NoWorkerAnswers, SourceError, warn
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker

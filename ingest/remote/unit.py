@@ -20,8 +20,7 @@ from zlib_ng.zlib_ng import crc32
 from sluice.common.extras import DISTRIBUTION
 from sluice.etl.schema import digest
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoadingError
-from sluice.ingest.read.reader import SourceError
+from sluice.ingest.errors import LoadingError, SourceError
 from sluice.ingest.stages.shuffle import ReadTask
 
 

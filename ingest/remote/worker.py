@@ -142,7 +142,8 @@ def open_maker(
     governor: Governor | None = None,
 ) -> UnitMaker:
     """Opens the table for a job and returns what makes the job's units, as far as the `governor` admits them."""
-    from sluice.ingest.read.parquet_files import ParquetFiles, is_table
+    from sluice.ingest.read.parquet_files import ParquetFiles
+    from sluice.ingest.read.source_files import is_table
     from sluice.ingest.remote.maker import UnitMaker
     from sluice.ingest.remote.unit import RemoteError
 

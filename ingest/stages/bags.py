@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.ops.compiled import compile_function
+from sluice.etl.spec.nested_columns import is_bytes
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
 from sluice.ingest.stages.scatter_kernel import (
@@ -63,11 +64,6 @@ class BagRows(NamedTuple):
     """The bytes of the ids of these rows."""
 
 
-def is_packed(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds bags as bytes, four of an id."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
 def stored_bags(column: pa.ChunkedArray, kind: Any, group_rows: int) -> StoredBags:
     """Returns the bags of a column. A missing bag has no ids. Ids that already have the type `kind` are not copied.
     Raises BagError. `group_rows` is the number of rows of their row group."""
@@ -77,7 +73,7 @@ def stored_bags(column: pa.ChunkedArray, kind: Any, group_rows: int) -> StoredBa
         # Histories share their events. All windows of a row group hold these, so each counts its share.
         share = ids.nbytes * len(array) // max(1, group_rows)
         return StoredBags(begins, begins + array.sizes.to_numpy(), _ID_BYTES, ids, share)
-    unit = 1 if is_packed(array.type) else _ID_BYTES
+    unit = 1 if is_bytes(array.type) else _ID_BYTES
     offsets, ids = _packed(array) if unit == 1 else _listed(array, kind)
     nbytes = unit * int(offsets[-1] - offsets[0])
     return StoredBags(offsets[:-1], offsets[1:], unit, ids, nbytes)
@@ -130,7 +126,7 @@ def as_lists(bags: BagRows, kind: Any) -> pa.LargeListArray:
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:
     """Returns a column of several chunks as one. There are several if 32-bit offsets cannot count all bytes."""
-    return (column.cast(pa.large_binary()) if is_packed(column.type) else column).combine_chunks()
+    return (column.cast(pa.large_binary()) if is_bytes(column.type) else column).combine_chunks()
 
 
 def _packed(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

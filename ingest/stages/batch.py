@@ -22,7 +22,7 @@ from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan, rank_rows
+from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
 from sluice.ingest.stages.bags import copy_bags
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.shuffle import WindowRows
@@ -58,7 +58,7 @@ class Chunks:
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self.steps = most_steps(plan, ranks, columns.row_bytes)
-        rows = rank_rows(plan.batch_size, ranks)
+        rows = plan.batch_size // ranks
         bags = columns.stored_bags
         sizes = (
             len(columns.floats) + (not columns.weight),  # the weights are always the last one

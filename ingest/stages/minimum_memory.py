@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import format_bytes
-from sluice.ingest.row_order import RankShare, RowsPlan, rank_rows
+from sluice.ingest.row_order import RankShare, RowsPlan
 from sluice.ingest.stage_spec import StageSpec
 from sluice.ingest.stages.batch import most_steps
 
@@ -81,14 +81,14 @@ def footprint_of(
         columns.window_row_bytes * streams,
         plan.widest + together,
     )
-    a_rank = rank_rows(plan.batch_size, ranks)
+    a_rank = plan.batch_size // ranks
     chunk = steps * a_rank  # a chunk may be partly used on either side
     series = chunk * (columns.row_bytes + 4)
     # After each of these stages one series is done, and the next stage works on another.
     stages_with_series = sum(stage.holds_series for stage in stages)
     transforms = sum(stage.transforms for stage in stages)
     series_bytes = 2 * stages_with_series * series + transforms * a_rank * columns.row_bytes
-    unpacked = _UNPACKED * max((rows for file in plan.groups for rows in file), default=0)
+    unpacked = _UNPACKED * plan.largest_group
     window = plan.widest * (_ORDERS + _WIDE + 4 * converted + _BAG * len(columns.stored_bags))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (rows * streams + 2 * chunk) * columns.window_row_bytes + series_bytes

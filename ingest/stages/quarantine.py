@@ -73,8 +73,8 @@ class Quarantine:
         groups: dict[tuple[int, int], list[int]] = {}
         for origin in filter(None, (origins[row] for row in rows)):
             groups.setdefault(origin[:2], []).append(origin.row)
-        for (file, group), numbers in groups.items():
-            self.add(error, stage=stage, file=self._file_path(file), row_group=group, rows=numbers)
+        for group, numbers in groups.items():
+            self.add(error, stage, group, numbers)
 
     def replace_group(self, error: Exception, read: Read, schema: pa.Schema) -> pa.Table:
         """Quarantines a row group that cannot be read. Returns a table of zeros in its place. A row group that is read
@@ -82,16 +82,10 @@ class Quarantine:
         if not self.allowed:
             raise error
         with self._lock:
-            key = (read.file, read.group)
-            if key not in self._lost_groups:
-                self.add(
-                    error,
-                    stage="read",
-                    file=self._file_path(read.file),
-                    row_group=read.group,
-                    rows=range(read.first, read.first + read.rows),
-                )
-                self._lost_groups.add(key)
+            group = (read.file, read.group)
+            if group not in self._lost_groups:
+                self.add(error, "read", group, range(read.first, read.first + read.rows))
+                self._lost_groups.add(group)
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
     def replace_rows(
@@ -115,17 +109,12 @@ class Quarantine:
             # More rows fail than may be quarantined, so this ends the run.
             return self.replace_group(too_many, read, schema)
         with self._lock:
-            known = self._bad_rows.setdefault((read.file, read.group), set())
+            group = (read.file, read.group)
+            known = self._bad_rows.setdefault(group, set())
             for row, wrong in bad:
                 number = read.first + row
                 if number not in known:
-                    self.add(
-                        wrong,
-                        stage=stage,
-                        file=self._file_path(read.file),
-                        row_group=read.group,
-                        rows=[number],
-                    )
+                    self.add(wrong, stage, group, [number])
                     known.add(number)
         pieces = {start: table for start, _, table in good}
         here = good[0][2].schema if good else schema  # types of numbers may differ between files
@@ -203,10 +192,11 @@ class Quarantine:
             raise QuarantineError(f"{objection}; they are listed in {self._path}")
 
     def add(
-        self, error: BaseException, *, stage: str, file: str, row_group: int, rows: Iterable[int]
+        self, error: BaseException, stage: str, group: tuple[int, int], rows: Iterable[int]
     ) -> None:
-        """Quarantines `rows` (numbers within their row group), or raises QuarantineError from `error`."""
-        rows = list(rows)
+        """Quarantines `rows` of a row group (numbers within it), or raises QuarantineError from `error`. `group` is its
+        file, and its number there."""
+        rows, file, row_group = list(rows), self._file_path(group[0]), group[1]
         kind = getattr(error, "type", type(error).__name__)
         text = str(getattr(error, "text", error))
         with self._lock:

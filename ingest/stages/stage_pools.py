@@ -36,11 +36,13 @@ class StagePools:
     knobs: Knobs
     memory: ProcessMemory
     _governor: Governor
+    _minimum: tuple[int, str]
+    """The least memory of a run, and its parts."""
 
     def __init__(self, specs: Sequence[StageSpec], machine: Machine, groups: RowGroupReader):
         self._specs = {stage.name: stage for stage in specs}
         """The properties of all stages, in order."""
-        self._machine, self._groups = machine, groups
+        self.machine, self._groups = machine, groups
         self._pid = os.getpid()
         self._cores = max(1, math.ceil(machine.cores()))
         self._counters = {name: StageCounters(name) for name in self._specs}
@@ -63,7 +65,7 @@ class StagePools:
     def limits(self) -> Limits:
         """The limits of the knobs. They rise when the process gets more cores. They never fall, so that the current
         knobs always stay valid."""
-        self._cores = max(self._cores, math.ceil(self._machine.cores()))
+        self._cores = max(self._cores, math.ceil(self.machine.cores()))
         return limits_of(tuple(self._specs.values()), self._cores, self._backends)
 
     @property
@@ -90,10 +92,10 @@ class StagePools:
 
     # ---- starting and stopping
 
-    def _new_governor(self, minimum: int, parts: str = "") -> Governor:
-        governor = self.memory.new_governor(minimum, parts, outside=self._remote_bytes)
-        governor.reasons = self.held_back
-        return governor
+    def _renew_governor(self) -> None:
+        """Makes the governor of the next run."""
+        self._governor = self.memory.new_governor(*self._minimum, outside=self._remote_bytes)
+        self._governor.reasons = self.held_back
 
     def _pool(
         self,

@@ -28,8 +28,8 @@ from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import SharedMemoryError
 from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.kept_files import first_schema
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of
-from sluice.ingest.read.reader import SourceError, first_schema
 
 _REQUIREMENT = re.compile(r"([\w-]+)(?:.*[>=]=([0-9.]+))?[^;]*(?:; extra == \"(\w+)\")?")
 _SMALL = 2**30
@@ -140,7 +140,7 @@ def check_table(uri: str, code: CodeOptions) -> Iterator[Finding]:
     except (GuessError, ColumnError) as error:
         well = None if isinstance(error, GuessError) and not code.own_spec else False
         yield Finding("columns", str(error), well, "a loader needs roles= or spec=")
-    except (UsageError, SourceError, OSError) as error:
+    except (UsageError, OSError) as error:
         yield Finding("table", str(error), False)
 
 

@@ -38,7 +38,7 @@ from sluice.ingest.plain.guess import (
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.recipe import check_kind
 from sluice.ingest.plain.roles import label_of
-from sluice.ingest.read.parquet_files import Paths, facts_of
+from sluice.ingest.read.source_files import Paths, facts_of
 
 _HEAD = """\
 # `sluice guess` wrote this spec from names, types and a few rows. Read it, and change what is wrong.

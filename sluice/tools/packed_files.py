@@ -21,7 +21,7 @@ from sluice.etl.table.new_files import speed_layout
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.plain.footer_chunks import check_file
 from sluice.ingest.plain.roles import ParquetError
-from sluice.ingest.read.parquet_files import find_files, is_table
+from sluice.ingest.read.source_files import find_files, is_table
 
 
 def pack(source: str, target: str) -> dict[str, int]:

@@ -18,7 +18,8 @@ from sluice.etl.read.input_paths import files_of
 from sluice.etl.table.foreign_tables import ForeignTableError
 from sluice.ingest.__main__ import main as ingest_program
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetFiles, facts_of, find_files, table_of
+from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.read.source_files import facts_of, find_files
 from sluice.petastorm import make_batch_reader
 from sluice.tools import guess
 from tests.etl.tables import write_rows

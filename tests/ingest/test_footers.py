@@ -65,7 +65,8 @@ import os, random, sys
 from sluice.etl.schema import DataFile
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.row_order import Read, WindowPart
-from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.errors import SourceError
+from sluice.ingest.read.reader import RowGroupReader
 
 good = open(sys.argv[1], "rb").read()
 path = os.path.join(sys.argv[2], "mutated.parquet")

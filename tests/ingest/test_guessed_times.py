@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice.ingest.plain.guess import proposals
-from sluice.ingest.read.parquet_files import facts_of
+from sluice.ingest.read.source_files import facts_of
 
 UNITS = (1, 10**3, 10**6, 10**9)
 

@@ -17,13 +17,12 @@ import torch
 
 from benchmarks.small_table import small_table
 from sluice.common.control_groups import MemoryGroup
-from sluice.ingest.errors import LoaderError
+from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import PlanError, Position
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin

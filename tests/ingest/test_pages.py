@@ -18,12 +18,13 @@ from sluice.etl.schema import DataFile
 from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.errors import SourceError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import thrift_numbers
 from sluice.ingest.read import pages
 from sluice.ingest.read.open_file import LocalFile
-from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.stages.scatter_kernel import (
     DICTIONARY,
     INDICES,

@@ -15,13 +15,12 @@ import pytest
 
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoaderError
+from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions
-from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
 from tests.raises import raises

@@ -19,9 +19,9 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.errors import SourceError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
-from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.tools import guess
 from sluice.tools.guess_spec import guessed_spec

@@ -89,10 +89,8 @@ def test_quarantined_rows_are_listed_and_summed(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=path))
     assert not path.exists()
     books.count_rows(90)
-    books.add(
-        ValueError("no number: 'ü'"), stage="transform", file="part-3", row_group=2, rows=[7, 9]
-    )
-    books.add(KeyError("C1"), stage="log", file="part-4", row_group=0, rows=[0])
+    books.add(ValueError("no number: 'ü'"), stage="transform", group=("part-3", 2), rows=[7, 9])
+    books.add(KeyError("C1"), stage="log", group=("part-4", 0), rows=[0])
     assert lines(path)[1] == {
         "stage": "transform",
         "file": "part-3",
@@ -112,12 +110,12 @@ def test_quarantined_rows_are_listed_and_summed(tmp_path):
 
 def test_one_row_too_many_stops_with_its_place(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
-    books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
+    books.add(ValueError("a"), stage="t", group=("f", 0), rows=range(10))
     cause = ValueError("b")
     with raises(
         QuarantineError, "part-9 row group 4 row 77", "t", "ValueError: b", "max_rows=10"
     ) as e:
-        books.add(cause, stage="t", file="part-9", row_group=4, rows=[77])
+        books.add(cause, stage="t", group=("part-9", 4), rows=[77])
     assert e.value.__cause__ is cause
     assert len(lines(tmp_path / "x")) == 10, "what stopped the run was not set aside"
     books.close()
@@ -125,7 +123,7 @@ def test_one_row_too_many_stops_with_its_place(tmp_path):
 
 def test_the_end_of_the_probation_judges_the_rows_quarantined_in_it(tmp_path):
     books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
-    books.add(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
+    books.add(ValueError("a"), stage="t", group=("f", 0), rows=range(6))
     books.count_rows(43)
     with raises(QuarantineError, "6 of 50", "max_rate=0.1", tmp_path / "x"):
         books.count_rows(1)
@@ -133,15 +131,13 @@ def test_the_end_of_the_probation_judges_the_rows_quarantined_in_it(tmp_path):
 
 
 def test_stages_share_the_books(tmp_path):
-    books = Quarantine(
-        Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "x"), None, None
-    )
+    books = Quarantine(Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "x"))
     barrier = threading.Barrier(4)
 
     def stage(number):
         barrier.wait()
         for row in range(50):
-            books.add(ValueError("x" * 5000), stage=f"s{number}", file="f", row_group=0, rows=[row])
+            books.add(ValueError("x" * 5000), stage=f"s{number}", group=("f", 0), rows=[row])
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(stage, range(4)))

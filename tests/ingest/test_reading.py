@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.choices import Errors
+from sluice.ingest.errors import SourceError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read import remote_files
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.retry import Clock, DeliveryError, RetryPolicy
 from sluice.ingest.row_order import Position, Read, WindowPart
 from tests.ingest import twin
@@ -187,13 +188,12 @@ class TestDamage:
 _MUTATE = """
 import os, random, sys
 from sluice.etl.schema import DataFile
-from sluice.ingest.errors import LoaderError
+from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.row_order import PlanError
-from sluice.ingest.read.reader import SourceError
 
 good = open(sys.argv[1], "rb").read()
 path = os.path.join(sys.argv[2], "mutated.parquet")

@@ -145,6 +145,7 @@ def test_the_share_of_waiting_is_that_of_the_time_after_the_first_batch_without_
     now = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     loading = SimpleNamespace(
+        machine=Machine(),
         stats=lambda: (stage("read"),),
         durations=dict,
         held_back=Counter(),
@@ -152,7 +153,7 @@ def test_the_share_of_waiting_is_that_of_the_time_after_the_first_batch_without_
         restarts=0,
         throttled=0,
     )
-    consumer = progress.Progress(loading, Machine(), None)
+    consumer = progress.Progress(loading, None)
     for phase, until in (("wait", 10), ("compute", 13), ("wait", 14)):
         consumer.enter(phase)
         now[0] = until

@@ -13,12 +13,11 @@ import pytest
 from sluice import Loader, Transform
 from sluice.ingest.choices import Errors, History
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoaderError
+from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.process import shared_memory
 from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
 from sluice.ingest.process.shared_memory import Region
-from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages.row_functions import SLICE_ROWS, cut_into_slices
 from sluice.ingest.stages.shuffle import Decoded, ReadTask

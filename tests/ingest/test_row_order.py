@@ -8,14 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sluice.ingest.row_order import (
-    PlanError,
-    Position,
-    RowsPlan,
-    permutation,
-    put_together,
-    window_halves,
-)
+from sluice.ingest.permutations import permutation, put_together, window_halves
+from sluice.ingest.row_order import PlanError, Position, RowsPlan
 from sluice.ingest.stages.scatter_kernel import compose_order
 from tests.ingest import twin
 from tests.raises import raises

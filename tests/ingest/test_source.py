@@ -17,9 +17,10 @@ from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
 from sluice.etl.schema import DataFile
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.errors import SourceError
 from sluice.ingest.read.open_file import OpenFile
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.row_order import Read, WindowPart
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises

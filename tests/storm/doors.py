@@ -35,6 +35,7 @@ _NO_PROBE = SimpleNamespace(enter=lambda _: None, leave=lambda _: None, held_s=0
 # What a module does with the machine that has no place in a run of one seed, and what is too large for it.
 _INSTEAD = {
     "sluice.ingest.loader_input": {"RowGroupReader": store.MemoryGroups},
+    "sluice.ingest.read.reader": {"KeptFiles": store.MemoryFiles},
     "sluice.ingest.process.worker": {
         "Child": StormChild,
         "anonymous_bytes": lambda _pid: 0,
@@ -79,6 +80,7 @@ BY_LINES = tuple(
         "process/child",
         "process/shared_memory",
         "process/worker",
+        "read/kept_files",
         "read/reader",
         "read/retry",
         "stages/batch",

@@ -12,10 +12,9 @@ from unittest import mock
 
 from sluice.ingest import stage_spec
 from sluice.ingest.choices import Errors
-from sluice.ingest.errors import LoaderError
+from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.reader import SourceError
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
 from sluice.ingest.stages import batch as batch_stage

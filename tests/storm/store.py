@@ -1,4 +1,4 @@
-"""A store in memory for a storm: `MemoryGroups`, the loader's own `RowGroupReader` over tables that lie in `TABLES`.
+"""A store in memory for a storm: `MemoryGroups`, the loader's own `RowGroupReader` over the tables in `TABLES`.
 
 Its reads are slow, fail for a while, or for good, as the run's `Weather` says; they are tried again by the loader's own
 `Retrier` on the run's clock."""
@@ -13,6 +13,7 @@ import pyarrow as pa
 from sluice.etl.schema import DataFile
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.kept_files import KeptFiles
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from tests.storm.scheduler import Scheduler
@@ -81,31 +82,17 @@ class _File:
         """Nothing is open."""
 
 
-class MemoryGroups(RowGroupReader):
-    """Row groups in memory."""
+class MemoryFiles(KeptFiles):
+    """Files in memory. Their reads wait on the clock of the opener, which a reader stops."""
 
-    def __init__(
-        self,
-        files: Sequence[DataFile],
-        columns: Sequence[str],
-        opened: FileOpener | None = None,
-        **options: Any,
-    ):
+    def __init__(self, files: Sequence[DataFile], located: Any, opener: FileOpener):
         run = current()
         self._weather: Weather = run.world.weather
-        self._clock = Clock()
+        self._clock = opener._clock
         self._retrier = Retrier(RetryPolicy(), self._clock, run.chance.random)
-        super().__init__(files, columns, opened, **options)
+        super().__init__(files, located, opener)
 
-    def interrupt(self) -> None:
-        self._clock.stop()
-        super().interrupt()
-
-    def close(self) -> None:
-        self._clock.stop()
-        super().close()
-
-    def _take(self, number: int) -> Any:
+    def take(self, number: int) -> Any:
         return _File(
             self.files[number].path,
             lambda path, group: self._retrier.call(
@@ -120,11 +107,15 @@ class MemoryGroups(RowGroupReader):
     def _check_sizes(self) -> None:
         """They are as they are."""
 
+
+class MemoryGroups(RowGroupReader):
+    """Row groups in memory."""
+
     def _schema(self, names: Sequence[str]) -> pa.Schema:
         whole = TABLES[self.files[0].path][0].schema
         return pa.schema([whole.field(name) for name in names])
 
-    def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
+    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
         return decoding(self.files, self.columns)
 
 

@@ -6,21 +6,21 @@ Petastorm's worker as a dict of arrays.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from sluice.etl.schema import digest
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import DECODE, Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.memory.process_memory import ProcessMemory
+from sluice.ingest.permutations import permutation
 from sluice.ingest.read.petastorm.source import PetastormSource
-from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, differences_of, permutation
+from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, differences_of
 from sluice.ingest.stage_spec import DECODING
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.stage_pools import StagePools
@@ -56,8 +56,7 @@ class RowGroupOrder:
 
     @property
     def digest(self) -> str:
-        text = json.dumps([self.groups, self.seed, self.shuffle_groups, self.shuffle_rows])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest([self.groups, self.seed, self.shuffle_groups, self.shuffle_rows])
 
     def state(self, epoch: int, number: int) -> dict[str, Any]:
         """Returns the position of the next row group as a dict for JSON, with the values that a resumed run must
@@ -103,15 +102,15 @@ class RowGroupStage(StagePools):
         self._source, self._order = source, order
         self.memory = ProcessMemory(machine, memory_limit, self._buffers)
         largest = max((rows for counts in groups.row_groups for rows in counts), default=0)
-        self._minimum = groups.decoding.at_work(largest)
-        self._governor = self._new_governor(self._minimum)
+        self._minimum = groups.decoding.at_work(largest), ""
+        self._renew_governor()
         self.apply(self.limits.clamp(Knobs(workers={DECODE: workers})))
 
     def start(self, epoch: int, number: int, epochs: int | None) -> Iterator[Decoded]:
         """Yields row groups, starting with row group `number` of `epoch`, until `epochs` have ended. None: for ever."""
         self.stop()
         with self._lock:
-            self._governor = self._new_governor(self._minimum)
+            self._renew_governor()
             pool = self._pool(
                 DECODE,
                 self._read_tasks(epoch, number, epochs),

@@ -41,7 +41,7 @@ class PetastormSource:
     def __init__(
         self,
         groups: RowGroupReader,
-        predicate: Any = None,
+        predicate: Any,
         *,
         gives_arrays: bool = False,
         spec: Any = None,

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.jobs.engine import JobFailure
+from sluice.ingest.errors import SourceError
 from sluice.ingest.plain.probe import ParquetError
-from sluice.ingest.read.reader import SourceError
 from sluice.tools.guess import main as guess
 from tests.etl.jobs import run
 from tests.open_loader import open_loader

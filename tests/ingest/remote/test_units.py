@@ -19,10 +19,10 @@ from benchmarks.small_table import small_table
 from sluice.etl.spec.permission import NOTHING
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.errors import SourceError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import SourceError
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 from sluice.ingest.remote.worker import open_maker
