@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from sluice.etl.ops.base import Arrays, as_number, as_one_column, as_text, on_di
 from sluice.etl.ops.chain import FeatureError, step_of
 from sluice.etl.ops.hashing import Flags, Floats, Hashes, Lookup, Narrow, hash_rows
 from sluice.etl.ops.ids import Categorify
-from sluice.etl.ops.lists import packed
+from sluice.etl.ops.lists import flat, packed
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.row_split import Keys, fold_keys, split_of
@@ -63,7 +63,7 @@ class Features:
         state: FittedState,
         *,
         ahead: bool = True,
-        prepared: Mapping[str, Any] = MappingProxyType({}),
+        prepared: Mapping[str, Any] | None = None,
     ) -> None:
         """Unless `ahead` is given, the lookup structures of operators are made when they are first needed. `prepared`
         has those that exist already, by the keys of their states. Raises an OperatorError if a `python` operator names
@@ -71,21 +71,20 @@ class Features:
         self.spec = spec
         self._functions = spec.import_functions()
         self._state = state
-        self._prepared: dict[str, Any] = dict(prepared)
+        self._prepared: dict[str, Any] = dict(prepared or {})
         for learned in spec.fitted if ahead else ():
             if learned.key in state.tables:
                 self.prepared(learned.key, learned.op)
-        self._needs = {name for column in spec.columns for op in column.ops for name in op.needs}
+        self._needs = any(op.needs for column in spec.columns for op in column.ops)
         self._model_columns = [c for c in spec.columns if c.role in MODEL_ROLES]
         self._groups = column_groups(self._model_columns)
 
     def apply(self, columns: Arrays, extras: Arrays) -> list[pa.Array]:
         """Returns the table's columns, in the spec's order, as Spark stores them. Rows that `rejected_after_learning`
-        names must not be stored. `extras` comes from the method of this name. In serving, labels may be missing."""
+        names must not be stored. `extras` comes from the method of this name."""
         return [
             stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
             for column in self.spec.columns
-            if column.sources[0] in columns or column.role != "label"
         ]
 
     def rejected_after_learning(
@@ -131,6 +130,7 @@ class Features:
         """Returns the model's inputs of columns with the same operators."""
         first = group[0]
         sources = [columns[column.sources[0]] for column in group]
+        rows = len(sources[0])
         if len({source.type for source in sources}) > 1:
             alone = [self._run_group([one], columns, extras) for one in group]
             return {name: values for made in alone for name, values in made.items()}
@@ -142,14 +142,21 @@ class Features:
                 learned = None
                 if isinstance(op, Fitted):
                     keys = (column.state_key(number) for column in group)
-                    learned = GroupLookup(tuple(self.prepared(key, op) for key in keys))
+                    counts = (
+                        flat(values)[1]
+                        if pa.types.is_list(values.type)
+                        else np.ones(len(values), int)
+                    )
+                    learned = GroupLookup(
+                        tuple(self.prepared(key, op) for key in keys),
+                        counts.reshape(len(group), rows).sum(axis=1).cumsum().tolist(),
+                    )
                 values = step_of(first.name, op, values, learned, {})
         values = (
             as_number(values)
             if first.role == "dense" and first.online is None
             else _values(values, first)
         )
-        rows = len(values) // len(group)
         return {
             column.name: values.slice(number * rows, rows) for number, column in enumerate(group)
         }
@@ -222,22 +229,18 @@ class Features:
 def column_groups(columns: Iterable[ColumnSpec]) -> list[list[ColumnSpec]]:
     """Returns the columns in groups, in order. All columns of a group have the same operators and stored type. A column
     with an operator that needs more than the column's own values is alone."""
-    groups: list[tuple[Any, list[ColumnSpec]]] = []
+    groups: dict[Any, list[ColumnSpec]] = {}
     for column in columns:
-        key = (column.role, column.type, column.raw, column.online, column.ops)
+        # As text, a parameter of -0.0 differs from 0.0.
+        key = (column.role, column.type, column.raw, column.online, str(column.ops))
         is_joinable = len(column.sources) == 1 and not any(
             op.needs
             or isinstance(op, Python)
             or (isinstance(op, Fitted) and not isinstance(op, Categorify))
             for op in column.ops
         )
-        fitting = (group for other, group in groups if other == key and is_joinable)
-        group = next(fitting, None)
-        if group is None:
-            groups.append((key, [column]))
-        else:
-            group.append(column)
-    return [group for _, group in groups]
+        groups.setdefault(key if is_joinable else column.name, []).append(column)
+    return [*groups.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +248,18 @@ class GroupLookup:
     """The vocabularies of a group's columns. It takes the values of all columns, one column after the other."""
 
     lookups: tuple[Lookup, ...]
+    ends: list[int]
+    """The number of values up to the end of each column. Lists of equally many rows may have different numbers of
+    elements."""
 
     def places(self, hashes: Hashes) -> Narrow:
         """Returns the place of each value in its column's vocabulary, given its hash, or -1."""
-        columns = len(self.lookups)
-        of_columns = hashes.reshape(columns, len(hashes) // columns)
+        bounds = pairwise([0, *self.ends])
         return np.concatenate(
-            [lookup.places(part) for lookup, part in zip(self.lookups, of_columns, strict=True)]
+            [
+                lookup.places(hashes[start:end])
+                for lookup, (start, end) in zip(self.lookups, bounds, strict=True)
+            ]
         )
 
 
@@ -260,12 +268,11 @@ def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
     found = {}
     for column in spec.columns:
         if column.role in ("sparse", "id_list"):
-            giving = [
+            last = max(
                 i
                 for i, op in enumerate(column.ops)
                 if op.gives == "id" or (getattr(op, "size", None) and op.name == "python")
-            ]
-            last = giving[-1]
+            )
             op = column.ops[last]
             size = op.cardinality(
                 state.kept(column.state_key(last)) if isinstance(op, Fitted) else None
@@ -291,7 +298,7 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
     if column.role == "id_list":
         return values.cast(pa.list_(pa.int64() if column.wide else pa.int32()))
     if column.role == "key":
-        return pc.fill_null(values.cast(pa.string()), "")
+        return pc.fill_null(as_text(values), "")
     if column.role == "sparse" and column.online is not None:
         if column.type == "int64":
             return column.ops[column.online].whole_numbers(as_text(values))
@@ -301,7 +308,7 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
     kind = pa.type_for_alias(column.type)
     if pa.types.is_floating(kind):
         return pa.array(as_stored(values, column.type))
-    return values if values.type == kind else values.cast(kind)
+    return values.cast(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tests.fuzz import four_ways
 from tests.fuzz.drawn_specs import JSON_MISFITS, PARAMETERS, drawn
 from tests.run_program import run_program
 
-REGRESSIONS = (1, 2, 9, 21, 22, 23, 34, 44, 20342, 174563564, 516262805)
+REGRESSIONS = (1, 2, 9, 21, 22, 23, 34, 44, 5041, 20342, 174563564, 516262805)
 """Seeds that once found something."""
 SEEDS = [seed for seed in range(1, 80) if seed % four_ways.SPARK_EVERY]
 SERVER, LOADER, JOB = (four_ways.Server, "features"), (four_ways, "load"), (four_ways, "made")
