@@ -231,8 +231,7 @@ def column_groups(columns: Iterable[ColumnSpec]) -> list[list[ColumnSpec]]:
     with an operator that needs more than the column's own values is alone."""
     groups: dict[Any, list[ColumnSpec]] = {}
     for column in columns:
-        # As text, a parameter of -0.0 differs from 0.0.
-        key = (column.role, column.type, column.raw, column.online, str(column.ops))
+        key = (column.role, column.type, column.raw, column.online, column.ops)
         is_joinable = len(column.sources) == 1 and not any(
             op.needs
             or isinstance(op, Python)

@@ -51,16 +51,6 @@ name = "hour"
 from = ["I1"]
 role = "dense"
 ops = [{op = "hour"}, {op = "fill", value = 0.0}]
-[[column]]
-name = "positive"
-from = ["F1"]
-role = "dense"
-ops = [{op = "fill", value = 0.0}]
-[[column]]
-name = "negative"
-from = ["F1"]
-role = "dense"
-ops = [{op = "fill", value = -0.0}]
 """
 
 
