@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
-from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.loader_options import LoaderOptions
 from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
 from sluice.common.settings import Given, check, read, replaced, setting
@@ -19,7 +19,7 @@ from sluice.common.suggest import nearest
 from sluice.dlrm.liveness import MOST_S
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
 from sluice.ingest.choices import LAST, History, history_name
-from sluice.ingest.options import LoaderOptions, OrderOptions, RunOptions
+from sluice.ingest.options import OrderOptions, RunOptions
 
 if TYPE_CHECKING:
     from sluice.dlrm import lookup_frequencies
@@ -358,7 +358,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputSettings(KnobOptions, LoaderOptions, TransformOptions):
+class InputSettings(LoaderOptions, TransformOptions):
     """How a rank's loader works, apart from its knobs."""
 
     title = "input"

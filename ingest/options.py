@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from sluice.common.errors import UsageError
 from sluice.common.settings import check, setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.ingest.choices import AUTO, ON_ERROR, READERS, WINDOW_ROWS, Errors
+from sluice.ingest.choices import ON_ERROR, WINDOW_ROWS, Errors
 from sluice.ingest.faults.faults import KINDS
-from sluice.ingest.knobs import parse_bytes
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -56,25 +55,6 @@ class OrderOptions:
         "row groups are smaller, more memory, slower beyond a core's cache",
         metavar="ROWS",
         least=1,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderOptions:
-    """How a process loads: bench, or a rank of a training."""
-
-    title = "input"
-    reader: str = setting(
-        AUTO,
-        "who decodes; auto: petastorm where it is installed, else arrow",
-        choices=(AUTO, *READERS),
-    )
-    memory_limit: int | None = setting(
-        None,
-        "what the process may use, one rank in a training, for instance 2GiB (default: what the machine and its "
-        "control groups leave)",
-        metavar="BYTES",
-        parse=parse_bytes,
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
-from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.loader_options import LoaderOptions
 from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import Journal, TrainingProgress
 from sluice.ingest.choices import Errors
@@ -97,7 +97,7 @@ def test_a_run_on_a_full_registry_is_a_line_for_each_record(tmp_path):
     """As a trainer has it: what it keeps there costs the record, and knobs to be saved cost their file."""
     lines: list[str] = []
     loader = FakeLoader([FakeStage(name="decode", cpu_s=0.004)], cores=2)
-    options = KnobOptions(
+    options = LoaderOptions(
         registry=str(tmp_path / "registry"), save_knobs=str(tmp_path / "best.json")
     )
     memory = KnobMemory(loader, options, say=lines.append)

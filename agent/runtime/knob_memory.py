@@ -1,4 +1,4 @@
-"""Finds a run's first knobs and keeps its best ones, as the `KnobOptions` ask: `KnobMemory`."""
+"""Finds a run's first knobs and keeps its best ones, as the `LoaderOptions` ask: `KnobMemory`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.loader_options import LoaderOptions
 from sluice.agent.runtime.saved_state import (
     KnobContext,
     Registry,
@@ -39,7 +39,7 @@ class KnobMemory:
     def __init__(
         self,
         loader: Loading,
-        options: KnobOptions,
+        options: LoaderOptions,
         *,
         say: Callable[[str], None],
         ranks: int = 1,

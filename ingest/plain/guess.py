@@ -397,10 +397,9 @@ def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
             for one in _FORMATS
             if not (one.startswith(_SWAPPED) and taken and not one.startswith(tuple(taken)))
         }
-        best = min(read, key=lambda one: read[one].null_count)
         # Where days and months can be exchanged, the times of a log are close together.
         best = min(
-            (one for one in (best, _swap(best)) if one in read),
+            read,
             key=lambda one: (
                 read[one].null_count,
                 pc.subtract(pc.max(read[one]), pc.min(read[one])).as_py() or 0,
@@ -411,14 +410,6 @@ def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
         found.append(best)
         left = left.filter(pc.is_null(read[best]))
     return tuple(found) if len(left) <= most_wrong else ()
-
-
-def _swap(form: str) -> str:
-    """Returns the format with day and month exchanged. Empty if it begins with neither."""
-    for day, other in (_SWAPPED, _SWAPPED[::-1]):
-        if form.startswith(day):
-            return form.replace(day, other)
-    return ""
 
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.agent import policies
-from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.loader_options import LoaderOptions
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
-from sluice.ingest.options import LoaderOptions, OrderOptions, RunOptions
+from sluice.ingest.options import OrderOptions, RunOptions
 
 _DESCRIPTION = """Loads a table as a trainer would. It prints the rate while it lasts, and at the end what
 would raise it. The last line of the output is one JSON object."""
@@ -61,7 +61,7 @@ class BenchRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchInput(KnobOptions, LoaderOptions, TransformOptions):
+class BenchInput(LoaderOptions, TransformOptions):
     """How the loader works, apart from its knobs."""
 
     title = "input"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
-from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.loader_options import LoaderOptions
 from sluice.agent.runtime.saved_state import SavedState
 from sluice.ingest.knobs import Knobs
 from tests.agent.fake import FakePipeline, FakeStage
@@ -65,7 +65,7 @@ def test_what_was_good_before_the_workload_changed_counts_no_more():
 def _ended(tmp_path, **wanted):
     loader, said = _loader(), []
     kept = KnobMemory(
-        loader, KnobOptions(registry=str(tmp_path / "registry"), **wanted), say=said.append
+        loader, LoaderOptions(registry=str(tmp_path / "registry"), **wanted), say=said.append
     )
     known = kept.start()
     loader.advance(5.0)
@@ -91,7 +91,7 @@ def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_
     def begun(layout="abc"):
         loader = _loader()
         loader.layout = layout
-        kept = KnobMemory(loader, KnobOptions(registry=str(tmp_path / "registry")), say=print)
+        kept = KnobMemory(loader, LoaderOptions(registry=str(tmp_path / "registry")), say=print)
         kept.start()
         return kept.learned
 
@@ -103,6 +103,6 @@ def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_
 
 def test_ranks_that_share_a_machine_have_an_entry_of_their_own():
     alone, shared = (
-        KnobMemory(_loader(), KnobOptions(), say=print, ranks=n).context for n in (1, 2)
+        KnobMemory(_loader(), LoaderOptions(), say=print, ranks=n).context for n in (1, 2)
     )
     assert shared.machine == f"{alone.machine}, shared by 2 ranks"

@@ -1,10 +1,12 @@
-"""The options `--knobs`, `--save-knobs`, `--agent-weights` and `--registry`, the same in all programs."""
+"""The options of a loader and of its agent, the same in all programs: `LoaderOptions`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sluice.common.settings import setting
+from sluice.ingest.choices import AUTO, READERS
+from sluice.ingest.knobs import parse_bytes
 
 KNOBS = (
     "STAGE=N workers of it (decode, shuffle, batch, collate, and transforms by their names), fetch=64MiB in flight "
@@ -14,10 +16,23 @@ KNOBS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnobOptions:
-    """The options for a run's first knobs, and for where its best knobs are kept."""
+class LoaderOptions:
+    """How a process loads, bench or a rank of a training: with which reader, memory and first knobs, and where its best
+    knobs are kept."""
 
     title = "input"
+    reader: str = setting(
+        AUTO,
+        "who decodes; auto: petastorm where it is installed, else arrow",
+        choices=(AUTO, *READERS),
+    )
+    memory_limit: int | None = setting(
+        None,
+        "what the process may use, one rank in a training, for instance 2GiB (default: what the machine and its "
+        "control groups leave)",
+        metavar="BYTES",
+        parse=parse_bytes,
+    )
     knobs: str = setting(
         "",
         f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote",
