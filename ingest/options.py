@@ -11,11 +11,10 @@ from sluice.common.errors import UsageError
 from sluice.common.settings import check, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.choices import ON_ERROR, WINDOW_ROWS, Errors
-from sluice.ingest.faults.faults import KINDS
+from sluice.ingest.faults.faults import KINDS, Fault, parse
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
-    from sluice.ingest.faults.faults import Fault
     from sluice.ingest.read.parquet_files import ParquetFiles
 
 
@@ -96,8 +95,6 @@ class RunOptions:
     )
 
     def __post_init__(self) -> None:
-        from sluice.ingest.faults.faults import parse
-
         check(self, ArgumentError)
         parse(self.inject)  # a fault that cannot be parsed is an error at the start
         try:
@@ -118,6 +115,4 @@ class RunOptions:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        from sluice.ingest.faults.faults import parse
-
         return parse(self.inject)

@@ -92,7 +92,8 @@ class WorkerProcess:
         """The most memory of its own that a process was seen to use."""
         self._spent = (-1, 0.0, 0.0)
         self.too_large = False
-        """Whether its process was ended while it started, because it took more than was free."""
+        """Whether its process was killed while it started: here, because it took more than was free, or by the kernel,
+        because memory ran out."""
         self._lost = False
         self._closed = False
         self._charge_own(self.expected_bytes)
@@ -114,6 +115,7 @@ class WorkerProcess:
             try:
                 self._running()
             except Died as death:
+                self.too_large = "SIGKILL" in str(death)
                 self._forget()
                 raise WorkerError(f"worker for {self.function} cannot start: {death}") from None
 

@@ -226,7 +226,10 @@ class TransformWorker:
             if self._worker is None or self._worker.is_starting:
                 return "thread"
             if self._worker.too_large:
-                stage.process_bytes = max(stage.process_bytes, self._worker.bytes)
+                # Another one starts only if more memory is free than now, whatever was seen of this one.
+                stage.process_bytes = max(
+                    stage.process_bytes, self._worker.bytes, stage.governor.free
+                )
                 self.close()
                 return "thread"
         return stage.backend

@@ -103,8 +103,20 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
         assert loader.worker_restarts == 0
 
 
-def test_a_process_that_does_not_fit_is_ended_while_it_starts(table, monkeypatch):
-    monkeypatch.setattr(Governor, "free", 2**20)
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_process_that_does_not_fit_is_ended_while_it_starts(table, monkeypatch, is_killed):
+    """Or the kernel kills it before it is weighed. The stage stays in its threads."""
+    start = worker.Child
+
+    def killed(*given):
+        child = start(*given)
+        child.kill()
+        return child
+
+    if is_killed:
+        monkeypatch.setattr(worker, "Child", killed)
+    else:
+        monkeypatch.setattr(Governor, "free", 2**20)
     with loading(table, NAME + "shifted", Knobs(), epochs=50) as loader:
         stream = (batch for _ in range(50) for batch in loader)
         next(stream)
