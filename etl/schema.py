@@ -110,6 +110,12 @@ class Fingerprint:
         )
 
 
+def abridged(names: Sequence[object], most: int) -> str:
+    """Returns the first `most` names for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
 def digest(value: Any) -> str:
     """Returns a short hash of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

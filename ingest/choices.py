@@ -107,7 +107,7 @@ class Errors(NamedFields):
             return (
                 f"{min(program)} is an error of the program, not of a row: on_error does not apply"
             )
-        if self.on_error == "raise":
+        if rows_aside and self.on_error == "raise":
             return "on_error=raise; on_error=quarantine would skip such rows"
         if rows_aside > self.max_rows:
             return f"{rows_aside} quarantined rows are more than max_rows={self.max_rows}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
+from sluice.etl.schema import abridged
 from sluice.etl.spec.input_section import INPUT_TYPES, Input
 from sluice.etl.spec.table_section import TableSpec
 
@@ -163,8 +164,7 @@ class Identity:
     @property
     def text(self) -> str:
         """A description of the rule for messages."""
-        names = [c.name for c in self.columns]
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        shown = abridged([c.name for c in self.columns], 8)
         return f"the key {shown}" if self.named else f"the first version's input columns: {shown}"
 
     def to_json(self) -> dict[str, Any]:

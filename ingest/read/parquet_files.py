@@ -10,14 +10,14 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sluice.common.errors import without_keys
 from sluice.common.stores import Place, plain_path
-from sluice.etl.schema import DataFile, Field, Fingerprint
+from sluice.etl.schema import DataFile, Field, Fingerprint, abridged
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored
@@ -128,8 +128,7 @@ class ParquetFiles:
         used = {*stored.used_by(recipes, spec), *reads_of(functions)}
         unused = [name for name in (*stored.types, *stored.lacking) if name not in used]
         if unused and not is_guessed:  # the line about guessed roles has named them
-            more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
-            say(f"{found.uri}: columns without a role are left out: {', '.join(unused[:20])}{more}")
+            say(f"{found.uri}: columns without a role are left out: {abridged(unused, 20)}")
         fields = []
         for recipe in recipes:
             kinds = [stored.types.get(name, pa.null()) for name in recipe.sources]
@@ -345,13 +344,10 @@ def _refuse_with_spec(
         )
 
 
-_printed: set[str] = set()
-
-
+@cache
 def _print_once(line: str) -> None:
     """Prints a line on standard error, once, and of all ranks only on the first."""
-    if line not in _printed and os.environ.get("RANK", "0") == "0":
-        _printed.add(line)
+    if os.environ.get("RANK", "0") == "0":
         print(without_keys(line), file=sys.stderr)
 
 

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from sluice.ingest.machine import core_wait_s
 from sluice.ingest.stats import STAGE_COUNTERS, Durations, StageStats
 
+_ASK_S = 0.05
+"""A worker asks for its waits for a core at most this often."""
+
 
 class StageCounters:
     """Adds up the time that workers were busy or waiting since the start.
@@ -72,20 +75,27 @@ class StageCounters:
 
 
 class WorkerClock:
-    """Measures one worker's time. The worker waits for its own stage, and may also work for other stages."""
+    """Measures one worker's time. The worker waits for its own stage, and may also work for other stages.
+
+    To ask the kernel how long a thread has waited for a core gives the interpreter's lock away. So only some items are
+    asked about. The share that the last of these has waited is taken for the others."""
 
     def __init__(self, stage: StageCounters, lock: threading.RLock):
         """`lock` guards the counts of a run's stages, apart from the time of workers."""
         self._own_stage = self._current = stage
         self._lock = lock
-        self._cpu_s = self._core_wait_s = self._began = 0.0
+        self._asks = False
+        self._cpu_s = self._core_wait_s = self._began = self._asked = self._share = 0.0
 
     def begin(self) -> None:
         """Notes that the worker got an item."""
         self._own_stage.change(waiting=-1, busy=1)
         self._began = time.monotonic()
         self._cpu_s = time.thread_time()
-        self._core_wait_s = core_wait_s()
+        self._asks = self._began >= self._asked + _ASK_S
+        if self._asks:
+            self._asked = self._began
+            self._core_wait_s = core_wait_s()
 
     def go_over(self, stage: StageCounters) -> None:
         """Counts the time from now on as work of that stage."""
@@ -105,16 +115,19 @@ class WorkerClock:
     def _switch(self, stage: StageCounters) -> None:
         """Adds the time so far to the current stage, and makes `stage` the current one."""
         cpu_s = time.thread_time()
-        waited_s = core_wait_s()
         now = time.monotonic()
+        elapsed = now - self._began
+        if self._asks:
+            waited_s = core_wait_s()
+            self._share = (waited_s - self._core_wait_s) / (elapsed or 1)
+            self._core_wait_s = waited_s
         with self._lock:
-            self._current.durations.add(now - self._began)
+            self._current.durations.add(elapsed)
             self._current.cpu_s += cpu_s - self._cpu_s
-            self._current.core_wait_s += waited_s - self._core_wait_s
+            self._current.core_wait_s += self._share * elapsed
             if stage is not self._current:
                 self._current.change(busy=-1)
                 stage.change(busy=1)
         self._current = stage
         self._began = now
         self._cpu_s = cpu_s
-        self._core_wait_s = waited_s

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.common.errors import RunFailure
+from sluice.etl.schema import abridged
 from sluice.ingest.choices import PROGRAM_ERRORS, Errors
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
@@ -183,11 +184,7 @@ class Quarantine:
         ends."""
         with self._lock:
             self._seen += rows
-            objection = (
-                self.errors.objection(rows_seen=self._seen, rows_aside=self._quarantined)
-                if self._quarantined
-                else None
-            )
+            objection = self.errors.objection(rows_seen=self._seen, rows_aside=self._quarantined)
         if objection:
             raise QuarantineError(f"{objection}; they are listed in {self._path}")
 
@@ -223,13 +220,10 @@ class Quarantine:
                     ]
                 )
                 return
-        shown = ", ".join(map(str, rows[:5])) + (
-            f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-        )
         which = "row" if len(rows) == 1 else "rows"
         raise QuarantineError(
-            f"{file} row group {row_group} {which} {shown}: {stage} failed: {kind}: {text[:_REASON_LENGTH]} "
-            f"({objection})"
+            f"{file} row group {row_group} {which} {abridged(rows, 5)}: {stage} failed: {kind}: "
+            f"{text[:_REASON_LENGTH]} ({objection})"
         ) from error
 
     def summary(self) -> dict[str, Any]:
