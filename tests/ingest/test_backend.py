@@ -103,20 +103,17 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
         assert loader.worker_restarts == 0
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_process_that_does_not_fit_is_ended_while_it_starts(table, monkeypatch, is_killed):
-    """Or the kernel kills it before it is weighed. The stage stays in its threads."""
-    start = worker.Child
+class _Killed(worker.Child):
+    """The kernel kills it before it is weighed."""
 
-    def killed(*given):
-        child = start(*given)
-        child.kill()
-        return child
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.kill()
 
-    if is_killed:
-        monkeypatch.setattr(worker, "Child", killed)
-    else:
-        monkeypatch.setattr(Governor, "free", 2**20)
+
+@pytest.mark.parametrize("change", [(Governor, "free", 2**20), (worker, "Child", _Killed)])
+def test_a_process_that_does_not_fit_is_ended_while_it_starts(table, monkeypatch, change):
+    monkeypatch.setattr(*change)
     with loading(table, NAME + "shifted", Knobs(), epochs=50) as loader:
         stream = (batch for _ in range(50) for batch in loader)
         next(stream)
