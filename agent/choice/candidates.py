@@ -29,7 +29,7 @@ NAMES = (
     "less",
     "backend",
 )
-_COMPUTES = 0.1  # of the running cores: a stage that uses less gains nothing in processes
+_COMPUTES = 0.1  # of the running cores, or of the lock's time: with less, a stage gains nothing in processes
 _TIMES = {"lean": 1.0, "double": 2.0, "fourfold": 4.0, "most": math.inf}
 """Candidate → the times of the present rate for which it has the fewest workers."""
 
@@ -159,10 +159,15 @@ def limiting_stage(seen: Observation) -> str:
 
 
 def _movable(seen: Observation, limiting: str) -> Iterator[str]:
-    """Yields the stages with workers and another back end: the limiting one first, then those that use most cores."""
-    costs, stages = seen.forecast.joined_costs, seen.recent.stages
-    for name in sorted(costs, key=lambda n: (n != limiting, -stages[n].cpu)):
-        if seen.state.limits.movable(name, costs[name].backend):
+    """Yields the stages with workers and another back end: the limiting one first, then those that use most cores.
+
+    Where nothing holds the interpreter's lock, as the probe shows, a stage in threads gains nothing in processes: it
+    waits, or computes without the lock."""
+    costs, recent = seen.forecast.joined_costs, seen.recent
+    is_locked = recent.lock is None or recent.lock >= _COMPUTES
+    for name in sorted(costs, key=lambda n: (n != limiting, -recent.stages[n].cpu)):
+        backend = costs[name].backend
+        if (is_locked or backend == "process") and seen.state.limits.movable(name, backend):
             yield name
 
 
