@@ -75,7 +75,8 @@ class TransformStage:
     worked_in_threads: bool = False
     """Whether its function has run in a thread, so that a worker without a process may go on in its thread."""
     process_bytes: int = 0
-    """The most memory of its own that one of the processes was seen to use."""
+    """The most memory of its own that one of the processes was seen to use. If one was killed while it started, at
+    least what was free after that: it may have needed all of it."""
 
     def __post_init__(self) -> None:
         self.function = function_of(self.transform)
