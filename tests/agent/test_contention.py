@@ -9,21 +9,23 @@ import pytest
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import rates
 from sluice.ingest.knobs import Knobs, Limits
-from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
+from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates
 
 
-def _seen(cpu, core_wait, quota=4.0, idle=None):
+def _seen(cpu, core_wait, idle=None):
     stage = stage_rates(busy=cpu + core_wait, cpu=cpu, workers=8, core_wait=core_wait)
-    return pipeline_rates(cpu=cpu, cpu_quota=quota, stages={"work": stage}, idle=idle)
+    return pipeline_rates(cpu=cpu, stages={"work": stage}, idle=idle)
 
 
 @pytest.mark.parametrize(
     "counter", ["rows", "consumer_wait_s", "consumer_compute_s", "cpu_used_s", "at"]
 )
 def test_a_counter_that_fell_gives_no_rates(counter):
-    """The pipeline was restarted, or is another one."""
-    before, after = snapshot(1.0, stage_stats()), snapshot(2.0, stage_stats(), rows=9)
-    assert rates(before, after).rows_per_s == 9
+    """Such a pipeline was restarted, or is another one."""
+    before = snapshot(1.0)
+    after = snapshot(2.0, rows=9, consumer_wait_s=0.25, consumer_compute_s=0.5)
+    seen = rates(before, after)
+    assert (seen.rows_per_s, seen.demand_rows_per_s) == (9, 18)
     assert rates(dataclasses.replace(before, **{counter: 10}), after) is None
 
 
@@ -44,9 +46,8 @@ def test_free_cores_and_our_own_crowd_are_no_pressure():
 def test_fair_shares_tell_how_many_others_there_are():
     """Four of ours and four others on four cores: each runs half of the time."""
     found = Contention.of(_seen(2.0, 2.0))
-    assert found.others == pytest.approx(4.0)
-    assert found.slow == pytest.approx(2.0)
-    assert found.cores == pytest.approx(4 * 8 / 12)  # eight of ours beside the four
+    # eight of ours beside the four
+    assert (found.others, found.slow, found.cores) == pytest.approx((4.0, 2.0, 4 * 8 / 12))
 
 
 def test_who_waits_while_cores_are_idle_waits_for_no_other_program():
