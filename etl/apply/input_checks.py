@@ -13,8 +13,8 @@ from sluice.etl.spec.input_section import Input
 
 
 def headers_of(source: Input) -> tuple[str, ...]:
-    """Returns the lines that are no rows, the longest first: the possible headers of a file, and the empty line, unless
-    rows have a single field. In CSV, a header may quote all names, or those that need it."""
+    """Returns the lines that are no rows: the possible headers of a file, and the empty line, unless rows have a single
+    field. In CSV, a header may quote all names, or those that need it."""
     names, sign = list(source.columns), source.delimiter
     is_row = source.has_columns or (source.format != "json" and len(names) == 1)
     blank = () if is_row else ("",)
@@ -31,7 +31,7 @@ def headers_of(source: Input) -> tuple[str, ...]:
         for way in ways
         for lacking in range(len(source.optional) + 1)
     }
-    return (*sorted(found - {""}, key=len, reverse=True), *blank)
+    return (*(found - {""}), *blank)
 
 
 def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], int]:

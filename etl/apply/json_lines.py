@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.etl.apply.cells import TextCells, has_infinity, is_whole_number, json_column
-from sluice.etl.apply.lines import find_irregular, join_lines, strip_end
+from sluice.etl.apply.lines import (
+    Columns,
+    ReadLines,
+    Unfit,
+    find_irregular,
+    join_lines,
+    strip_end,
+)
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import NUMBERS, Input
 from sluice.etl.spec.nested_columns import flattened, join_chunks
@@ -151,15 +158,16 @@ class JsonObjects:
             return "not a JSON object"
         return {name: self._value(value, name) for name in self._kinds}
 
-    def columns(
-        self, rows: Sequence[Mapping[str, Any]]
-    ) -> tuple[dict[str, pa.Array], dict[str, list[int]]]:
-        """Returns the columns of such values, and for each column the rows whose value does not fit."""
-        columns, unfit = dict[str, pa.Array](), dict[str, list[int]]()
+    def read_alone(self, lines: pa.Array) -> ReadLines:
+        """Reads any lines, one by one."""
+        rows = [self.values(line) for line in lines.to_pylist()]
+        reasons = {number: row for number, row in enumerate(rows) if isinstance(row, str)}
+        columns, unfit = Columns(), Unfit()
         for name, kind in self._kinds.items():
             texts = partial(self._texts.column, name) if self._texts and kind in NUMBERS else None
-            columns[name], unfit[name] = json_column([row[name] for row in rows], kind, texts)
-        return columns, unfit
+            values = [row[name] if isinstance(row, dict) else None for row in rows]
+            columns[name], unfit[name] = json_column(values, kind, texts)
+        return columns, reasons, unfit
 
     def _written_kind(self, value: Any, kind: str) -> pa.DataType | None:
         """Returns the type of a value that a line may write in place of one of that kind. None: there is none."""

@@ -23,6 +23,11 @@ from sluice.etl.spec.input_section import Input
 
 Reasons = dict[int, str]
 """The number of each rejected row of a batch, and why it is rejected."""
+Columns = dict[str, pa.Array]
+Unfit = dict[str, list[int]]
+"""For each column, the rows whose value does not fit its type. Their value is null."""
+ReadLines = tuple[Columns, Reasons, Unfit]
+"""What is read of lines: the columns, the lines that are no rows, and the values that do not fit."""
 Part = tuple[Sequence[int] | npt.NDArray[np.intp], pa.Table]
 """Some rows of a batch: their numbers in the batch, and their values."""
 OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
@@ -99,11 +104,8 @@ def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
     if b"" in headers:
         short = pc.or_(pc.less_equal(pc.binary_length(lines), _SHORT), pc.starts_with(lines, b"\r"))
         candidates.update(np.flatnonzero(np.asarray(short)).tolist())
-    named = [header for header in headers if header]
-    for header in named:
-        # A header that begins with another one needs no search: that search finds its lines, too.
-        if not any(header != other and header.startswith(other) for other in named):
-            candidates.update(np.flatnonzero(np.asarray(pc.starts_with(lines, header))).tolist())
+    for header in filter(None, headers):
+        candidates.update(np.flatnonzero(np.asarray(pc.starts_with(lines, header))).tolist())
     found[[number for number in candidates if strip_end(lines[number].as_py()) in headers]] = True
     return found
 
@@ -148,7 +150,7 @@ class Delimited:
         self._schema, self._decimal = source.schema, source.decimal
         self._least = len(self._schema) - len(source.optional)
         self._quoted, self._multiline = source.format == "csv", source.multiline
-        self._delimiter = source.delimiter.encode()
+        self._delimiter, self._own = source.delimiter.encode(), source.own_format
         self._options: dict[str, Any] = {
             "delimiter": source.delimiter,
             "quote_char": '"' if self._quoted else False,
@@ -162,6 +164,8 @@ class Delimited:
 
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be cut alone."""
+        if self._own:
+            return np.ones(len(lines), bool)
         found = find_irregular(lines)
         if self._multiline:
             inner = pc.less(
@@ -249,6 +253,8 @@ class Delimited:
         """Returns the cells of one line. None if a quote does not end."""
         if not line:  # Arrow also reads all fields as empty
             return [None] * len(self._schema)
+        if self._own:
+            return self._own.cells(line)
         if not self._quoted:
             return [cell or None for cell in line.split(self._delimiter)]
         cells: list[bytes | None] = []

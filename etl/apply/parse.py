@@ -3,9 +3,8 @@ parse with a reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,19 +13,16 @@ import pyarrow.compute as pc
 from sluice.etl.apply.cells import WRONG, TextCells, find_false, has_infinity
 from sluice.etl.apply.compiled_lines import CompiledLines
 from sluice.etl.apply.json_lines import JsonObjects
-from sluice.etl.apply.lines import Delimited, Part, Reasons, place_rows
+from sluice.etl.apply.lines import Columns, Delimited, ReadLines, Reasons, Unfit
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.ops.base import as_number, plain
-from sluice.etl.ops.hashing import MOST_TEXT_BYTES, Floats, rows_of_long_texts
+from sluice.etl.ops.hashing import MOST_TEXT_BYTES, Flags, Floats, rows_of_long_texts
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
 Batches = Iterator[pa.RecordBatch]
-Columns = dict[str, pa.Array]
-Unfit = dict[str, Sequence[int]]
-"""For each column, the rows whose value does not fit its type. Their value is null."""
 LONG_TEXT = f"a text of more than {MOST_TEXT_BYTES:,} bytes"
 NO_TIME = "not a time as its format says"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
@@ -52,7 +48,7 @@ class LineReader:
     def __init__(self, source: Input, *, compiled: bool = False) -> None:
         """With `compiled`, compiled functions cut the regular lines, if the input has only whole numbers and texts."""
         self._source = source
-        self._texts = TextCells(source)
+        self.texts = TextCells(source)
         self._delimited, self._objects = Delimited(source), JsonObjects(source)
         is_json = source.format == "json"
         no_text = f"{WRONG['text']} in quotes" if is_json else f"not {source.encoding.upper()} text"
@@ -66,7 +62,7 @@ class LineReader:
         if compiled and CompiledLines.may_read(source):
             self._read = self._read_compiled
 
-    def read(self, lines: pa.Array) -> tuple[Columns, Reasons, Unfit]:
+    def read(self, lines: pa.Array) -> ReadLines:
         """Returns the columns, the lines that are no rows, and the values that do not fit."""
         name = self._source.encoding
         if name != "utf-8":
@@ -80,10 +76,10 @@ class LineReader:
             )
         return self._read(lines)
 
-    def _read_delimited(self, lines: pa.Array) -> tuple[Columns, Reasons, Unfit]:
+    def _read_delimited(self, lines: pa.Array) -> ReadLines:
         """Reads lines of csv or tsv. Arrow reads them together unless a line or a cell needs a closer look."""
         irregular = self._delimited.find_irregular(lines)
-        if not irregular.any() and not self._texts.are_special:
+        if not irregular.any() and not self.texts.are_special:
             try:
                 table, reasons = self._delimited.read(lines)
             except pa.ArrowInvalid:
@@ -94,15 +90,35 @@ class LineReader:
         cells, reasons = self._delimited.cut(lines, irregular)
         columns, unfit = Columns(), Unfit()
         for name, kind in self._source.read_as.items():
-            columns[name], unfit[name] = self._texts.convert(join_chunks(cells[name]), kind)
+            columns[name], unfit[name] = self.texts.convert(join_chunks(cells[name]), kind)
         return columns, reasons, unfit
 
-    def _read_compiled(self, lines: pa.Array) -> tuple[Columns, Reasons, Unfit]:
+    def _read_compiled(self, lines: pa.Array) -> ReadLines:
         """Reads lines of csv or tsv with compiled functions, and the irregular ones without."""
         columns, irregular = self._compiled.read(lines)
+        return self._with_irregular(columns, lines, irregular, self._read_delimited)
+
+    def _read_json(self, lines: pa.Array) -> ReadLines:
+        """Reads lines of JSON objects. Arrow reads the regular ones together."""
+        irregular = self._objects.find_irregular(lines)
+        try:
+            table = self._objects.read(lines.filter(pa.array(~irregular)))
+        except pa.ArrowInvalid:
+            table, irregular = self._source.schema.empty_table(), np.ones(len(lines), bool)
+        columns = self._columns(table)
+        return self._with_irregular(columns, lines, irregular, self._objects.read_alone)
+
+    def _with_irregular(
+        self,
+        columns: Columns,
+        lines: pa.Array,
+        irregular: Flags,
+        read: Callable[[pa.Array], ReadLines],
+    ) -> ReadLines:
+        """Returns the columns of the regular lines with the irregular ones, which it reads."""
         if not irregular.any():
             return columns, {}, {}
-        rest, reasons, unfit = self._read_delimited(lines.filter(pa.array(irregular)))
+        rest, reasons, unfit = read(lines.filter(pa.array(irregular)))
         numbers = np.flatnonzero(irregular)
         order = pa.array(np.argsort(np.concatenate([np.flatnonzero(~irregular), numbers])))
         for name, values in columns.items():
@@ -113,36 +129,6 @@ class LineReader:
             columns,
             {int(numbers[row]): reason for row, reason in reasons.items()},
             {name: numbers[rows].tolist() for name, rows in unfit.items()},
-        )
-
-    def _read_json(self, lines: pa.Array) -> tuple[Columns, Reasons, Unfit]:
-        """Reads lines of JSON objects. Arrow reads the regular ones together."""
-        irregular = self._objects.find_irregular(lines)
-        schema = self._source.schema
-        try:
-            table = self._objects.read(lines.filter(pa.array(~irregular)))
-        except pa.ArrowInvalid:
-            table, irregular = schema.empty_table(), np.ones(len(lines), bool)
-        if not irregular.any():
-            return self._columns(table), {}, {}
-        reasons: Reasons = {}
-        rows: dict[int, dict[str, Any]] = {}
-        for number in np.flatnonzero(irregular).tolist():
-            values = self._objects.values(lines[number].as_py())
-            if isinstance(values, str):
-                reasons[number] = values
-            else:
-                rows[number] = values
-        columns, unfit = self._objects.columns(list(rows.values()))
-        numbers = np.array([*rows], np.intp)
-        parts: list[Part] = [
-            (np.flatnonzero(~irregular), table),
-            (numbers, pa.table(columns, schema=schema)),
-        ]
-        return (
-            self._columns(place_rows(parts, len(lines))),
-            reasons,
-            {name: numbers[bad].tolist() for name, bad in unfit.items()},
         )
 
     def _columns(self, table: pa.Table) -> Columns:
@@ -156,7 +142,6 @@ class InputParser:
         """With `compiled`, compiled functions cut the regular lines, if the input has only whole numbers and texts."""
         self._spec, self.label = spec, spec.label
         self._lines = LineReader(spec.input, compiled=compiled)
-        self._texts = TextCells(spec.input)
         self._numbers = [
             column for column in spec.columns if column.role in NUMBERS and not is_late(column)
         ]
@@ -181,7 +166,7 @@ class InputParser:
             texts = plain(columns[name])
             # After joins and histories, the times are numbers already.
             if pa.types.is_string(texts.type):
-                columns[name], bad = self._texts.column(name, texts)
+                columns[name], bad = self._lines.texts.column(name, texts)
                 _reject(reasons, bad, f"{name}: {NO_TIME}")
         self._reject_labels_and_times(columns, reasons)
         if places is not None:

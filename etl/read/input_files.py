@@ -15,7 +15,6 @@ from sluice.etl.apply.compiled_lines import LEAST_BYTES, CompiledLines
 from sluice.etl.apply.input_checks import refuse_header
 from sluice.etl.read.input_paths import InputFile, files_of, files_of_tables
 from sluice.etl.read.pieces import (
-    OPEN_BYTES,
     PIECE_BYTES,
     UNREAD,
     FileRange,
@@ -76,7 +75,7 @@ class InputFiles:
     def tasks(self, task_bytes: int) -> Sequence[tuple[Part, ...]]:
         """Returns all of the input in order, in parts of about `task_bytes`."""
         if self._source.has_columns:
-            return pack(((group, group.size + OPEN_BYTES) for group in self.row_groups), task_bytes)
+            return pack(self.row_groups, task_bytes)
         return split_into_tasks(self.files, task_bytes, self._records)
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES
 from sluice.etl.read.input_paths import InputFile
 
-T = TypeVar("T")
 PIECE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _MARK = b"\xef\xbb\xbf"
@@ -163,7 +162,7 @@ def split_into_tasks(
     files: Sequence[InputFile], task_bytes: int, delimiter: str = ""
 ) -> list[tuple[FileRange, ...]]:
     """Returns the ranges of each task, in the order of the input. A task has about `task_bytes`, or one file that is
-    read from its beginning. Each file counts `OPEN_BYTES` more."""
+    read from its beginning."""
     pieces = -(-task_bytes // PIECE_BYTES)
     piece_bytes = -(-task_bytes // pieces)
     ranges = []
@@ -172,16 +171,16 @@ def split_into_tasks(
         step = max(1, file.size) if whole else pieces * piece_bytes
         for start in range(0, file.size, step):
             size = min(step, file.size - start)
-            part = FileRange(file, start, size, piece_bytes, delimiter)
-            ranges.append((part, size + OPEN_BYTES))
+            ranges.append(FileRange(file, start, size, piece_bytes, delimiter))
     return pack(ranges, task_bytes)
 
 
-def pack(parts: Iterable[tuple[T, int]], task_bytes: int) -> list[tuple[T, ...]]:
-    """Returns the parts of each task, given parts with their sizes. A task has about `task_bytes`, or one part."""
-    tasks: list[list[T]] = []
+def pack(parts: Iterable[Any], task_bytes: int) -> list[tuple[Any, ...]]:
+    """Returns the parts of each task. A task has about `task_bytes`, or one part. A part counts `OPEN_BYTES` more."""
+    tasks: list[list[Any]] = []
     size = task_bytes
-    for part, cost in parts:
+    for part in parts:
+        cost = part.size + OPEN_BYTES
         if size + cost > task_bytes:
             tasks.append([])
             size = 0

@@ -120,17 +120,19 @@ def open_side_table(rows: SideRows) -> tuple[SideRows, InputFiles]:
         if join.format == "csv":
             rows = SideRows(join, rows.wanted, rows.refused, _columns_of_csv(join))
         files = InputFiles(rows.source_of(rows.wanted.values()), (join.path,))
-        schemas = {} if has_lines else files.schemas
         if has_lines:
             files.check()
+        else:  # they are read here, where errors become those of the join
+            schemas = files.schemas
     except (InputError, OSError) as error:
         raise SpecError(f"{rows.named}: cannot be read ({error})") from None
     if join.format == "json":
         refuse_missing(rows.named, _members_of(files, rows.used), rows.used)
     elif has_lines:
         refuse_missing(rows.named, rows.names, rows.used)
-    for one in () if has_lines else rows.wanted.values():
-        check_columns(rows.named, schemas, rows.source_of([one]))
+    else:
+        for one in rows.wanted.values():
+            check_columns(rows.named, schemas, rows.source_of([one]))
     return rows, files
 
 

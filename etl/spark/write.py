@@ -20,7 +20,7 @@ from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.rejected import Rejects, read_again
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
-from sluice.etl.apply.row_store import COMPRESSED, SortedRows, split_by_number
+from sluice.etl.apply.row_store import SortedRows, split_by_number
 from sluice.etl.jobs.engine import Written
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput, collect_cells
@@ -137,7 +137,7 @@ def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files
 
 
 def _cell(file: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-    cell = write_cell([rows], rows.schema, COMPRESSED)
+    cell = write_cell([rows], rows.schema)
     return pa.record_batch([pa.array([file], pa.int32()), cell], ["file", "cell"])
 
 

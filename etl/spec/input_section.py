@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from sluice.common.suggest import nearest
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import read_operator
+from sluice.etl.spec.line_formats import LINE_FORMATS, LineFormat
 from sluice.etl.spec.toml_keys import (
     Columns,
     SpecError,
@@ -42,10 +43,7 @@ INPUT_TYPES = {
 }
 _FORMATS_OF_KEY = {
     "optional": ("parquet", "csv", "tsv"),
-    "decimal": ("tsv", "csv", "json"),
-    "thousands": ("tsv", "csv", "json"),
-    "null_values": ("tsv", "csv", "json"),
-    "encoding": ("tsv", "csv", "json"),
+    **dict.fromkeys(("decimal", "thousands", "null_values", "encoding"), ("tsv", "csv", "json")),
     "place": ("tsv", "csv", "json", "parquet"),
 }
 _RANGE = re.compile(r"([A-Za-z_]+)(\d+)\.\.([A-Za-z_]+)(\d+)")
@@ -80,6 +78,8 @@ class Input:
     """Whether numbers may be texts in JSON and in requests."""
     marks: tuple[str, ...] = ()
     """Columns that do not affect the order of rows. Only the search for leaks in `tests/fuzz` adds such columns."""
+    own_format: LineFormat | None = None
+    """What cuts the lines, if `format` is none of those above."""
     place: str | None = None
     """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
 
@@ -113,11 +113,17 @@ def read_input(raw: dict[str, Any]) -> Input:
     form = raw.get("format", "tsv")
     raw.setdefault("delimiter", "\t" if form == "tsv" else ",")
     columns, was, times = _read_columns(raw.pop("columns", []), form)
+    own: dict[str, Any] = {"own_format": None}
+    if kind := LINE_FORMATS.get(str(form)):
+        names = {key.name for key in fields(kind)} & raw.keys()
+        cut = read_into(kind, {name: raw.pop(name) for name in names}, "input")
+        own = {"own_format": cut, "format": raw.pop("format")}
     source = read_into(
         Input,
         raw,
         "input",
         columns,
+        **own,
         columns=columns,
         was=was,
         times=times,
@@ -125,7 +131,7 @@ def read_input(raw: dict[str, Any]) -> Input:
         marks=(),
     )
     for key, formats in _FORMATS_OF_KEY.items():
-        if key in raw and form not in formats:
+        if key in raw and form not in (*formats, *LINE_FORMATS):
             raise SpecError(
                 f"input.{key}: needs input.format {' or '.join(formats)}, and it is {form!r}"
             )
@@ -160,7 +166,7 @@ def _read_columns(
             was[names] = read_value(about["was"], str, f"{path}.was")
         if kind not in INPUT_TYPES:
             raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
-        if kind in ("texts", "floats") and form in ("tsv", "csv"):
+        if kind in ("texts", "floats") and form not in ("json", *WITH_COLUMNS):
             raise SpecError(
                 f"{path} = {entry!r}: {form} has no lists; read it as text, and add "
                 '{op = "split"} to its column'

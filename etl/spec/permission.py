@@ -71,14 +71,6 @@ class Permission:
         return loaded
 
 
-def function_name(text: str) -> str:
-    """Checks the name of a function in a command line, and makes modules of the current folder importable. Returns the
-    name."""
-    _parts(text)
-    find_modules_here()
-    return text
-
-
 def find_modules_here() -> None:
     """Makes modules of the current folder importable, as `python -m` does."""
     if os.getcwd() not in sys.path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,18 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply import lines as lines_of_text
-from sluice.etl.apply.parse import InputParser
+from sluice.etl.apply.parse import InputParser, Parsed
+from sluice.etl.spec.line_formats import LineFormat
 from sluice.etl.spec.spec import Spec
 from tests.etl.tables import batch_of, column, write_spec
 
 SPEC = write_spec(
     "label:int I:int F:float C:text", column("C", "sparse", "hash, size = 10"), form="%s", table=""
 )
+
+
+def rows_of(parsed: Parsed) -> list[tuple]:
+    return list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True))
 
 
 def parse(form: str, *lines: bytes):
@@ -28,17 +34,28 @@ def parse(form: str, *lines: bytes):
     parsed = InputParser(Spec.parse(SPEC % form)).parse(pa.record_batch([padding], ["line"]))
     assert parsed.rows + len(parsed.rejected) == len(lines)
     assert all(len(column) == parsed.rows for column in parsed.columns.values())
-    return list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)), sorted(
-        parsed.rejected
-    )
+    return rows_of(parsed), sorted(parsed.rejected)
 
 
+@dataclass(frozen=True)
+class Fixed(LineFormat):
+    """Columns of fixed widths: all that a new format needs."""
+
+    name = "fixed"
+    width: int
+
+    def cells(self, line):
+        return [line[n : n + self.width].strip() or None for n in range(0, len(line), self.width)]
+
+
+FIXED = 'fixed"\nwidth = 4  #'
 ODD_LINES = Path(__file__).with_name("odd_lines.toml")
 TOO_DEEP = "nested more than 100 levels deep"
 GOOD = {
     "tsv": b"1\t%d\t0.5\tgood",
     "csv": b'1,%d,0.5,"go,""od"',
     "json": b'{"label": 1, "I": %d, "F": 0.5, "C": "good"}',
+    FIXED: b"   1%4d 0.5good",
 }
 
 
@@ -54,10 +71,12 @@ GOOD = {
         ("json", b'{"label":1,"more":%b}' % (b"[" * 100 + b"]" * 100), TOO_DEEP),
         ("json", b'{"label":1,"more":%b}' % (b"[" * 99 + b"]" * 99), (1, None, None, None)),
         ("json", b'{"label":1,"C":' + b"[" * 100_000, TOO_DEEP),
+        (FIXED, b"0   -3      abcd", (0, -3, None, "abcd")),
+        (FIXED, b"1   5   zeroabcd", "F: not a number of 64 bits"),
     ],
 )
 def test_an_odd_line_is_the_same_alone_and_beside_others(form, line, result):
-    good, bad = GOOD[form] % 7, {"json": b"{"}.get(form, b"x")
+    good, bad = GOOD[form] % 7, b"{"
     assert parse(form) == ([], [])
     for beside in ([], [good], [good, bad]):
         for lines in ([line, *beside], [*beside, line]):
@@ -88,21 +107,15 @@ def test_flags_and_parts_of_objects_in_json():
 
     def parsed(*lines: bytes):
         found = parser.parse(batch_of(lines))
-        return list(
-            zip(*(c.to_pylist() for c in found.columns.values()), strict=True)
-        ), found.rejected
+        return rows_of(found), found.rejected
 
-    alone, parser._lines._objects.columns = (
-        parser._lines._objects.columns,
-        None,
-    )  # which nobody may call here
+    parser._lines._objects.read_alone = None  # which nobody may call here
     rows, rejected = parsed(*lines)
     assert rows == [(1, 0, None, "x", 7), (0, None, 2.0, None, None), (0, None, None, None, None)]
     assert rejected == [(2, "label: missing")]
-    assert parsed(b'{"label": 1, "a": {"n": true}}')[0] == [(1, None, None, None, 1)], (
-        "numbers again"
-    )
-    parser._lines._objects.columns = alone
+    # They are numbers again.
+    assert parsed(b'{"label": 1, "a": {"n": true}}')[0] == [(1, None, None, None, 1)]
+    del parser._lines._objects.read_alone
     odd = [
         b'{"label": true, "a": {"b": {"C": "inner"}}, "a.b.C": "named so"}',
         b'{"label": 1, "I": false, "a": "text"}',
@@ -175,12 +188,7 @@ def test_texts_for_missing_whole_numbers_and_times():
     found = InputParser(Spec.parse(text)).parse(
         batch_of([b"1,1.234,-,x", b"0,-,01.01.1970,-", b"-,1,-,x", b'1,"1,5",-,x'])
     )
-    assert [column.to_pylist() for column in found.columns.values()] == [
-        [1, 0],
-        [1234, None],
-        [None, 0.0],
-        ["x", "-"],
-    ]
+    assert rows_of(found) == [(1, 1234, None, "x"), (0, None, 0.0, "-")]
     assert sorted(found.rejected) == [
         (2, "label: missing"),
         (3, "I: not a whole number of 64 bits"),
@@ -200,13 +208,9 @@ def test_lines_of_another_encoding_and_times_in_several_formats():
         "0,2,2024-01-03,",
         "1,x,,ü",
     ]
-    coded = [
-        *(line.encode("cp1252") + b"\n" for line in lines),
-        b"1,2,,\xc3\x81\n",
-    ]  # text in UTF-8 alone
-    batch = pa.record_batch([pa.array(coded, pa.binary())], ["line"])
-    parsed = InputParser(Spec.parse(text)).parse(batch, np.arange(7.0))
-    assert list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)) == [
+    lines = [*(line.encode("cp1252") for line in lines), b"1,2,,\xc3\x81"]  # text in UTF-8 alone
+    parsed = InputParser(Spec.parse(text)).parse(batch_of(lines), np.arange(7.0))
+    assert rows_of(parsed) == [
         (1, 2, 1704236400.0, "Müller€", 0.0),
         (0, None, 1719993600.0, "é, è", 1.0),
         (1, 2, None, "ü", 2.0),
@@ -244,17 +248,17 @@ def test_lines_may_end_before_optional_columns_in_any_mixture(block, monkeypatch
         )
     )
     lines = [
-        b"1,x,5,y\n",
-        b"0,x\n",
-        b"1\n",
-        b"1,x,6\n",
-        b'0,"a,b"\n',
-        b'1,"odd"s,7\n',
-        b"0,x,z\n",
-        b"1,x,1,y,\n",
-        b"0,q\n",
+        b"1,x,5,y",
+        b"0,x",
+        b"1",
+        b"1,x,6",
+        b'0,"a,b"',
+        b'1,"odd"s,7',
+        b"0,x,z",
+        b"1,x,1,y,",
+        b"0,q",
     ]
-    parsed = InputParser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"]))
+    parsed = InputParser(spec).parse(batch_of(lines))
     assert sorted(parsed.rejected) == [
         (2, "wrong number of fields"),
         (6, "b: not a whole number of 64 bits"),

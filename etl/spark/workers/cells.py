@@ -22,14 +22,10 @@ _BUDGET = 1 << 30
 READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-def write_cell(
-    batches: Sequence[pa.RecordBatch],
-    schema: pa.Schema,
-    options: pa.ipc.IpcWriteOptions | None = None,
-) -> pa.Array:
+def write_cell(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Array:
     """Returns an array of one value, the cell with these batches. Does not copy the cell."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=options) as stream:
+    with pa.ipc.new_stream(sink, schema, options=COMPRESSED) as stream:
         for batch in batches:
             stream.write_batch(batch)
     cell = sink.getvalue()
@@ -61,7 +57,7 @@ def count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
     # The rows of a part stay in the order of their keys.
     for number, rows in split_by_number(whole, part, parts):
         for few in slices(rows):
-            cell = write_cell([few], rows.schema, COMPRESSED)
+            cell = write_cell([few], rows.schema)
             yield pa.record_batch([pa.array([number], pa.int32()), cell], ["part", "counts"])
 
 
@@ -80,7 +76,7 @@ def sum_cells(least: Mapping[int, int], batches: Batches) -> Batches:
         for table in sums.tables():
             for rows in table.to_batches():
                 for few in slices(rows):
-                    cell = write_cell([few], COUNTS, COMPRESSED)
+                    cell = write_cell([few], COUNTS)
                     yield pa.record_batch(
                         [few["key"][:1], pa.array([few.num_rows], pa.int64()), cell],
                         ["key", "sums", "counts"],
