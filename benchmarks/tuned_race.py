@@ -30,7 +30,7 @@ from benchmarks.kills import make_data
 from benchmarks.peers.far_store import KEYS, FarStore
 from benchmarks.peers.functions import passes_of
 from benchmarks.peers.memory import Memory
-from benchmarks.peers.peer import BY_HAND, GRAIN, OURS, PEERS, Kind, Peer, PeerError, installed
+from benchmarks.peers.peer import BY_HAND, OURS, PEERS, Kind, Peer, PeerError, installed
 from benchmarks.peers.serve import Job, Turn
 from benchmarks.race import Screen
 from benchmarks.results import median_ratio, table
@@ -49,10 +49,10 @@ ONE_WORKER = {
     "SPDL": "1 readers, 1 threads for the transform",
     "Ray Data": "prefetch 1",
     "Hugging Face datasets": "Parquet streamed, 0 workers",
-    GRAIN.name: "2 threads, 8 row groups ahead",
+    "Grain": "2 threads, 8 row groups ahead",
 }
 """The loaders of this race, each with its setting of one worker."""
-KINDS = tuple(kind for kind in (OURS, BY_HAND, *PEERS, GRAIN) if kind.name in ONE_WORKER)
+KINDS = tuple(kind for kind in (OURS, BY_HAND, *PEERS) if kind.name in ONE_WORKER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

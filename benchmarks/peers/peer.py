@@ -44,7 +44,6 @@ class Kind:
 
 OURS = Kind("Sluice", "sluice_loader", "")
 BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")
-GRAIN = Kind("Grain", "grain_data", "grain")
 PEERS = (
     Kind("tf.data", "tf_data", "tf", "AUTOTUNE"),
     Kind("Ray Data", "ray_data", "ray"),
@@ -54,6 +53,7 @@ PEERS = (
     Kind("SPDL", "spdl", "torch"),
     Kind("LanceDB", "lancedb_streaming", "torch", "scan"),
     Kind("litData", "litdata_streaming", "torch", "from Parquet"),
+    Kind("Grain", "grain_data", "grain"),
 )
 
 
