@@ -126,7 +126,7 @@ def _near(seen: Observation) -> Iterator[Candidate]:
     ):
         near = knobs.with_workers(**{name: changed})
         yield Candidate(name=step, knobs=near, rows_per_s=forecast.rate(near.workers))
-    moved = next((n for n in _movable(seen, name)), None)
+    moved = next(_movable(seen, name), None)
     if moved is None:
         return
     if 2 * _expected_process(forecast, moved) <= forecast.free_bytes:

@@ -59,10 +59,9 @@ class FileOpener:
         at = place.prefix, host, place.query
         with self._lock:
             if at not in self._stores:
-                faults = self.faults if self.is_disturbed else None
-                if place.delay_ms is not None:
-                    faults = FaultyFiles(Disturbance(latency_ms=place.delay_ms), self._clock)
-                self._stores[at] = Store(place, faults, self._retry, self._clock)
+                self._stores[at] = Store(
+                    place, self.faults if self.is_disturbed else None, self._retry, self._clock
+                )
         return RemoteFile(self._stores[at], f"{host}{slash}{rest}")
 
     def stats(self) -> dict[str, int]:

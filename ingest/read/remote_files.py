@@ -30,16 +30,17 @@ class Store:
         retry: RetryPolicy | None,
         clock: Clock,
     ):
-        """`faults` makes it slow or faulty."""
+        """`faults` makes it slow or faulty. Each request also takes the delay of the place longer."""
         self._files, _ = place.files(attempts=1)  # `Retrier` counts all attempts
         self._prefix, self._faults = place.prefix, faults
+        self._clock, self._delay_s = clock, (place.delay_ms or 0.0) / 1000
         self._retrier = Retrier(retry or RetryPolicy(), clock)
 
     def open_source(self, key: str) -> RangeFile:
         """Opens what reads the ranges of a file."""
 
         def open_now() -> RangeFile:
-            if self._faults is not None:
+            if self._faults:
                 self._faults.disturb(key)
             return open_range_file(self._files, self._prefix, key)
 
@@ -51,6 +52,8 @@ class Store:
 
         def ask() -> Answer:
             try:
+                if self._delay_s:
+                    self._clock.sleep(self._delay_s)
                 return action()
             except (ValueError, TypeError, NotImplementedError, MemoryError):
                 raise
@@ -67,9 +70,10 @@ class Store:
         """Reads all of the range."""
 
         def read_whole() -> bytes:
-            faults = self._faults
             data = (
-                faults.read(key, source, offset, length) if faults else source.read(offset, length)
+                self._faults.read(key, source, offset, length)
+                if self._faults
+                else source.read(offset, length)
             )
             if len(data) != length:
                 raise OSError(f"a short read: {len(data)} of {length} bytes")

@@ -175,8 +175,9 @@ class TestDamage:
         assert aside[0] != aside[1], "they did not lose the same number of rows"
 
     def test_a_bit_flipped_on_the_way_is_found(self, table):
-        """The disturbed store, which bench uses as well."""
+        """The disturbed store, which bench and the demo use as well."""
         whole, files = table.files_of("train")[0], FileOpener(disturbed="latency_ms=0")
+        whole = dataclasses.replace(whole, path=f"latency://0ms{whole.path}")
         groups = RowGroupReader([whole], ("I1",), opened=files)
         files.faults.corrupt("part-")
         with raises(SourceError, "part-00000.parquet", "row group 0"):
