@@ -19,7 +19,7 @@ from sluice.etl.ops.compiled import compile_function
 from sluice.etl.ops.hashing import A, Flags, G
 from sluice.etl.spec.input_section import Input
 
-LEAST_BYTES = 64 << 20
+LEAST_BYTES = 128 << 20
 """The input from which on the compiled functions are loaded."""
 _END, _RETURN, _QUOTE, _MINUS, _ZERO, _NINE, _MARK = b'\n\r"-09\xef'
 _MOST_DIGITS = 18

@@ -19,7 +19,7 @@ from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import unit_of_time
 from sluice.etl.spark.large import Large
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spark.session import fit_partitions
+from sluice.etl.spark.session import fit_session
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState
@@ -44,23 +44,24 @@ class SparkEngine(Engine):
 
     def check(self) -> None:
         super().check()
-        job, folders = self.job, dict[str, str]()
-        files = InputFiles(job.spec.input, job.inputs)
+        job, earlier = self.job, dict[str, str]()
+        files = InputFiles(self.spec.input, job.inputs)
         files.check()
         spark = self._start(files.compiled)
         if job.mode == "append" and job.parent is not None and job.parent.tails:
-            names = [history.name for history in job.spec.rows.histories]
-            folders = {name: folder_of_tails(job.parent.job, name) for name in names}
-        earlier = {
-            name: job.store.spark_url(folder)
-            for name, folder in folders.items()
-            if job.store.files(folder)
-        }
+            for history in self.spec.rows.histories:
+                folder = folder_of_tails(job.parent.job, history.name)
+                if job.store.files(folder):
+                    earlier[history.name] = job.store.spark_url(folder)
         level = 0 if job.learns else None
-        self._raw = RawInput(spark, job.spec, files, level, earlier, job.accept_nulls)
+        self._raw = RawInput(spark, self.spec, files, level, earlier, job.accept_nulls)
         self._release = self._raw.release
         self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
-        fit_partitions(spark, files.bytes + sum(side.bytes for side in self._raw.sides))
+        fit_session(
+            spark,
+            files.bytes + sum(side.bytes for side in self._raw.sides),
+            self.spec.rows.relational,
+        )
 
     def _warn_of_units(self) -> None:
         """Names each side table whose times seem to have another unit than those of the rows."""

@@ -49,7 +49,7 @@ def sum_counts(
     Vocabularies that are too large for the driver are written to files."""
     from pyspark import StorageLevel
 
-    least = {key: learned.op.least for key, learned in wanted.items() if learned.op.least > 1}
+    least = {key: learned.op.least for key, learned in wanted.items()}
     sums = (
         _count_rows(raw, level, state)
         .repartitionById(raw.count_parts, "part")

@@ -67,7 +67,11 @@ class RawInput:
     @cached_property
     def parsed_rows(self) -> ParsedRows:
         parts, numbers = self._tasks
-        rows = ParsedRows(self.spec, self.level, self.count_parts, None, self.files.compiled, parts)
+        context = self.spark.sparkContext
+        # On a cluster each worker compiles the functions, because it gets the code in an archive of its own.
+        pays = self.files.bytes >= (512 << 20) * context.defaultParallelism
+        compiled = self.files.compiled and (pays or context.master.startswith("local"))
+        rows = ParsedRows(self.spec, self.level, self.count_parts, None, compiled, parts)
         if not self.spec.input.place:
             return rows
         counted = numbers.mapInArrow(partial(count_rows_of_parts, rows), COUNTED_PARTS)
@@ -92,8 +96,8 @@ class RawInput:
     def count_parts(self) -> int:
         """The number of parts in which counts are added up. A worker has one part in memory, so that a part has the
         counts of two partitions, some 64 MiB of input."""
-        partitions = int(self.spark.conf.get(PARTITIONS) or 1)
-        return max(self.spark.sparkContext.defaultParallelism, partitions // 2)
+        half = int(self.spark.conf.get(PARTITIONS) or 1) // 2
+        return max(self.spark.sparkContext.defaultParallelism, half)
 
     @cached_property
     def rows(self) -> DataFrame:

@@ -42,14 +42,23 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 def partitions_for(input_bytes: int, cores: int) -> int:
     """Returns the number of partitions of a shuffle: each has about `PARTITION_BYTES`, and each core gets one or
     more."""
-    return min(100_000, max(1, cores, -(-input_bytes // PARTITION_BYTES)))
+    return min(100_000, max(cores, -(-input_bytes // PARTITION_BYTES)))
 
 
-def fit_partitions(spark: SparkSession, input_bytes: int) -> None:
-    """Sets the number of shuffle partitions by the size of the input, unless the user has set it."""
+def fit_session(spark: SparkSession, input_bytes: int, relational: bool) -> None:
+    """Fits settings to a job, unless the user has set them: the number of shuffle partitions to the size of the input,
+    and the effort for plans. Java only moves cells if a job is not `relational`, so its few plans stay as they are, and
+    it compiles no code for them."""
     context = spark.sparkContext
-    if not context.getConf().contains(PARTITIONS):
-        spark.conf.set(PARTITIONS, str(partitions_for(input_bytes, context.defaultParallelism)))
+    effort = str(relational).lower()
+    fitting = {
+        PARTITIONS: str(partitions_for(input_bytes, context.defaultParallelism)),
+        "spark.sql.adaptive.enabled": effort,
+        "spark.sql.codegen.wholeStage": effort,
+    }
+    for key, value in fitting.items():
+        if not context.getConf().contains(key):
+            spark.conf.set(key, value)
 
 
 def number_tasks(
@@ -95,5 +104,5 @@ def start_worker(spark: SparkSession) -> None:
     """In local mode, starts a Python worker, and the process that workers are forked from. Its imports take about a
     second. Meanwhile the driver plans the first pass. On a cluster, free cores may come late."""
     context = spark.sparkContext
-    if str(context.master).startswith("local"):
+    if context.master.startswith("local"):
         context.parallelize([0], 1).foreach(lambda _: None)

@@ -59,8 +59,7 @@ def write(
     from pyspark import StorageLevel
 
     context = raw.spark.sparkContext
-    nothing: Gathered = {}
-    gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
+    gathered: Accumulator[Gathered] = context.accumulator({}, SketchSum())  # type: ignore[arg-type]
     placement = plan.placement
     shipped = context.broadcast(state.packed())
     worker = partial(
@@ -73,8 +72,8 @@ def write(
     cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total + 1, "file")
     writer = partial(_write_file, placement, job.store.uri, job.name)
     made = cells.mapInArrow(writer, "made string, late binary").persist(StorageLevel.DISK_ONLY)
-    texts = made.select("made").where("made is not null").toArrow()["made"].to_pylist()
-    files = [_read_file(text) for text in texts]
+    found = made.select("made").where("made is not null").toArrow()
+    files = [_read_file(text) for text in found["made"].to_pylist()]
     if sum(file.record.rows for file in files) < plan.rows:
         for rows in collect_cells(made, "late"):
             rejects.add(rows)
@@ -87,10 +86,8 @@ def write(
 def _remove_others(store: TableStore, job: str, files: list[NewFile]) -> None:
     """Removes the files of attempts that failed, or that another attempt overtook. Attempts that still run may leave
     some, which vacuum removes."""
-    kept = {file.record.path for file in files}
-    for path in store.files(folder_of(job)):
-        if path not in kept:
-            store.remove(path)
+    for path in {*store.files(folder_of(job))} - {file.record.path for file in files}:
+        store.remove(path)
 
 
 @name_files

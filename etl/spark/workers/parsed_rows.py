@@ -220,8 +220,16 @@ def _parse(parsed_rows: ParsedRows, batches: Batches) -> Batches:
 def _parse_rows(parsed_rows: ParsedRows, file: RowFile, task: int) -> Batches:
     spec, parser = parsed_rows.spec, parsed_rows.parser()
     counts = CountsOfRows(spec, parsed_rows.level, Features(spec, FittedState(), ahead=False))
-    to_count: list[pa.RecordBatch] = []
-    counted: list[pa.RecordBatch] = []
+    to_count, counted = list[pa.RecordBatch](), list[pa.RecordBatch]()
+
+    def cells() -> Batches:
+        if to_count:
+            counted.extend(counts.count_selected(*split_keys(pa.concat_batches(to_count))))
+        for cell in count_cells(counted, parsed_rows.count_parts):
+            yield _result(part=cell["part"], counts=cell["counts"])
+        to_count.clear()
+        counted.clear()
+
     for part, batch in parsed_rows.rows_of_task(task):
         parsed, rejects = parser.parse(part, batch)
         rows = parsed_rows.stored(parsed)
@@ -234,18 +242,9 @@ def _parse_rows(parsed_rows: ParsedRows, file: RowFile, task: int) -> Batches:
         counted += counts.count_parsed(parsed)
         to_count.append(rows)
         if is_full(to_count, COUNT_ROWS):
-            counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
-            yield from _count_cells(counted, parsed_rows.count_parts)
-            to_count, counted = [], []
-    if to_count:
-        counted += counts.count_selected(*split_keys(pa.concat_batches(to_count)))
-    yield from _count_cells(counted, parsed_rows.count_parts)
+            yield from cells()
+    yield from cells()
     yield _result(rejects=write_cell(list(parser.lines()), REJECTS))
-
-
-def _count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
-    for cell in count_cells(counted, parts):
-        yield _result(part=cell["part"], counts=cell["counts"])
 
 
 def _result(**cells: Any) -> pa.RecordBatch:
