@@ -296,14 +296,12 @@ class Pipeline(StagePools):
         given, functions = self._input, self._input.functions
 
         def decode(clock: WorkerClock) -> Callable[[Any, Charge], Decoded]:
-            work = given.rows.make_work()
-
             def read(task: ReadTask, charge: Charge) -> Decoded:
                 """Reads on a remote worker if the knobs say so now and a worker answers, otherwise here."""
                 if self._remote is not None and self.knobs.backend.get(DECODE) == REMOTE:
                     with contextlib.suppress(NoWorkerAnswers):
                         return self._remote.read(task, charge)
-                return work(task, charge)
+                return given.rows.work(task, charge)
 
             return read if functions else ReadWorker(read, windows, clock)
 

@@ -35,7 +35,7 @@ _AT_ONCE = 16 * 2**20  # columns are decoded together only if they take at most 
 _SMALL_PART = 64
 """A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
 SMALL_BYTES = 16 * 2**20
-"""Reads before the start may always take this much together."""
+"""Texts of a column may always take this much."""
 _FEW_ROWS = 256
 """Rows whose texts are decoded at once to count their bytes."""
 _FIRST_PAGES_BYTES = 2**20

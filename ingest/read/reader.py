@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +24,7 @@ from sluice.ingest.plain.footer_chunks import (
 )
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import elements, rows_of_elements
-from sluice.ingest.read.decoding import SMALL_BYTES, Decoding, StoredMemory
+from sluice.ingest.read.decoding import Decoding, StoredMemory
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import Fetched, KeptFiles
 from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
@@ -46,18 +44,12 @@ from sluice.ingest.stages.scatter_kernel import DamagedPage
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
 
-T = TypeVar("T")
-
 _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
 _MAKE_ROW_BYTES = 24
 """Bytes of a row while one column is made: three forms of eight bytes each."""
 _IDLE_BYTES = 32 * 2**20
 """Memory that is kept for the stored bytes of the next row groups."""
-
-
-Work = Callable[[ReadTask, Charge], Decoded]
-"""What a worker does: it decodes a row group."""
 
 
 class RowGroupReader:
@@ -178,11 +170,9 @@ class RowGroupReader:
             names = self._made.dictionary_columns(self._file_schema, self._kept.footer(0))
         return [name for name in names if name not in self._optional | reads_of(self.functions)]
 
-    def make_work(self) -> Work:
-        """Returns the work function of one worker."""
-        return lambda task, charge: Decoded(
-            task, self.read(task.read, fetched=task.fetched), charge
-        )
+    def work(self, task: ReadTask, charge: Charge) -> Decoded:
+        """Decodes a row group."""
+        return Decoded(task, self.read(task.read, fetched=task.fetched), charge)
 
     def results(self, pool: Iterator[Any]) -> Iterator[Any]:
         """Returns the results of the pool whose workers do this work."""
@@ -274,24 +264,6 @@ class RowGroupReader:
                 except ValueRefused as refused:
                     rows_of = rows_of_elements(column)
                     raise ColumnError(refused.message(self.describe(read), name, rows_of)) from None
-
-    def map_groups(
-        self,
-        work: Callable[[tuple[int, int]], T],
-        groups: Sequence[tuple[int, int]],
-        columns: Sequence[str],
-    ) -> list[T]:
-        """Returns the results of `work`, which decodes only `columns`, for each row group. It is for reads before a
-        pipeline starts, which no memory limit admits one by one."""
-        alone, rows = self._memory.decoding(
-            {}, list(dict.fromkeys([*columns, *self._selection_columns]))
-        )
-        need = alone.at_work(rows) + alone.decoded(rows)
-        budget = max(SMALL_BYTES, self.decoding.extra_bytes)
-        # Together they take no more than decoding one whole row group, for which a memory limit must have room.
-        count = max(1, min(os.cpu_count() or 1, budget // max(1, need)))
-        with ThreadPoolExecutor(count, "sluice-columns") as threads:
-            return list(threads.map(work, groups))
 
     def decoded(
         self,

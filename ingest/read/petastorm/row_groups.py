@@ -26,7 +26,7 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.stage_pools import StagePools
 
 if TYPE_CHECKING:
-    from sluice.ingest.read.reader import RowGroupReader, Work
+    from sluice.ingest.read.reader import RowGroupReader
 
 
 class RowGroupError(LoadingError):
@@ -114,7 +114,7 @@ class RowGroupStage(StagePools):
             pool = self._pool(
                 DECODE,
                 self._read_tasks(epoch, number, epochs),
-                lambda _: self._make_work(),
+                lambda _: self._work,
                 size=lambda task: self._groups.decoding.at_work(task.read.rows),
                 measure=_rows_and_bytes,
             )
@@ -129,18 +129,13 @@ class RowGroupStage(StagePools):
                 yield ReadTask(schedule, read)
             epoch, number = epoch + 1, 0
 
-    def _make_work(self) -> Work:
-        work = self._source.make_work()
-
-        def shuffled(task: ReadTask, charge: Charge) -> Decoded:
-            decoded, read = work(task, charge), task.read
-            if self._order.shuffle_rows:
-                rows, key = rows_of(decoded.rows), (self._order.seed, task.schedule.epoch)
-                order = permutation(rows, "rows", *key, read.file, read.group)
-                decoded.rows = {name: values[order] for name, values in decoded.rows.items()}
-            return decoded
-
-        return shuffled
+    def _work(self, task: ReadTask, charge: Charge) -> Decoded:
+        decoded, read = self._source.work(task, charge), task.read
+        if self._order.shuffle_rows:
+            rows, key = rows_of(decoded.rows), (self._order.seed, task.schedule.epoch)
+            order = permutation(rows, "rows", *key, read.file, read.group)
+            decoded.rows = {name: values[order] for name, values in decoded.rows.items()}
+        return decoded
 
 
 def rows_of(columns: Mapping[str, npt.NDArray[Any]]) -> int:

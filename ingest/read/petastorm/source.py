@@ -27,10 +27,11 @@ from sluice.ingest.row_order import Read
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
 if TYPE_CHECKING:
-    from sluice.ingest.read.reader import RowGroupReader, Work
+    from sluice.ingest.read.reader import RowGroupReader
 
-_DATASET = types.SimpleNamespace(partitions=None, fs=types.SimpleNamespace(open=lambda _path: None))
-"""The dataset that workers get. No file is read through it."""
+_PIECE = types.SimpleNamespace(path="")
+_DATASET = types.SimpleNamespace(fs=types.SimpleNamespace(open=lambda _path: None))
+"""What workers get in place of a row group and of its dataset. No file is read through them."""
 
 
 class PetastormSource:
@@ -58,15 +59,9 @@ class PetastormSource:
         self._spec = copy.copy(spec)
         if spec is not None and spec.func:
             self._spec.func = functools.partial(call_on_frame, spec.func)
-        self._pieces = [
-            (file, group)
-            for file, counts in enumerate(groups.row_groups)
-            for group in range(len(counts))
-        ]
         self._stored = unischema_of(groups.stored)
         self.schema = self._stored if spec is None else transform_schema(self._stored, spec)
         """The Unischema that Petastorm infers from the first file, after the TransformSpec."""
-        groups.in_pages &= predicate is None and not gives_arrays
         self.row_groups, self.chosen_rows = self._selected(*shard)
 
     def results(self, pool: Iterator[Any]) -> Iterator[Any]:
@@ -81,20 +76,17 @@ class PetastormSource:
         )
         return reader  # type: ignore[no-any-return]
 
-    def make_work(self) -> Work:
-        """Returns the work function of one worker."""
+    def work(self, task: ReadTask, charge: Charge) -> Decoded:
+        """Decodes a row group."""
         from petastorm.cache import NullCache
 
-        groups = self._groups
-        numbers = {piece: number for number, piece in enumerate(self._pieces)}
-        published: list[Any] = []
-        pieces = [types.SimpleNamespace(path=groups.files[file].path) for file, _ in self._pieces]
-        about = (self, "", self._stored, None, pieces, NullCache(), self._spec, self.schema)
+        groups, published = self._groups, list[Any]()
+        about = (self, "", self._stored, None, [_PIECE], NullCache(), self._spec, self.schema)
         worker = _worker_class()(0, published.append, (*about, None, False, None))
-        worker._dataset = _DATASET
+        worker._dataset, worker.task = _DATASET, task
 
         def decode(read: Read) -> Any:
-            worker.process(numbers[read.file, read.group], None, (0, 1))
+            worker.process(0, None, (0, 1))
             # A worker publishes no table without rows.
             table = published.pop() if published else groups.stored.empty_table()
             if self.gives_arrays:
@@ -105,11 +97,7 @@ class PetastormSource:
                 )
             return table if self._predicate is None else table.select(groups.needed)
 
-        def work(task: ReadTask, charge: Charge) -> Decoded:
-            worker.task = task
-            return Decoded(task, groups.read(task.read, decode), charge)
-
-        return work
+        return Decoded(task, groups.read(task.read, decode), charge)
 
     def stored_rows(self, task: ReadTask) -> pa.Table:
         """Returns the stored columns of the rows that the predicate keeps."""
@@ -135,7 +123,8 @@ class PetastormSource:
         predicate keeps."""
         from petastorm.reader import Reader
 
-        every, predicate, chosen = self._groups.row_groups, self._predicate, self._pieces
+        every, predicate = self._groups.row_groups, self._predicate
+        chosen = [(file, group) for file, rows in enumerate(every) for group in range(len(rows))]
         if count is not None or shard is not None:
             numbers = list(range(len(chosen)))
             kept = Reader._partition_row_groups(None, None, chosen, count, shard, numbers, seed)
@@ -149,13 +138,11 @@ class PetastormSource:
             which = ""
         else:
             fields = sorted(predicate.get_fields())
-
-            def mask_of(at: tuple[int, int]) -> Any:
-                return _mask(predicate, self._groups.decoded(*at, columns=fields))
-
-            masks = self._groups.map_groups(mask_of, chosen, fields)
-            counted = {at: int(mask.sum()) for at, mask in zip(chosen, masks, strict=True)}
-            each = (hashlib.sha256(np.packbits(mask).tobytes()).digest() for mask in masks)
+            masks = {
+                at: _mask(predicate, self._groups.decoded(*at, columns=fields)) for at in chosen
+            }
+            counted = {at: int(mask.sum()) for at, mask in masks.items()}
+            each = (hashlib.sha256(np.packbits(mask).tobytes()).digest() for mask in masks.values())
             which = hashlib.sha256(b"".join(each)).hexdigest()[:16]
         kept_rows = tuple(
             tuple(counted.get((file, group), 0) for group in range(len(groups)))
