@@ -286,7 +286,7 @@ class Session:
         limit = None
         if setup.spare_bytes:
             with self._loader(table, None) as unbound:
-                limit = unbound.minimum_memory + setup.spare_bytes
+                limit = unbound.pipeline.least_limit + setup.spare_bytes
         self.tunable = self._loader(table, limit)
         self._batches = self._forever()
         self._came = self._usual = 0.0  # when the last series came; the usual time between two

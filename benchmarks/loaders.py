@@ -49,7 +49,7 @@ def ours(
         reading=Reading(reader=reader),
     )
     batches = (batch for _ in itertools.count() for batch in loader)
-    ahead = 2 * (loader.minimum_memory - loader.memory_used())
+    ahead = 2 * loader.pipeline.footprint.total
 
     def contender(seconds: float) -> float:
         used = 0

@@ -179,11 +179,6 @@ class Columns:
         return self.sparse[: len(self.sparse) - len(self.numbers)]
 
     @property
-    def foreign_ids(self) -> list[str]:
-        """The columns of ids that no job and no operator made. They may hold what is no id."""
-        return sorted({*self.sparse} - self.added - self.cardinalities.keys())
-
-    @property
     def scalars(self) -> tuple[str, ...]:
         """The columns with one id a row."""
         return tuple(name for name in self.sparse if name not in self.bags)

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -65,7 +64,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._quarantine = Quarantine(
             config.errors, self._origins, lambda file: groups.files[file].path
         )
-        self._pipeline = Pipeline(
+        self.pipeline = Pipeline(
             self._input,
             share=share,
             machine=config.machine or Machine(),
@@ -73,7 +72,7 @@ class BatchLoader(IterableDataset[Batch]):
             remote=self._remote,
         )
         remote_stats = dict if self._remote is None else self._remote.stats
-        self._progress = Progress(self._pipeline, config.memory_limit, remote_stats)
+        self._progress = Progress(self.pipeline, config.memory_limit, remote_stats)
         self._position = Position()
         self._hash_so_far = ""
         self._ready: Iterator[Ready] | None = None
@@ -84,8 +83,8 @@ class BatchLoader(IterableDataset[Batch]):
         self.order_hash: str | None = None
         """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
         not depend on the knobs. Each rank has its own."""
-        _open_pipelines.add(self._pipeline)
-        for close in (self._pipeline.close, self._input.groups.close):
+        _open_pipelines.add(self.pipeline)
+        for close in (self.pipeline.close, self._input.groups.close):
             weakref.finalize(self, close).atexit = False  # at exit, `_close_all` does this
 
     @property
@@ -193,7 +192,7 @@ class BatchLoader(IterableDataset[Batch]):
                     charge = ready.charge
                     del ready, batch  # a reference would keep the batch's memory from being reused
                     # In a fork, a lock may never be released.
-                    if not (self._pipeline.ended or self._pipeline.forked):
+                    if not (self.pipeline.ended or self.pipeline.forked):
                         charge.release()
         except Exception as error:  # modules are emptied at exit, and only built-in names remain
             # Closing interrupts reads and processes. If that caused the error, the message says so.
@@ -206,12 +205,12 @@ class BatchLoader(IterableDataset[Batch]):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
-            if iteration == self._iteration and not self._pipeline.ended:
+            if iteration == self._iteration and not self.pipeline.ended:
                 self._progress.enter("away")
                 # The consumer stopped early, so the other batches are not needed.
                 if self._in_epoch:
                     self._ready = None
-                    self._pipeline.close()
+                    self.pipeline.close()
 
     def _start_epoch(self, iteration: int) -> Iterator[Ready]:
         """Starts the epoch and returns its batches. Another thread may call `close` at any moment. If it did, this
@@ -225,7 +224,7 @@ class BatchLoader(IterableDataset[Batch]):
         if run is None or self._position.epoch >= self._end_epoch:
             # The pipeline reads ahead only within the first `read_ahead_epochs` epochs. It reads each later one alone.
             self._end_epoch = max(self._config.read_ahead_epochs, self._position.epoch + 1)
-            self._ready = run = self._pipeline.start(self._position, self._end_epoch)
+            self._ready = run = self.pipeline.start(self._position, self._end_epoch)
         self._in_epoch = True
         if self._closed:
             self._stop()
@@ -297,7 +296,7 @@ class BatchLoader(IterableDataset[Batch]):
             advice = f"; to continue it, open the table with version={before[1]}" if before else ""
             raise LoaderError(f"this state belongs to other rows ({'; '.join(others)}){advice}")
         position = self.plan.position(state)
-        self._pipeline.stop()
+        self.pipeline.stop()
         self._ready = None
         self._in_epoch = False
         self._iteration += 1
@@ -309,14 +308,14 @@ class BatchLoader(IterableDataset[Batch]):
     @property
     def knobs(self) -> Knobs:
         """The current knobs."""
-        return self._pipeline.knobs
+        return self.pipeline.knobs
 
     @property
     def limits(self) -> Limits:
-        return self._pipeline.limits
+        return self.pipeline.limits
 
     def apply(self, knobs: Knobs) -> None:
-        self._pipeline.apply(knobs)
+        self.pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
         """Returns the counters since the start."""
@@ -332,10 +331,6 @@ class BatchLoader(IterableDataset[Batch]):
     def tunable(self) -> Progress:
         """The counters and knobs for an agent. It does not see what happens while the trainer rests."""
         return self._progress
-
-    def memory_used(self) -> int:
-        """Returns the number of anonymous and shared bytes that the process tree uses now."""
-        return self._pipeline.machine.memory_used()
 
     @property
     def epochs_loaded(self) -> float:
@@ -354,11 +349,6 @@ class BatchLoader(IterableDataset[Batch]):
         return self._quarantine.summary()
 
     @property
-    def worker_pids(self) -> list[int]:
-        """The ids of the processes that run transforms now."""
-        return self._pipeline.worker_pids
-
-    @property
     def remote(self) -> dict[str, Any]:
         """The counters of remote workers: how many there are, the bytes that they sent and the repeated requests. Empty
         without remote workers."""
@@ -369,41 +359,25 @@ class BatchLoader(IterableDataset[Batch]):
         """The ids of the processes on this host that read for this loader now."""
         return [] if self._remote is None else self._remote.pids
 
-    def burden(self, times: int) -> None:
-        """Makes each transform do its work `times` times, to test what a heavier transform costs."""
-        self._pipeline.burden(times)
-
-    @property
-    def worker_restarts(self) -> int:
-        """The number of processes that ran transforms, died and were replaced."""
-        return self._pipeline.restarts
-
-    def stacks(self) -> str:
-        """Returns the stacks of the processes that run transforms."""
-        return self._pipeline.stacks()
-
     def memory(self) -> dict[str, Any]:
         """Returns how memory is used, in bytes: the limit, the smallest sufficient limit with its parts, and memory
         that is charged to no work. Also how often work had to wait for memory, by reason."""
         return {
             "limit": self._progress.memory_limit(),
-            "minimum": self.minimum_memory,
-            "parts": self._pipeline.parts,
-            "overhead": self._pipeline.overhead,
-            "held_back": dict(self._pipeline.held_back),
+            "minimum": self.pipeline.least_limit,
+            "parts": self.pipeline.parts,
+            "overhead": self.pipeline.overhead,
+            "held_back": dict(self.pipeline.held_back),
         }
-
-    @property
-    def minimum_memory(self) -> int:
-        """The smallest sufficient memory limit in bytes. If the control group leaves less memory than this process's
-        own limit, the number counts all memory of the group."""
-        return self._pipeline.least_limit
 
     @property
     def memory_need(self) -> str:
         """The smallest sufficient memory limit and its parts, as a text."""
-        least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.memory.base)
-        return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
+        least, start = (
+            format_bytes(self.pipeline.least_limit),
+            format_bytes(self.pipeline.memory.base),
+        )
+        return f"{least} of memory ({start} in use at the start, {self.pipeline.footprint})"
 
     # ---- the end
 
@@ -411,7 +385,7 @@ class BatchLoader(IterableDataset[Batch]):
         """Stops the pipeline, from any state. A second call does nothing. A call in a fork does nothing either."""
         if not self._closed:
             self._closed = True
-            if not self._pipeline.forked:
+            if not self.pipeline.forked:
                 self._stop()
 
     def _stop(self) -> None:
@@ -419,7 +393,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._input.groups.interrupt()
         if self._remote is not None:
             self._remote.close()
-        self._pipeline.stop()
+        self.pipeline.stop()
         self._input.groups.close()
         self._quarantine.close()
 
@@ -444,7 +418,7 @@ class BatchLoader(IterableDataset[Batch]):
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderError("this loader is closed")
-        if self._pipeline.forked:
+        if self.pipeline.forked:
             raise LoaderError(
                 "this loader was made before the process was forked, and its threads are in the other process. "
                 "Make a loader in each process"
@@ -468,19 +442,14 @@ def _refuse_batches_of_batches() -> None:
 
 
 def _remote_reads(workers: str, given: LoaderInput) -> Asking:
-    """Connects to remote workers. `ingest/remote` is optional: only this function imports it."""
+    """Connects to remote workers."""
+    from sluice.ingest.remote.reads import remote_reads  # imports Arrow Flight
+
     try:
-        reads: Asking = import_module("sluice.ingest.remote.reads").remote_reads(workers, given)
-    except BaseException as error:
+        return remote_reads(workers, given)
+    except BaseException:
         given.groups.close()
-        if type(error) is not ModuleNotFoundError or not str(error.name).startswith(
-            "sluice.ingest.remote"
-        ):
-            raise
-        raise LoaderError(
-            f"workers={workers!r} needs ingest/remote, which this copy of Sluice lacks; the repository has it"
-        ) from None
-    return reads
+        raise
 
 
 @atexit.register

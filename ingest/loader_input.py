@@ -20,7 +20,6 @@ from sluice.ingest.read.pages import load_compiled
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
     fields_after,
-    filters_of,
     spec_functions,
     split_transform_spec,
 )
@@ -158,24 +157,22 @@ def _row_groups(  # noqa: PLR0917 # called once
     files, located = table.files_of(config.split), located_of(table)
     opener = config.reading.files or FileOpener()
     names: Sequence[str] = made.sources if made else columns.names
-    predicate, filters = config.reading.petastorm.predicate, list[str]()
-    if transform_spec is not None or predicate is not None:
+    predicate = config.reading.petastorm.predicate
+    if transform_spec is not None:
         stored = first_schema(files, opener, located)
         wanted = needed_before(names, functions)
         functions = (*spec_functions(transform_spec, wanted, stored), *functions)
-        filters = filters_of(predicate, stored)
     return RowGroupReader(
         files,
         names,
         opener,
         bags=columns.bags,
         is_filtered=predicate is not None,
-        filters=filters,
+        filters=sorted(predicate.get_fields()) if predicate else (),
         made=made,
         located=located,
         in_pages=True,
         history=histories,
-        ids=columns.foreign_ids,
         functions=functions,
     )
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sluice.common.errors import UsageError
 from sluice.common.settings import check, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.choices import ON_ERROR, WINDOW_ROWS, Errors
@@ -16,10 +15,6 @@ from sluice.ingest.faults.faults import KINDS, Fault, parse
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.read.parquet_files import ParquetFiles
-
-
-class ArgumentError(UsageError):
-    """Words that say nothing: the message names the option and what would do."""
 
 
 def table_named(
@@ -74,11 +69,14 @@ class RunOptions:
         _DEFAULT.max_rows,
         "with quarantine: the most rows of a rank that may be quarantined",
         metavar="ROWS",
+        least=0,
     )
     max_quarantined_rate: float = setting(
         _DEFAULT.max_rate,
         f"and the largest share of its rows, judged after the first {_DEFAULT.probation_rows:,}",
         metavar="SHARE",
+        least=0,
+        most=1,
     )
     workers: str = setting(
         "",
@@ -95,14 +93,8 @@ class RunOptions:
     )
 
     def __post_init__(self) -> None:
-        check(self, ArgumentError)
+        check(self)
         parse(self.inject)  # a fault that cannot be parsed is an error at the start
-        try:
-            self.errors("")
-        except UsageError as error:
-            raise ArgumentError(
-                f"--on-error, --max-quarantined, --max-quarantined-rate: {error}"
-            ) from None
 
     def errors(self, quarantine: str | os.PathLike[str]) -> Errors:
         """What the loader does with rows that fail. `quarantine` is the file that lists them."""

@@ -38,14 +38,6 @@ def permutation_length(n: int) -> int:
     return 1 << max(12, (n - 1).bit_length())
 
 
-def put_together(
-    outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int
-) -> npt.NDArray[np.int64]:
-    """Combines the two permutations of `window_halves` into the order of a window of n rows."""
-    order = outer[inner]
-    return order[order < n]
-
-
 @functools.lru_cache(maxsize=8)
 def _epoch_permutations(
     size: int, seed: int, epoch: int

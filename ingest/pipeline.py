@@ -416,7 +416,8 @@ class Pipeline(StagePools):
 
     @property
     def least_limit(self) -> int:
-        """The smallest memory limit, in bytes, with which this pipeline runs."""
+        """The smallest memory limit, in bytes, with which this pipeline runs. If the control group leaves less memory
+        than this process's own limit, the number counts all memory of the group."""
         return self.memory.base + self.footprint.total
 
     @property

@@ -33,7 +33,7 @@ from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
 from sluice.common.suggest import NamedFields
 from sluice.ingest.choices import LAST, WINDOW_ROWS
-from sluice.ingest.permutations import permutation, permutation_length, put_together, window_halves
+from sluice.ingest.permutations import permutation, permutation_length, window_halves
 
 STREAMS = 8
 """The default number of streams, at most. More streams mix rows better but cost more memory and processor time."""
@@ -380,17 +380,11 @@ class RowsPlan:
         early = max(self.stream_rows, self.window_rows >> max(0, _SHORT_WINDOWS - number))
         return min(self.window_rows, early)
 
-    def order(self, epoch: int, window: Window) -> npt.NDArray[np.int64] | None:
-        """Returns the shuffled order of a window: its n-th row is row `order[n]` in the order of the files. None: not
-        shuffled."""
-        halves = self.halves(epoch, window)
-        return None if halves is None else put_together(*halves, window.rows)
-
     def halves(
         self, epoch: int, window: Window
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
         """Returns two permutations, each at least as long as the window. The window's order is the first applied to the
-        second, without the numbers beyond the window."""
+        second, without the numbers beyond the window (`compose_order`). None: rows come as they are stored."""
         if not self.shuffle:
             return None
         return window_halves(window.rows, self.seed, epoch, window.stream, window.number)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sluice.common.errors import UsageError
 from sluice.common.stores import SLOW, Place
 from sluice.ingest.faults.injection import ON_STORES, Injection
-from sluice.ingest.options import ArgumentError, RunOptions
+from sluice.ingest.options import RunOptions
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.sources import Reading
 
@@ -60,7 +61,7 @@ class RunConditions:
         """Returns what to add to the last line of a program's output."""
         found: dict[str, Any] = {
             "memory": loader.memory(),
-            "worker_restarts": loader.worker_restarts,
+            "worker_restarts": loader.pipeline.restarts,
             "quarantined": loader.quarantined,
             "store": loader.store,
         }
@@ -77,7 +78,7 @@ def _split_disturbance(table: str) -> tuple[str, str]:
     if not table.startswith(f"{SLOW}://") or Place.of(table).delay_ms is not None:
         return table, ""
     if "?" not in table:
-        raise ArgumentError(
+        raise UsageError(
             f"{table}: it does not say how to disturb reads; write for instance {table}?latency_ms=50, or "
             "write latency://60ms/ABSOLUTE/PATH"
         )
@@ -85,5 +86,5 @@ def _split_disturbance(table: str) -> tuple[str, str]:
     try:
         FileOpener(disturbed=disturbed)
     except ValueError as error:
-        raise ArgumentError(f"{table}: {error}; write name=value pairs, joined by &") from None
+        raise UsageError(f"{table}: {error}; write name=value pairs, joined by &") from None
     return bare, disturbed

@@ -15,7 +15,6 @@ from sluice.common.suggest import meant
 from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
-    "BagError",
     "Closed",
     "CommitConflict",
     "DamagedPage",

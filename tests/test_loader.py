@@ -220,8 +220,8 @@ class TestEnds:
             "                transforms=['examples.demo.squash:squash'],\n"
             "                knobs=Knobs(backend={'squash': 'process'}))\n"
             "batches = iter(loader)\nnext(batches)\n"
-            "held, over, workers = threading.Event(), threading.Event(), loader.worker_pids\n"
-            "def hold():\n    with loader._pipeline._lock:\n        held.set()\n        over.wait()\n"
+            "held, over, workers = threading.Event(), threading.Event(), loader.pipeline.worker_pids\n"
+            "def hold():\n    with loader.pipeline._lock:\n        held.set()\n        over.wait()\n"
             "thread = threading.Thread(target=hold)\nthread.start()\nheld.wait()\n"
             "child = os.fork()\n"
             "if not child:\n"
@@ -229,8 +229,8 @@ class TestEnds:
             "    except LoaderError as error:\n        print(error, flush=True)\n"
             "    loader.close()\n    sys.exit(0)\n"
             "assert os.waitpid(child, 0)[1] == 0\nover.set()\nthread.join()\n"
-            "assert workers and loader.worker_pids == workers\n"
-            "print(sum(1 for _ in batches))\nassert not loader.worker_restarts\n"
+            "assert workers and loader.pipeline.worker_pids == workers\n"
+            "print(sum(1 for _ in batches))\nassert not loader.pipeline.restarts\n"
         )
         done = run_program("-W", "ignore", "-c", code, clicks, tmp_path / "run")
         assert (done.returncode, done.stderr) == (0, "")

@@ -52,7 +52,7 @@ def train_version(session: TrainingSession) -> dict[str, Any] | None:
                 conditions=conditions,
             )
         )
-        session.signals.workers = loader.stacks
+        session.signals.workers = loader.pipeline.stacks
         session.endpoint.show_loader(loader, run.table.version)
         stack.callback(session.endpoint.show_loader, None, run.table.version)
         session.open_folder()

@@ -84,7 +84,7 @@ class Injection:
         strength, loader, store = fault.strength, self._loader, self._files.faults
         match fault.kind:
             case "kill-worker":
-                return kill_workers(loader.worker_pids, strength)
+                return kill_workers(loader.pipeline.worker_pids, strength)
             case "kill-remote":
                 return kill_workers(loader.remote_pids, strength)
             case "stall-store":
@@ -97,7 +97,7 @@ class Injection:
                 store.corrupt(fault.part)
                 return f"the next read of a file like {fault.part} has a flipped bit"
             case "slow-transform":
-                loader.burden(int(strength))
+                loader.pipeline.burden(int(strength))
                 return (
                     f"transforms do their work {strength:g} times" if strength > 1 else "as it was"
                 )

@@ -21,9 +21,8 @@ def own_stacks() -> str:
 
 
 def tell(workers: Callable[[], str]) -> None:
-    """Writes stacks to the real standard error. `workers` returns those of worker processes, for
-    instance `loader.stacks`. A new thread writes, because workers may take a second to answer, and the interrupted
-    thread may hold any lock."""
+    """Writes stacks to the real standard error. `workers` returns those of worker processes, as `Pipeline.stacks` does.
+    A new thread writes, because workers may take a second to answer, and the interrupted thread may hold any lock."""
     to = sys.__stderr__ or sys.stderr
     threading.Thread(
         target=lambda: print(own_stacks(), workers(), sep="\n", file=to, flush=True),

@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from sluice.etl.schema import DataFile
-from sluice.etl.spec.nested_columns import flattened, is_bytes, join_chunks, parts
+from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
@@ -23,7 +22,6 @@ from sluice.ingest.plain.footer_chunks import (
     check_file,
 )
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.plain.probe import elements, rows_of_elements
 from sluice.ingest.read.decoding import Decoding, StoredMemory
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import Fetched, KeptFiles
@@ -38,7 +36,6 @@ from sluice.ingest.read.user_history import (
     in_order,
 )
 from sluice.ingest.row_order import Read
-from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.scatter_kernel import DamagedPage
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
@@ -74,7 +71,6 @@ class RowGroupReader:
         located: Sequence[FileColumns] = (),
         in_pages: bool = False,
         history: UserHistories | None = None,
-        ids: Sequence[str] = (),
         functions: Sequence[Transform] = (),
     ):
         """Opens nothing yet, except footers that the table does not list.
@@ -83,12 +79,10 @@ class RowGroupReader:
         - `bags` has the average number of ids a row for each column of bags.
         - `is_filtered`: Petastorm's worker may leave out rows, by a predicate on `filters`, or change them.
         - `made` makes the loader's columns.
-        - `ids` names columns of ids that no job made.
         - `located` says for each file where it has the columns of its table. Empty: files have just their own.
         - `in_pages` lets columns stay stored in rows that `read` returns, if nothing reads their values here.
         - `history` adds the histories of users.
         - `finish` takes rows after the `functions` over rows."""
-        self._ids = tuple(ids)
         self._made = made
         plain = made or MadeColumns(())
         self._selection = plain.selection
@@ -245,25 +239,7 @@ class RowGroupReader:
                     read,
                     self.schema,
                 )
-        self._check_ids(rows, read)
         return rows
-
-    def _check_ids(self, rows: Any, read: Read) -> None:
-        """Raises ColumnError for a whole number in the columns of ids that is none. Others are checked when they are
-        converted, and stored ones when they are moved."""
-        if isinstance(rows, StoredRows):
-            rows = rows.others
-        for name in self._ids:
-            if name not in rows.column_names or is_bytes(rows.schema.field(name).type):
-                continue  # only a job stores ids as bytes
-            column = join_chunks(rows.column(name))
-            flat = elements(column)
-            if pa.types.is_integer(flat.type) and not flat.null_count:
-                try:
-                    numbers(np.from_dlpack(flat), np.int32)
-                except ValueRefused as refused:
-                    rows_of = rows_of_elements(column)
-                    raise ColumnError(refused.message(self.describe(read), name, rows_of)) from None
 
     def decoded(
         self,

@@ -21,7 +21,7 @@ from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.unit import Part, RemoteError, RemoteJob, Unit, package
-from sluice.ingest.row_order import EpochSchedule, Order, Read, Slice, Window, WindowPart
+from sluice.ingest.row_order import EpochSchedule, Order, Read, Slice, Window
 from sluice.ingest.stages.bags import load_compiled_moves
 from sluice.ingest.stages.shuffle import Decoded, Placer, ReadTask, WindowPiece
 
@@ -133,12 +133,7 @@ class UnitMaker:
             rows = -1
         if not unit.parts or any(not part.start <= part.stop <= rows for part in unit.parts):
             raise RemoteError(f"{unit.description}: the table has no such rows")
-        read = Read(
-            unit.file,
-            unit.group,
-            rows,
-            tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)),
-        )
+        read = Read(unit.file, unit.group, rows, ())
         task = ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read)
         size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
         with self._admitted(size) as charge:

@@ -27,14 +27,6 @@ _MOST_LINES = 6  # the most cache lines that are prefetched of a bag
 _LINE = 64  # bytes of a cache line
 
 
-class BagError(ValueError):
-    """Bags do not hold ids. The message says what they hold."""
-
-    def __init__(self, text: str, piece: int = 0):
-        super().__init__(text)
-        self.piece = piece
-
-
 class StoredBags(NamedTuple):
     """The bags of some rows as a row group has them."""
 
@@ -66,7 +58,7 @@ class BagRows(NamedTuple):
 
 def stored_bags(column: pa.ChunkedArray, kind: Any, group_rows: int) -> StoredBags:
     """Returns the bags of a column. A missing bag has no ids. Ids that already have the type `kind` are not copied.
-    Raises BagError. `group_rows` is the number of rows of their row group."""
+    `group_rows` is the number of rows of their row group. Raises ValueRefused, with the row if one bag is wrong."""
     array = column.chunk(0) if column.num_chunks == 1 else _joined(column)
     if pa.types.is_list_view(array.type):
         begins, ids = array.offsets.to_numpy(), array.values.to_numpy()
@@ -82,7 +74,7 @@ def stored_bags(column: pa.ChunkedArray, kind: Any, group_rows: int) -> StoredBa
 def bag_rows(
     parts: Sequence[StoredBags], pieces: npt.NDArray[Any], rows: npt.NDArray[Any], buffers: Buffers
 ) -> BagRows:
-    """Returns where bag `rows[n]` of part `pieces[n]` lies, for each n. Raises BagError."""
+    """Returns where bag `rows[n]` of part `pieces[n]` lies, for each n."""
     lengths = buffers.take_line(len(rows), np.int32)
     low, high = (buffers.take_line(len(rows), np.uint32) for _ in range(2))
     table = [
@@ -95,13 +87,7 @@ def bag_rows(
         )
         for part in parts
     ]
-    wrong = find_bags(np.array(table, np.int64), pieces, rows, lengths, low, high)
-    if wrong >= 0:
-        part, row = parts[pieces[wrong]], rows[wrong]
-        raise BagError(
-            f"a bag of {part.ends[row] - part.begins[row]} bytes, which is not a multiple of the four bytes of an id",
-            int(pieces[wrong]),
-        )
+    find_bags(np.array(table, np.int64), pieces, rows, lengths, low, high)
     owners = [part.ids for part in parts]
     return BagRows(lengths, low, high, owners, sum(part.nbytes for part in parts))
 
@@ -136,25 +122,30 @@ def _packed(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
     kind = np.int64 if pa.types.is_large_binary(array.type) else np.int32
     offsets = np.frombuffer(buffer, kind)[array.offset : array.offset + len(array) + 1]
+    sizes = np.diff(offsets)
+    if (odd := sizes % _ID_BYTES > 0).any():
+        row = int(odd.argmax())
+        raise ValueRefused(
+            row, f"a bag of {sizes[row]} bytes, which is not a multiple of the four bytes of an id"
+        )
     return offsets, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
 
 
 def _listed(array: pa.Array, kind: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Returns the offsets of bags that are lists, and their ids."""
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
-        raise BagError(f"a bag of {array.type}")
+        raise ValueRefused(None, f"a bag of {array.type}")
     if array.null_count:
         array = array.fill_null([])
     if array.values.null_count:
-        raise BagError(f"{array.values.null_count} empty values within bags")
+        raise ValueRefused(None, f"{array.values.null_count} empty values within bags")
     offsets, ids = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
-    if ids.dtype != kind:
-        ids, offsets = ids[offsets[0] : offsets[-1]], offsets - offsets[0]
-        try:
-            ids = numbers(ids, kind)
-        except ValueRefused as refused:
-            raise BagError(str(refused)) from None
-    return offsets, np.ascontiguousarray(ids)
+    ids, offsets = ids[offsets[0] : offsets[-1]], offsets - offsets[0]
+    try:
+        return offsets, numbers(ids, kind)
+    except ValueRefused as refused:
+        row = int(np.searchsorted(offsets, refused.at or 0, "right")) - 1
+        raise ValueRefused(row, str(refused)) from None
 
 
 @compile_function
@@ -208,23 +199,19 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
 
 
 @compile_function
-def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> Any:  # noqa: PLR0917
+def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> None:  # noqa: PLR0917
     """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
     offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
-    ids. Returns the number of the first bag that has no whole number of ids, or -1."""
-    wrong = -1
+    ids."""
     for n in range(len(rows)):
         p = pieces[n]
         wide, unit = parts[p, 2], parts[p, 3]
         begin = _offset(np.uint64(parts[p, 0]), wide, rows[n]) * unit
         size = _offset(np.uint64(parts[p, 1]), wide, rows[n]) * unit - begin
-        if size % 4 and wrong < 0:
-            wrong = n
         lengths[n] = size // 4
         address = np.uint64(parts[p, 4] + begin)
         low[n] = address & np.uint64(0xFFFFFFFF)
         high[n] = address >> np.uint64(32)
-    return wrong
 
 
 @compile_function

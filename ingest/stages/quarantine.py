@@ -23,6 +23,7 @@ from sluice.etl.schema import abridged
 from sluice.ingest.choices import PROGRAM_ERRORS, Errors
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
+from sluice.ingest.stages.scatter_kernel import compose_order
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.batch import BatchSeries
@@ -312,9 +313,11 @@ class Origins:
 
     def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
         """Returns the origins of a window's rows that lie from `low` to before `high` in its stream."""
-        order = self._plan.order(epoch, window)
+        halves = self._plan.halves(epoch, window)
         first, last = max(low - window.first, 0), min(high - window.first, window.rows)
-        wanted = np.arange(first, last) if order is None else order[first:last]
+        wanted = np.arange(first, last)
+        if halves is not None:
+            wanted = compose_order(*halves, window.rows).view(np.int64)[first:last]
         starts = np.cumsum([0, *(s.rows for s in window.slices)])
         pieces = np.searchsorted(starts, wanted, side="right") - 1
         return [

@@ -27,7 +27,6 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
 from sluice.ingest.stages.bags import (
-    BagError,
     BagRows,
     StoredBags,
     as_lists,
@@ -442,10 +441,13 @@ class Placer:
             try:
                 arrays.append(filled_numbers(name, part, dtype, self._columns.fill.get(name)))
             except ValueRefused as refused:
-                where = self._describe(piece.decoded.task.read)
-                rows = range(piece.start, piece.stop)
-                raise ColumnError(refused.message(where, name, rows)) from None
+                raise self._named(refused, piece, name) from None
         return arrays
+
+    def _named(self, refused: ValueRefused, piece: WindowPiece, name: str) -> ColumnError:
+        """Returns the error for a value of a piece."""
+        where = self._describe(piece.decoded.task.read)
+        return ColumnError(refused.message(where, name, range(piece.start, piece.stop)))
 
     # ---- bags
 
@@ -473,15 +475,13 @@ class Placer:
         found = []
         for name in names:
             parts: list[StoredBags] = []
-            try:
-                for piece in pieces:
-                    group_rows = piece.decoded.rows.num_rows
+            for piece in pieces:
+                group_rows = piece.decoded.rows.num_rows
+                try:
                     parts.append(stored_bags(_piece_column(piece, name), kind(name), group_rows))
-                found.append(bag_rows(parts, numbers, rows, self._buffers))
-            except BagError as error:
-                wrong = pieces[error.piece if len(parts) == len(pieces) else len(parts)]
-                where = self._describe(wrong.decoded.task.read)
-                raise ColumnError(f"{where}: column {name!r} has {error}") from None
+                except ValueRefused as refused:
+                    raise self._named(refused, piece, name) from None
+            found.append(bag_rows(parts, numbers, rows, self._buffers))
         return found
 
 

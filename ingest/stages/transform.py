@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 import sys
 from collections import Counter
@@ -153,22 +152,15 @@ def frame_of(function: Transform) -> str:
 def _name_of(function: Any) -> str:
     if isinstance(function, str):
         return function.partition(":")[2] or function
-    function = _without_arguments(function)
-    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
-
-
-def _without_arguments(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
-    return function
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
 def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     """Makes transforms from a user's list. Raises TransformError if two have the same name."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
-        raise TransformError(
-            f"transforms: give a list, transforms=[…], not just {describe_argument(given)}"
-        )
+        raise TransformError(f"transforms: give a list, transforms=[…], not just {_name_of(given)}")
     found = tuple(Transform.of(one) for one in given)
     for name, count in Counter(t.name for t in found).items():
         if count > 1:
@@ -177,19 +169,6 @@ def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
                 f"transforms=[('first', {name}), ('second', {name})]"
             )
     return found
-
-
-def describe_argument(given: Any) -> str:
-    """Describes a user's argument in a message. A function is described by its name and where it is defined."""
-    if isinstance(given, Transform):
-        return f"the transform {given.name!r}"
-    function = _without_arguments(given)
-    code = getattr(function, "__code__", None)
-    return (
-        repr(given)
-        if code is None
-        else f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-    )
 
 
 def address_of(function: Any) -> str | None:

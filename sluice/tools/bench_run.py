@@ -127,14 +127,14 @@ def _load(
 
     def look_at_memory() -> bool:
         nonlocal peak_bytes
-        peak_bytes = max(peak_bytes, loader.memory_used())
+        peak_bytes = max(peak_bytes, loader.pipeline.machine.memory_used())
         return True
 
     peak = Ticker("sluice-peak", lambda: 0.05, look_at_memory)
     with ExitStack() as stack:
         stack.callback(peak.stop)
         peak.start()
-        stack.enter_context(on_signal(loader.stacks))
+        stack.enter_context(on_signal(loader.pipeline.stacks))
         tuned.start()
         with conditions.inject_faults(loader, tuned.record):
             figures = consume(

@@ -69,7 +69,7 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
     ("words", "facts"),
     [
         (["--inject", "kil-worker@3s"], ["'kill-worker'"]),
-        (["--max-quarantined-rate", "2"], ["--max-quarantined-rate", "2.0", "share"]),
+        (["--max-quarantined-rate", "2"], ["--max-quarantined-rate", "2.0", "0 to 1"]),
     ],
 )
 def test_a_condition_that_cannot_be_is_wrong_usage(words, facts):

@@ -40,7 +40,7 @@ def until_told() -> None:
 def train(batch) -> None:
     print(batch.checksum, flush=True)
     if batch.step == 3 and not position.exists():
-        assert loader.worker_pids
+        assert loader.pipeline.worker_pids
         until_told()
 
 
@@ -50,7 +50,7 @@ if __name__ == "__main__":
     if sys.argv[1] in ("hold", "answer"):
         loader = make_loader("hold")
         consumer = threading.Thread(target=lambda: next(iter(loader)), daemon=True)
-        with on_signal(loader.stacks):
+        with on_signal(loader.pipeline.stacks):
             consumer.start()
             if sys.argv[1] == "hold":
                 until_told()

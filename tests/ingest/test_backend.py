@@ -91,7 +91,7 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
                 loader.apply(Knobs(backend={"mine": "process"}))
             elif 2 < step < 60:
                 starting.append(loader.snapshot().stage("mine").starting)
-                assert not loader.worker_pids
+                assert not loader.pipeline.worker_pids
             elif step == 60:
                 may_start.set()
             elif step == 2 * len(expected[0]) // 3:
@@ -100,7 +100,7 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
 
         assert all_of(loader, turn) == expected
         assert max(starting) >= 1
-        assert loader.worker_restarts == 0
+        assert loader.pipeline.restarts == 0
 
 
 class _Killed(worker.Child):
@@ -122,7 +122,7 @@ def test_a_process_that_does_not_fit_is_ended_while_it_starts(table, monkeypatch
             next(stream)
         for _ in range(50):
             next(stream)
-            assert not loader.worker_pids
+            assert not loader.pipeline.worker_pids
         stream.close()
 
 
@@ -198,13 +198,13 @@ def test_processes_of_many_stages_take_no_more_than_is_free(unstarted, seed):
 def test_a_stage_gives_its_processes_back_when_it_goes_over_to_threads(table):
     with loading(table, NAME + "shifted", epochs=50) as loader:
         stream = (batch for _ in range(50) for batch in loader)
-        while not loader.worker_pids:
+        while not loader.pipeline.worker_pids:
             next(stream)
         loader.apply(Knobs(backend={"mine": "thread"}))
         assert loader.knobs.workers["mine"] == 1
-        while loader.worker_pids:
+        while loader.pipeline.worker_pids:
             next(stream)
-        assert loader.worker_restarts == 0
+        assert loader.pipeline.restarts == 0
         stream.close()
 
 
@@ -343,7 +343,7 @@ class TestFaults:
         killed.start()
         with loading(table, NAME + "shifted_after_hold", epochs=EPOCHS) as loader:
             assert all_of(loader) == expected
-            assert loader.worker_restarts == 1
+            assert loader.pipeline.restarts == 1
         killed.join()
 
     def test_three_deaths_stop_the_run_with_file_row_group_and_signal(self, table, scene):
@@ -375,7 +375,7 @@ class TestFaults:
         slow = Transform(NAME + "shifted_after_hold", "mine", limit_s=0.5)
         with loading(table, slow) as loader:
             assert next(iter(loader)).rows == 80
-            assert loader.worker_restarts == 1
+            assert loader.pipeline.restarts == 1
         assert scene.attempts > 1
 
     def test_a_function_with_a_limit_never_runs_in_a_thread(self, table):
@@ -385,7 +385,7 @@ class TestFaults:
             assert not loader.limits.movable("mine", "process")
             batches = iter(loader)
             next(batches)
-            assert loader.worker_pids
+            assert loader.pipeline.worker_pids
             with raises(KnobError, "'mine'", "'thread'"):
                 loader.apply(Knobs(backend={"mine": "thread"}))
 
@@ -394,11 +394,11 @@ class TestFaults:
         with ThreadPoolExecutor(1) as consumer:
             taken = consumer.submit(lambda: next(iter(loader)))
             scene.holders()
-            assert "hold" in loader.stacks()
+            assert "hold" in loader.pipeline.stacks()
             loader.close()
             with raises(Exception, "closed"):
                 taken.result(60)
-        assert loader._pipeline.gone, "no thread is left"
+        assert loader.pipeline.gone, "no thread is left"
 
     def test_all_workers_killed_and_killed_again(self, table):
         with loading(table, NAME + "shifted", Knobs()) as loader:
@@ -419,7 +419,7 @@ class TestFaults:
             def strike(step):
                 nonlocal kills
                 if kills < 4:
-                    for pid in loader.worker_pids:
+                    for pid in loader.pipeline.worker_pids:
                         with suppress(ProcessLookupError):  # killed before, and just taken away
                             os.kill(pid, signal.SIGKILL)
                             kills += 1
@@ -436,7 +436,7 @@ class TestMemory:
         knobs = Knobs(backend={"mine": backend})
         with loading(table, NAME + "shifted_without_memory_at_first", knobs) as loader:
             assert [contents(batch) for batch in loader] == expected
-            assert loader.worker_restarts == 0
+            assert loader.pipeline.restarts == 0
         assert scene.attempts == len(expected) + 1
 
     @both

@@ -140,14 +140,14 @@ def test_close_from_many_threads_at_once_is_one_close(table):
         thread.start()
     for thread in threads:
         thread.join(60)
-    twin.eventually(lambda: loader._pipeline.gone)
+    twin.eventually(lambda: loader.pipeline.gone)
 
 
 def test_a_pipeline_may_be_closed_in_the_middle_of_being_turned(table, monkeypatch):
     """By the garbage collector, if the loader was forgotten and the agent's thread is the one that collects."""
     loader = BatchLoader(table, batch_size=80, read_ahead_epochs=100)
     next(iter(loader))
-    monkeypatch.setattr(Pool, "resize", lambda _pool, _workers: loader._pipeline.close())
+    monkeypatch.setattr(Pool, "resize", lambda _pool, _workers: loader.pipeline.close())
     turning = threading.Thread(target=loader.apply, args=(loader.knobs,), daemon=True)
     turning.start()
     turning.join(60)

@@ -80,7 +80,7 @@ def injection(text, record, now=(0.0,), **loader):
     """Faults of a loader of which only what is named here is there, and whose store can be stalled."""
     return Injection(
         parse(text),
-        SimpleNamespace(epochs_loaded=0.0, **loader),
+        SimpleNamespace(epochs_loaded=0.0, pipeline=SimpleNamespace(**loader)),
         SimpleNamespace(faults=SimpleNamespace(stall=lambda _: None)),
         record,
         lambda: now[-1],

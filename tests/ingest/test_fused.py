@@ -86,7 +86,7 @@ def test_the_workers_of_the_stage_before_do_the_work_and_give_it_back(table):
     with loading(table, (named("a"), named("b")), Knobs(fused=["b"])) as loader:
         list(loader)
         assert at_work["a"] == at_work["b"] == {"sluice-a-0"}
-        assert not loader._pipeline._pools["b"]._threads, "nobody to hand over to"
+        assert not loader.pipeline._pools["b"]._threads, "nobody to hand over to"
         assert loader.snapshot().stage("b").workers == 1
         loader.apply(Knobs(workers={"a": 2, "b": 3}, fused=["b"]))
         assert loader.snapshot().stage("b").workers == 2, "those of a"

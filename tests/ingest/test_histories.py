@@ -521,7 +521,7 @@ def test_columns_that_cannot_have_a_history_are_refused(tmp_path):
 def test_a_memory_limit_bounds_a_history_and_names_what_would_do(events, plain):
     source = ParquetFiles.open(plain, ROLES)
     with open_loader(source, batch_size=80, history=history(9)) as loader:
-        least = loader.minimum_memory
+        least = loader.pipeline.least_limit
     with open_loader(source, batch_size=80, history=history(9000)) as loader:
-        assert loader.minimum_memory > least
+        assert loader.pipeline.least_limit > least
         assert loader.memory()["parts"]["batches"] > 80 * 3 * 9000 * 4

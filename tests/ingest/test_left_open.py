@@ -104,7 +104,7 @@ for keeper in (os, sluice):  # a module is emptied when others are empty already
     loader = open_loader(sys.argv[1], batch_size=160, fill=0.0, transforms=[transform], knobs=knobs)
     keeper.epoch = iter(loader)
     next(keeper.epoch)
-    print(*loader.worker_pids)
+    print(*loader.pipeline.worker_pids)
 """
 
 

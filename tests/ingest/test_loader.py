@@ -153,9 +153,9 @@ def test_a_broken_off_epoch_is_followed_by_the_next(table):
 def test_taking_just_the_batches_of_an_epoch_leads_to_the_next(table, monkeypatch):
     """As Lightning does, which counts to `len(loader)` and never asks for the end."""
     with BatchLoader(table, batch_size=80, read_ahead_epochs=3) as loader:
-        begun, start = [], loader._pipeline.start
+        begun, start = [], loader.pipeline.start
         monkeypatch.setattr(
-            loader._pipeline, "start", lambda *where: begun.append(where) or start(*where)
+            loader.pipeline, "start", lambda *where: begun.append(where) or start(*where)
         )
         for epoch in range(4):  # more than it was made for
             assert {b.epoch for b in itertools.islice(loader, len(loader))} == {epoch}
@@ -165,7 +165,7 @@ def test_taking_just_the_batches_of_an_epoch_leads_to_the_next(table, monkeypatc
             (Position(0, 0), 3),
             (Position(3, 0), 4),
         ]  # within what was read ahead, nothing began anew
-        assert loader._pipeline._governor.charged == 0
+        assert loader.pipeline._governor.charged == 0
 
 
 def test_two_iterations_at_once_are_refused(table):
@@ -225,8 +225,8 @@ class TestSnapshots:
         with BatchLoader(f"latency://0ms{table.uri}", batch_size=80, knobs=knobs) as loader:
             deque(loader, maxlen=0)
             fetch, decode, *_ = loader.snapshot().stages
-            pools = loader._pipeline._pools
-            assert loader._pipeline._governor.charged == 0
+            pools = loader.pipeline._pools
+            assert loader.pipeline._governor.charged == 0
             planned = len(loader.plan.schedule(0).reads)
         assert (pools["fetch"]._started, pools["decode"]._started) == (4, 1)
         assert (fetch.name, fetch.workers, decode.workers) == ("fetch", 4, 1)
@@ -295,7 +295,7 @@ class TestMemory:
     def test_a_limit_below_the_windows_is_refused_with_one_that_will_do(self, table):
         options = {"batch_size": 80, "machine": SteadyMachine()}
         with open_loader(table, **options) as loader:
-            least = loader.minimum_memory
+            least = loader.pipeline.least_limit
         with raises(MemoryLimitError, f"{least} bytes"):
             open_loader(
                 table, memory_limit=least - 2**30 // 256 - 1, **options
@@ -313,7 +313,7 @@ class TestMemory:
         least = []
         for machine in (SteadyMachine(), Shared()):
             with open_loader(table, batch_size=80, machine=machine) as loader:
-                least.append(loader.minimum_memory)
+                least.append(loader.pipeline.least_limit)
         assert least[1] - least[0] == 2 * 2**30
 
     def test_with_the_least_memory_all_rows_come_in_order(self, table):
@@ -328,7 +328,7 @@ class TestMemory:
                 window_rows=300,
             ) as loader:
                 deque(loader, maxlen=0)
-                return loader.order_hash, loader.snapshot(), loader.minimum_memory
+                return loader.order_hash, loader.snapshot(), loader.pipeline.least_limit
 
         order, free, least = of(None)
         same_order, tight, _ = of(least)

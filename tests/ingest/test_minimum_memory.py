@@ -165,7 +165,7 @@ with load() as loader:
         for step, batch in enumerate(loader):
             while step == 3 and loader.snapshot().stages[0].items < min(2, epoch + 2):
                 read.wait(0.01)  # the second epoch's row group lies beside the first one's
-    print(json.dumps({"refused": refused, "minimum": loader.minimum_memory, "order": loader.order_hash,
+    print(json.dumps({"refused": refused, "minimum": loader.pipeline.least_limit, "order": loader.order_hash,
                       "own": Machine().memory_used()}))
 other.communicate(b"\\n")
 """

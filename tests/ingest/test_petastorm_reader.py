@@ -305,7 +305,7 @@ def test_a_state_is_refused_by_other_rows_even_if_they_are_as_many(clicks):
 @pytest.mark.parametrize(
     ("options", "facts"),
     [
-        ({"predicate": in_set({1}, "nothing")}, ("predicate", "'nothing'")),
+        ({"predicate": in_set({1}, "nothing")}, ("part-0.parquet", "'nothing'")),
         (
             {"predicate": "row > 3"},
             ("predicate", "'row > 3'", "petastorm.predicates.PredicateBase"),
@@ -313,7 +313,7 @@ def test_a_state_is_refused_by_other_rows_even_if_they_are_as_many(clicks):
     ],
 )
 def test_what_petastorms_reader_cannot_be_asked_for_is_named(clicks, options, facts):
-    with raises(PetastormError, *facts):
+    with raises(ValueError, *facts):
         loaded(clicks, petastorm=PetastormOptions(**options))
 
 

@@ -100,7 +100,7 @@ def test_a_loader_whose_store_does_not_answer_is_closed_at_once_and_leaves_no_th
     loader = open_loader(table, batch_size=80, files=files, knobs=Knobs(workers={"fetch": 2}))
     deque(loader, maxlen=0)
     files.faults.stall(3600)
-    loader._pipeline.start(Position(), 1)
+    loader.pipeline.start(Position(), 1)
     for _ in range(4):  # more than there are workers
         assert waiting.acquire(timeout=60)
     began = time.monotonic()

@@ -196,7 +196,7 @@ def test_the_smallest_memory_limit_counts_a_slice_and_its_result(tmp_path, seed)
     roles = {"label": "label", "sparse": "row"}
     with open_loader(tmp_path, batch_size=80, roles=roles, transforms=[call]) as loader:
         counted = loader.memory()["parts"]["functions"]
-        assert loader.minimum_memory > counted
+        assert loader.pipeline.least_limit > counted
     given = pa.record_batch({"query": table["query"][: min(group, SLICE_ROWS)].combine_chunks()})
     given = given.replace_schema_metadata(asking_for(pa.schema(list(call.gives.items()))))
     made = call_on_rows(upper, given)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stages.scatter_kernel import compose_order
 
 
 def rows_of_stream(plan: RowsPlan, epoch: int, stream: int) -> list[tuple[int, int, int]]:
@@ -17,8 +18,9 @@ def rows_of_stream(plan: RowsPlan, epoch: int, stream: int) -> list[tuple[int, i
     rows = []
     for window in plan.windows(epoch, (stream,)):
         inside = [(s.file, s.group, n) for s in window.slices for n in range(s.start, s.stop)]
-        order = plan.order(epoch, window)
-        rows += inside if order is None else [inside[n] for n in order]
+        halves = plan.halves(epoch, window)
+        order = range(len(inside)) if halves is None else compose_order(*halves, len(inside))
+        rows += [inside[n] for n in order]
     return rows
 
 

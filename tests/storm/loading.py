@@ -446,7 +446,7 @@ class Consumer:
             elif what < 0.95:
                 self._run.world.fate.strike()
             else:
-                self._loader.stacks()
+                self._loader.pipeline.stacks()
 
     def _apply(self) -> None:
         loader = self._loader
@@ -475,7 +475,7 @@ class Consumer:
 
     def _settled(self) -> None:
         """All that was charged was given back."""
-        governor = self._loader._pipeline._governor
+        governor = self._loader.pipeline._governor
         if not self._ran_out:
             return
         if governor.charged or governor._early:
@@ -488,7 +488,7 @@ class Consumer:
 
     def _gone(self, loader: BatchLoader) -> None:
         """Nothing is left of a loader that was closed."""
-        pipeline, end = loader._pipeline, self._run.now + _PATIENCE_S
+        pipeline, end = loader.pipeline, self._run.now + _PATIENCE_S
         while (
             not pipeline.gone and self._run.now < end
         ):  # every step takes time here, so it may be later than promised

@@ -49,18 +49,6 @@ class PetastormOptions(NamedFields):
             )
 
 
-def filters_of(predicate: Any, stored: pa.Schema) -> list[str]:
-    """Returns the columns that a predicate reads, if there is one. Raises PetastormError if the files lack one of
-    them."""
-    if predicate is None:
-        return []
-    there = [part.name for part in parts(stored)]
-    filters = sorted(predicate.get_fields())
-    if lacking := [name for name in filters if name not in there]:
-        raise PetastormError(f"predicate: no column {lacking[0]!r}{nearest(lacking[0], there)}")
-    return filters
-
-
 def spec_functions(
     spec: Any, wanted: Sequence[str], stored: pa.Schema
 ) -> tuple[FrameFunction, ...]:
@@ -194,13 +182,9 @@ def split_transform_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]
         return transforms, None
     given = list(transforms)
     at = [n for n, one in enumerate(given) if isinstance(one, known.TransformSpec)]
-    if len(at) > 1:
+    if at not in ([], [0]):
         raise PetastormError(
-            "transforms: only one TransformSpec can be used; put their functions into one"
-        )
-    if at and at != [0]:
-        raise PetastormError(
-            "transforms: a TransformSpec works on row groups as they are read, before any function "
-            "over batches, so give it first"
+            "transforms: give only one TransformSpec, and give it first, because it works on row groups as they are "
+            "read, before any function over batches"
         )
     return (given[1:], given[0]) if at else (given, None)
