@@ -20,7 +20,7 @@ from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.columns import Columns
 
 CONVERTED, WORDS, IDS, WORDS_TO_FLOATS = range(-1, 3)
-DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(3, 8)
+DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS, BYTES_TO_FLOATS = range(3, 7)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
 unchanged. IDS: the same, but none may be below 0. WORDS_TO_FLOATS: signed bytes that are stored in 4 bytes become
 floats. The others: numbers of 8 bytes, or signed bytes, become numbers of 4 bytes that must hold their values."""
@@ -287,14 +287,10 @@ def _scatter_columns(  # noqa: PLR0917
             kind, count = kinds[p, c], ends[p] - start
             into = result + np.uint64(4 * start)
             words, floats = int32_at(into), _float32_at(into)
-            if kind >= BYTES_TO_FLOATS:
+            if kind == BYTES_TO_FLOATS:
                 source = _int8_at(pages[p, c, 0].address + np.uint64(starts[p]))
-                if kind == BYTES_TO_FLOATS:
-                    for n in range(count):
-                        floats[n] = np.float32(source[n])
-                else:
-                    for n in range(count):
-                        words[n] = np.int32(source[n])
+                for n in range(count):
+                    floats[n] = np.float32(source[n])
             else:
                 is_wide = kind >= DOUBLES_TO_FLOATS
                 width, unpacked = (8, address) if is_wide else (4, into)
@@ -353,9 +349,8 @@ _KINDS = (
         pa.int8(): (BYTES_TO_FLOATS, WORDS_TO_FLOATS),
     },
     {
-        pa.int32(): (WORDS, IDS),
+        pa.int32(): (IDS, IDS),
         pa.int64(): (LONGS_TO_IDS, LONGS_TO_IDS),
-        pa.int8(): (BYTES_TO_WORDS, CONVERTED),
     },
 )
 """What happens to floats and to ids, by their type: in Arrow's memory, and in stored pages."""
