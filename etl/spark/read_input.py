@@ -68,9 +68,10 @@ class RawInput:
     def parsed_rows(self) -> ParsedRows:
         parts, numbers = self._tasks
         context = self.spark.sparkContext
+        compiled = self.files.compiled
         # On a cluster each worker compiles the functions, because it gets the code in an archive of its own.
-        pays = self.files.bytes >= (512 << 20) * context.defaultParallelism
-        compiled = self.files.compiled and (pays or context.master.startswith("local"))
+        if not str(context.master).startswith("local"):
+            compiled &= self.files.bytes >= (512 << 20) * context.defaultParallelism
         rows = ParsedRows(self.spec, self.level, self.count_parts, None, compiled, parts)
         if not self.spec.input.place:
             return rows
@@ -96,8 +97,8 @@ class RawInput:
     def count_parts(self) -> int:
         """The number of parts in which counts are added up. A worker has one part in memory, so that a part has the
         counts of two partitions, some 64 MiB of input."""
-        half = int(self.spark.conf.get(PARTITIONS) or 1) // 2
-        return max(self.spark.sparkContext.defaultParallelism, half)
+        partitions = int(self.spark.conf.get(PARTITIONS) or 1)
+        return max(self.spark.sparkContext.defaultParallelism, partitions // 2)
 
     @cached_property
     def rows(self) -> DataFrame:

@@ -104,5 +104,5 @@ def start_worker(spark: SparkSession) -> None:
     """In local mode, starts a Python worker, and the process that workers are forked from. Its imports take about a
     second. Meanwhile the driver plans the first pass. On a cluster, free cores may come late."""
     context = spark.sparkContext
-    if context.master.startswith("local"):
+    if str(context.master).startswith("local"):
         context.parallelize([0], 1).foreach(lambda _: None)
