@@ -123,11 +123,14 @@ class Pipeline(StagePools):
             fetches=given.groups.fetches and not reads_remotely,
             remote=reads_remotely,
         )
-        counts = Counter(["read", *(stage.name for stage in stages)])
-        if duplicates := sorted(name for name, count in counts.items() if count > 1):
-            raise TransformError(
-                f"two stages are called {', '.join(duplicates)}: give each transform a name of its own"
-            )
+        own = (stage.name for stage in stages if not stage.transforms)
+        called = (transform.name for transform in (*given.functions, *given.transforms))
+        for name, count in Counter(["read", *own, *called]).items():
+            if count > 1:
+                raise TransformError(
+                    f"transforms: {count} stages are called {name!r}; give each transform its own name, as in "
+                    f"transforms=[('first', {name}), ('second', {name})]"
+                )
         return stages
 
     def _least_memory(self) -> MinimumMemory:

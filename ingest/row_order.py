@@ -283,11 +283,6 @@ class RowsPlan:
         """The number of rows that an epoch skips. With shuffle, each epoch skips other rows."""
         return self.rows - self.used
 
-    @property
-    def padded(self) -> int:
-        """The number of rows of weight 0 in the last batch of an epoch."""
-        return self.steps * self.batch_size - self.used
-
     def can_share(self, ranks: int) -> bool:
         """Whether `ranks` ranks can share the batches."""
         return ranks > 0 and (

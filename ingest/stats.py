@@ -258,12 +258,6 @@ class Snapshot:
 
     def __post_init__(self) -> None:
         _check_counts(self)
-        if not self.stages:
-            raise StatsError("Snapshot.stages: a pipeline without stages")
-        if len({s.name for s in self.stages}) != len(self.stages):
-            raise StatsError(
-                f"Snapshot.stages: two stages of one name among {[s.name for s in self.stages]}"
-            )
 
     def stage(self, name: str) -> StageStats:
         for stage in self.stages:

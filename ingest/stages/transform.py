@@ -7,7 +7,6 @@ import functools
 import itertools
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -158,17 +157,10 @@ def _name_of(function: Any) -> str:
 
 
 def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
-    """Makes transforms from a user's list. Raises TransformError if two have the same name."""
+    """Makes transforms from a user's list."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
         raise TransformError(f"transforms: give a list, transforms=[…], not just {_name_of(given)}")
-    found = tuple(Transform.of(one) for one in given)
-    for name, count in Counter(t.name for t in found).items():
-        if count > 1:
-            raise TransformError(
-                f"transforms: {count} are called {name!r}; give each its own name, as in "
-                f"transforms=[('first', {name}), ('second', {name})]"
-            )
-    return found
+    return tuple(Transform.of(one) for one in given)
 
 
 def address_of(function: Any) -> str | None:

@@ -280,7 +280,7 @@ class TestTransforms:
         assert torch.equal(batch["C1"], expected["C2"])
 
     def test_a_name_that_is_taken_is_refused(self, table):
-        with raises(TransformError, "two stages", "read"):  # as release 0.2.0 called decoding
+        with raises(TransformError, "2 stages", "read"):  # as release 0.2.0 called decoding
             BatchLoader(table, batch_size=80, transforms=[("read", lambda c: None)])
 
 

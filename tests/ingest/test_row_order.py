@@ -65,14 +65,14 @@ def test_each_row_comes_once_and_what_is_left_out_is_counted(plan):
     )
     got = Counter(row for batch in twin.batches(plan, 1) for row in batch)
     filling = got.pop(None, 0)
-    assert filling == plan.padded
+    assert filling == plan.steps * plan.batch_size - plan.used
     assert max(got.values()) == 1
     assert got <= everything
     assert sum((everything - got).values()) == plan.dropped
     assert (plan.dropped == 0) or plan.last == "drop"
-    assert (plan.padded == 0) or plan.last == "pad"
+    assert (filling == 0) or plan.last == "pad"
     assert plan.dropped < plan.batch_size
-    assert plan.padded < plan.batch_size
+    assert filling < plan.batch_size
 
 
 @on_the_grid

@@ -71,14 +71,10 @@ def test_a_counter_that_is_missing_is_named(missing):
         Snapshot.from_dict(values)
 
 
-def test_stages_are_found_by_name_and_have_one_name_each():
+def test_stages_are_found_by_name():
     assert snapshot().stage("collate").name == "collate"
     with raises(StatsError, "'encode'", "'decode', 'collate'"):
         snapshot().stage("encode")
-    with raises(StatsError, "stages", "'decode', 'decode'"):
-        snapshot(stages=(stage(), stage()))
-    with raises(StatsError, "without stages"):
-        snapshot(stages=())
 
 
 def test_quantiles_are_at_most_a_quarter_too_large():

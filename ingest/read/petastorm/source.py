@@ -129,10 +129,8 @@ class PetastormSource:
             numbers = list(range(len(chosen)))
             kept = Reader._partition_row_groups(None, None, chosen, count, shard, numbers, seed)
             chosen = [chosen[number] for number in kept]
-        elif predicate is None:
-            return every, ""
-        if not chosen:
-            warnings.warn("the shard leaves nothing to load", stacklevel=2)
+            if not chosen:
+                warnings.warn("the shard leaves nothing to load", stacklevel=2)
         if predicate is None:
             counted = {at: every[at[0]][at[1]] for at in chosen}
             which = ""
