@@ -219,7 +219,16 @@ def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked)
         for line in ours.requires or ()
         if "extra ==" not in line
     }
-    assert base == {"numpy", "numba", "llvmlite", "psutil", "pyarrow", "torch", "zlib_ng"}
+    assert base == {
+        "numpy",
+        "numba",
+        "llvmlite",
+        "obstore",
+        "psutil",
+        "pyarrow",
+        "torch",
+        "zlib_ng",
+    }
     assert found - {*sys.stdlib_module_names, "sluice"} <= base | EXTRAS.keys()
     assert {*EXTRAS.values(), *OF_VERBS.values()} <= set(
         ours.metadata.get_all("Provides-Extra") or ()

@@ -15,18 +15,21 @@ from sluice.ingest.read.retry import ThrottledError
 
 _DENIED = re.compile(
     r"ACCESS_DENIED|FORBIDDEN|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|"
-    r"UNRECOGNIZED_CLIENT|HTTP status 40[13]"
+    r"UNRECOGNIZED_CLIENT|HTTP status 40[13]|status code: 40[13]"
 )
 _THROTTLED = re.compile(
-    r"SLOW_DOWN|THROTTL|SERVICE_UNAVAILABLE|TOO_MANY_REQUESTS|(?:HTTP status|Error:) (?:429|503)\b"
+    r"SLOW_DOWN|THROTTL|SERVICE_UNAVAILABLE|TOO_MANY_REQUESTS|(?:HTTP status|Error:|status code:) (?:429|503)\b"
 )
 
 
 class RangeFile(Protocol):
-    """One file to read ranges from. `tag` changes when the file changes."""
+    """One file to read ranges from."""
 
     size: int
     tag: str
+    """Changes when the file changes."""
+    is_current: bool
+    """Whether each read brings size and tag up to date."""
 
     def read(self, offset: int, length: int) -> bytes: ...
     def close(self) -> None: ...
@@ -34,6 +37,10 @@ class RangeFile(Protocol):
 
 def open_range_file(files: Any, prefix: str, key: str) -> RangeFile:
     """Opens a file of a store, whose name is the store's prefix and the file's key."""
+    if not isinstance(files, pafs.FileSystem):
+        from sluice.ingest.read.s3_files import S3File
+
+        return S3File(files, key.partition("/")[2])
     if isinstance(files, pafs.PyFileSystem):
         return FsspecFile(files.handler.fs, f"{prefix}{key}")
     return ArrowFile(files, key)
@@ -42,18 +49,21 @@ def open_range_file(files: Any, prefix: str, key: str) -> RangeFile:
 def translated(error: Exception, name: str) -> OSError:
     """Turns a refused access into a PermissionError, 503 or 429 into a ThrottledError, and a client's own errors into
     OSErrors. Only the client's text tells them apart."""
-    text = f"{type(error).__name__}: {error}"
+    said, _, _ = str(error).partition("\n\nDebug source")
+    text = f"{type(error).__name__}: {said}"
     if _THROTTLED.search(text):
         return ThrottledError(f"{name}: {text}")
-    if _DENIED.search(str(error)):
+    if _DENIED.search(said):
         return PermissionError(
-            f"{name}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role"
+            f"{name}: {said}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role"
         )
     return error if isinstance(error, OSError) else OSError(f"{name}: {text}")
 
 
 class ArrowFile:
-    """A file in one of Arrow's own file systems, for instance S3 (keys are `bucket/path`), or a local file."""
+    """A file in one of Arrow's own file systems, or a local file."""
+
+    is_current = False
 
     def __init__(self, files: Any, key: str):
         self._file = files.open_input_file(key)
@@ -71,6 +81,8 @@ class ArrowFile:
 
 class FsspecFile:
     """A file in any store that fsspec knows, for instance gs, abfs, https, hdfs or memory."""
+
+    is_current = False
 
     def __init__(self, files: Any, name: str):
         path = files._strip_protocol(name)

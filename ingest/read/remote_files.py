@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import pyarrow.fs as pafs
+
 from sluice.common.stores import Place
 from sluice.ingest.read.range_files import RangeFile, open_range_file, translated
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
@@ -31,7 +33,12 @@ class Store:
         clock: Clock,
     ):
         """`faults` makes it slow or faulty. Each request also takes the delay of the place longer."""
-        self._files, _ = place.files(attempts=1)  # `Retrier` counts all attempts
+        files, path = place.files(attempts=1)  # `Retrier` counts all attempts
+        if isinstance(files, pafs.S3FileSystem):
+            from sluice.ingest.read.s3_files import client_of
+
+            files = client_of(files, path.partition("/")[0])
+        self._files = files
         self._prefix, self._faults = place.prefix, faults
         self._clock, self._delay_s = clock, (place.delay_ms or 0.0) / 1000
         self._retrier = Retrier(retry or RetryPolicy(), clock)
@@ -125,8 +132,10 @@ class RemoteFile(io.RawIOBase):
         if errors:
             raise errors[0]
         self._fetched = sorted(fetched.items())
-        now = self._store.open_source(self._key)
-        now.close()
+        now = self._source
+        if not now.is_current:
+            now = self._store.open_source(self._key)
+            now.close()
         self.state = now.size, now.tag
 
     def drop(self) -> None:

@@ -94,10 +94,18 @@ def test_local_files(folder, uri):
     assert read(Folder(uri.format(folder))).equals(TABLE)
 
 
-def test_s3_is_read_in_ranges(bucket):
+def test_s3_is_read_in_ranges(bucket, monkeypatch):
     store = Folder("s3://data/table?" + bucket.query)
     assert read(store).equals(TABLE)
     assert len(bucket.ranges) == GROUPS + 1  # the footer, then each row group
+    with store.open() as file:
+        opened = file.state
+        with with_bucket(bucket, monkeypatch).open_output_stream(
+            "data/table/part-0.parquet"
+        ) as out:
+            out.write(b"another file")
+        file.fetch([(0, 4)])
+        assert file.state != opened
     with raises(FileNotFoundError, "data/table/part-1.parquet"):
         store.open("part-1.parquet")
 

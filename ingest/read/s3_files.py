@@ -1,0 +1,62 @@
+"""Reads ranges of a file in S3 by obstore, which needs a third of the processor time that Arrow's own client needs:
+`S3File`, `client_of`. Only programs that read S3 import it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pyarrow.fs as pafs
+from obstore.store import S3Store
+
+
+def client_of(files: pafs.S3FileSystem, bucket: str) -> S3Store:
+    """Returns a client of a bucket with the settings of Arrow's. The caller repeats requests that fail."""
+    given = files.__reduce__()[1][0]
+    client: Any = {
+        "connect_timeout": f"{given['connect_timeout']:g}s",
+        "read_timeout": f"{given['request_timeout']:g}s",
+        "allow_http": given["scheme"] == "http",
+    }
+    if given["tls_ca_file_path"]:
+        client["root_certificate"] = Path(given["tls_ca_file_path"]).read_bytes()
+    settings = {
+        "access_key_id": given["access_key"],
+        "secret_access_key": given["secret_key"],
+        "region": given["region"],
+    }
+    if given["endpoint_override"]:
+        settings["endpoint"] = f"{given['scheme']}://{given['endpoint_override']}"
+    return S3Store(
+        bucket,
+        **{name: text for name, text in settings.items() if text},
+        skip_signature=given["anonymous"],
+        virtual_hosted_style_request=given["force_virtual_addressing"],
+        client_options=client,
+        retry_config={"max_retries": 0},
+    )
+
+
+class S3File:
+    """A file in S3. Each answer tells its size and tag, so that no request asks for them alone."""
+
+    is_current = True
+
+    def __init__(self, store: S3Store, path: str):
+        self._store, self._path = store, path
+        self._first = self._state(obstore.head(store, path))
+        self.size, self.tag = self._first
+
+    @staticmethod
+    def _state(about: obstore.ObjectMeta) -> tuple[int, str]:
+        return about["size"], about["e_tag"] or about["last_modified"].isoformat()
+
+    def read(self, offset: int, length: int) -> bytes:
+        answer = obstore.get(self._store, self._path, options={"range": (offset, offset + length)})
+        if (state := self._state(answer.meta)) != self._first:
+            self.size, self.tag = state
+        return answer.bytes().to_bytes()
+
+    def close(self) -> None:
+        """Does nothing, because no file is held open between reads."""
