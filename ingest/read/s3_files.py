@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,36 @@ def client_of(files: pafs.S3FileSystem, bucket: str) -> S3Store:
     }
     if given["tls_ca_file_path"]:
         client["root_certificate"] = Path(given["tls_ca_file_path"]).read_bytes()
-    settings = {
-        "access_key_id": given["access_key"],
-        "secret_access_key": given["secret_key"],
-        "region": given["region"],
-    }
+    settings: dict[str, Any] = {} if "AWS_ACCESS_KEY_ID" in os.environ else _profile()
+    if given["access_key"]:
+        settings = {
+            "access_key_id": given["access_key"],
+            "secret_access_key": given["secret_key"],
+        }
     if given["endpoint_override"]:
         settings["endpoint"] = f"{given['scheme']}://{given['endpoint_override']}"
     return S3Store(
         bucket,
-        **{name: text for name, text in settings.items() if text},
+        **settings,
+        region=given["region"],
         skip_signature=given["anonymous"],
         virtual_hosted_style_request=given["force_virtual_addressing"],
         client_options=client,
         retry_config={"max_retries": 0},
     )
+
+
+def _profile() -> dict[str, str]:
+    """Returns the keys of the user's profile. obstore itself looks in the environment and asks the machine's cloud."""
+    profiles = ConfigParser(interpolation=None)
+    path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+    profiles.read(Path(path).expanduser())
+    name = os.environ.get("AWS_PROFILE", "default")
+    return {
+        key: text
+        for key, text in (profiles[name].items() if name in profiles else ())
+        if key in ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    }
 
 
 class S3File:

@@ -110,6 +110,15 @@ def test_s3_is_read_in_ranges(bucket, monkeypatch):
         store.open("part-1.parquet")
 
 
+def test_keys_may_be_in_a_profile(bucket, monkeypatch, tmp_path):
+    keys = "[mine]\naws_access_key_id = a%b\naws_secret_access_key = c\nregion = r\n"
+    (tmp_path / "credentials").write_text(keys)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    assert read(Folder("s3://data/table?" + bucket.query)).equals(TABLE)
+
+
 # ---- errors that pass, and errors that do not
 
 
