@@ -199,7 +199,7 @@ def parts_of(path: Path) -> tuple[str, ...]:
     return parts[1:] if parts[0] == "sluice" else parts
 
 
-def floor_of(module: str, path: Path) -> str:
+def floor_of(path: Path) -> str:
     """A folder within its room, with its face; or a file at the room's top."""
     inside = parts_of(path)[1:-1]
     return "/".join(inside) if inside else path.stem
@@ -218,14 +218,14 @@ def test_what_stands_on_a_floor_imports_what_is_below_it():
     there: dict[str, set[str]] = defaultdict(set)
     wrong = []
     for name, path in known.items():
-        room, here = room_of(name), floor_of(name, path)
+        room, here = room_of(name), floor_of(path)
         if (
             name == f"sluice.{room}" or room not in ROOMS
         ):  # the package's own face; and what has no floors
             continue
         there[room].add(here)
         for target in imports(path, known, with_types=False) & known.keys():
-            below = floor_of(target, known[target])
+            below = floor_of(known[target])
             if (
                 room_of(target) == room
                 and target != f"sluice.{room}"

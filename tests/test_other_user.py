@@ -28,7 +28,6 @@ from sluice.ingest.stages.quarantine import Quarantine
 from tests import ports
 from tests.raises import raises
 
-NOBODY = 65534
 STATE = SavedState(
     context=KnobContext(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(), rows_per_s=1.0
 )

@@ -58,10 +58,6 @@ class Agent:
     def said(self) -> str:
         return self._path.with_suffix(".err").read_text()
 
-    @property
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
     def wait(self) -> int:
         """Waits for its end, and returns its exit status."""
         return self._process.wait(_LIMIT_S)

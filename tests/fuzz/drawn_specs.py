@@ -500,7 +500,7 @@ def _entry(draw: random.Random, case: Case, name: str, role: str) -> dict[str, A
     kinds = {one: INPUT_TYPES[kind] for one, kind in case.inputs.items() if one not in (KEY, LABEL)}
     if draw.random() < 0.15:
         letter = draw.choice("IFT")
-        chain = _chain(draw, case, INPUT_TYPES[case.inputs[f"{letter}1"]], role)
+        chain = _chain(draw, INPUT_TYPES[case.inputs[f"{letter}1"]], role)
         return {"match": f"{letter}*", "role": role, "ops": chain} if chain else None
     if draw.random() < 0.25:
         op, sources = _of_several(draw, kinds)
@@ -513,14 +513,14 @@ def _entry(draw: random.Random, case: Case, name: str, role: str) -> dict[str, A
                 "size": 0,
             }
         given = follow(read_operator(first, "")[0], "row")
-        rest = given and _chain(draw, case, given, role)
+        rest = given and _chain(draw, given, role)
         return (
             None
             if rest is None
             else {"name": name, "from": sources, "role": role, "ops": [first, *rest]}
         )
     source = draw.choice(list(kinds))
-    chain = _chain(draw, case, kinds[source], role)
+    chain = _chain(draw, kinds[source], role)
     return None if chain is None else {"name": name, "from": [source], "role": role, "ops": chain}
 
 
@@ -542,7 +542,7 @@ def _of_several(draw: random.Random, kinds: Mapping[str, str]) -> tuple[str, lis
 
 
 def _chain(
-    draw: random.Random, case: Case, kind: str, role: str, names: Sequence[str] = tuple(PARAMETERS)
+    draw: random.Random, kind: str, role: str, names: Sequence[str] = tuple(PARAMETERS)
 ) -> list[dict[str, Any]] | None:
     """Operators that lead from a kind to what a role needs; None if they went astray."""
     chain: list[dict[str, Any]] = []
@@ -608,7 +608,7 @@ def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:
     for number in range(draw.choice([0, 4, 8])):
         source = draw.choice(columns)
         role = draw.choice(["dense", "sparse", "id_list"])
-        chain = _chain(draw, case, kinds[source.role], role, _OF_TRANSFORMS)
+        chain = _chain(draw, kinds[source.role], role, _OF_TRANSFORMS)
         if not chain:
             continue
         if role == "dense":  # what a transform gives beyond float32 is an error

@@ -372,7 +372,7 @@ class Consumer:
                 what = self._between()
                 self._ran_out = False
                 if what == "resume":
-                    self._resume(number, step, wanted)
+                    self._resume()
                     break
                 if what == "break" and step < len(wanted):
                     number, step = number + 1, 0
@@ -423,7 +423,7 @@ class Consumer:
             return "break"
         return ""
 
-    def _resume(self, number: int, step: int, wanted: tuple[twin.Expected, ...]) -> None:
+    def _resume(self) -> None:
         """From a state, in this loader or in a new one."""
         self._run.world.resumes += 1
         state = self._loader.state_dict()
