@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.ops.compiled import compile_function
-from sluice.ingest.stages.scatter_kernel import bytes_at
+from sluice.ingest.stages.scatter_kernel import bytes_at, varint
 
 _PHYSICAL = (
     "BOOLEAN",
@@ -181,7 +181,7 @@ def thrift_numbers(address: Any, at: Any, end: Any, numbers: Any) -> Any:
                 continue
             field = stack[depth, 3] + (head >> 4)
             if head >> 4 == 0:
-                value, at = _varint(raw, at, end)
+                value, at = varint(raw, at, end)
                 field = (value >> 1) ^ -(value & 1)
             stack[depth, 3] = field
             if not 0 <= field < 64:
@@ -215,7 +215,7 @@ def _value(raw: Any, at: Any, end: Any, kind: Any) -> Any:
         return np.int64(0), at + 8
     if not (4 <= kind <= 6 or kind == 8):
         return np.int64(0), end + 1
-    value, at = _varint(raw, at, end)
+    value, at = varint(raw, at, end)
     if kind == 8:
         return (value, at + value) if 0 <= value <= end - at else (value, end + 1)
     return (value >> 1) ^ -(value & 1), at
@@ -229,20 +229,5 @@ def _list_head(raw: Any, at: Any, end: Any) -> Any:
     head = np.int64(raw[at])
     size, at = head >> 4, at + 1
     if size == 15:
-        size, at = _varint(raw, at, end)
+        size, at = varint(raw, at, end)
     return (size, head & 15, at) if 0 <= size <= end - at else (0, 0, end + 1)
-
-
-@compile_function
-def _varint(raw: Any, at: Any, end: Any) -> Any:
-    """Returns a number and where it ends. -1: it has no end."""
-    value = np.int64(0)
-    shift = 0
-    while at < end and shift < 63:
-        byte = np.int64(raw[at])
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    return np.int64(-1), end + 1

@@ -17,19 +17,16 @@ says, and what each page says: its definition levels. The indices of a dictionar
 from __future__ import annotations
 
 import ctypes
-import itertools
-import operator
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from zlib_ng.zlib_ng import crc32
+from zlib_ng import zlib_ng
 
 from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.memory.buffers import Buffers
@@ -51,17 +48,21 @@ from sluice.ingest.stages.scatter_kernel import (
     READ_BEYOND,
     VALUES,
     DamagedPage,
+    bytes_at,
+    call,
+    int32_at,
     unpack_column,
+    varint,
 )
 
-_TYPES = {
-    ("INT32", pa.int32()): np.int32,
-    ("INT32", pa.int8()): np.int32,
-    ("FLOAT", pa.float32()): np.float32,
-    ("INT64", pa.int64()): np.int64,
-    ("DOUBLE", pa.float64()): np.float64,
+_WIDTHS = {
+    ("INT32", pa.int32()): 4,
+    ("INT32", pa.int8()): 4,
+    ("FLOAT", pa.float32()): 4,
+    ("INT64", pa.int64()): 8,
+    ("DOUBLE", pa.float64()): 8,
 }
-"""The types of columns that may stay stored: Parquet's and Arrow's, and the type of a stored value."""
+"""The types of columns that may stay stored, Parquet's and Arrow's, and the bytes of a stored value."""
 _SNAPPY, _ZSTD, _LZ4_RAW = 1, 6, 7  # codecs in parquet.thrift; 0 is none
 _ENCODINGS = 0b1_0001_1101  # by bit: plain, indices (2 and 8), levels (3 and 4)
 _MOST_NUMBERS = 128  # numbers in the head of a page; a head with more is not understood
@@ -69,23 +70,21 @@ _LEAST_STEP = 12  # bits of the least difference between the lengths of two buff
 _PAGE_ROWS = 1024  # a chunk with more pages than one for so many rows is left to Arrow
 
 
-def _c_function(library: str, name: str, result: Any, *arguments: Any) -> Any:
-    """Returns a function of a library of the system, or None if this machine lacks it."""
-    for suffix in (".so.1", ".dylib"):
-        try:
-            function = getattr(ctypes.CDLL(f"lib{library}{suffix}"), name)
-        except OSError:
-            continue
-        function.restype, function.argtypes = result, arguments
-        return function
-    return None
+def _c_function(name: str, *libraries: str) -> int:
+    """Returns the address of a function of the first of these libraries that is there. 0: this machine has none."""
+    for library in libraries:
+        with suppress(OSError, AttributeError):
+            function = getattr(ctypes.CDLL(library), name)
+            return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
 
 
-_snappy = pa.Codec("snappy")
-# Arrow's codecs do not say how many bytes they have unpacked. Those of Snappy begin with their number.
-_address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-_lz4 = _c_function("lz4", "LZ4_decompress_safe", _int, _address, _address, _int, _int)
-_zstd = _c_function("zstd", "ZSTD_decompress", _size, _address, _size, _address, _size)
+_functions = np.zeros(8, np.uint64)
+"""The addresses of C functions: at 0 the one for checksums, then those that unpack a codec. 0: there is none."""
+_functions[0] = _c_function("zng_crc32", zlib_ng.__file__)
+_functions[_SNAPPY] = 1  # `unpack_snappy`, which has no address
+_functions[_ZSTD] = _c_function("ZSTD_decompress", "libzstd.so.1", "libzstd.dylib")
+_functions[_LZ4_RAW] = _c_function("LZ4_decompress_safe", "liblz4.so.1", "liblz4.dylib")
 
 
 @compile_function
@@ -93,8 +92,9 @@ def page_heads(address: Any, chunks: Any, rows: Any, heads: Any) -> Any:
     """Reads the heads of all pages of columns. `chunks` has for each column where its chunk begins and ends after
     `address`, the bytes of a value, the highest definition level, and the codec. Writes a row of `heads` for each page:
 
-    the column, where its bytes begin, their number, their number without compression, its rows, its form, the bytes of
-    its levels (-1: they are among the compressed ones), whether it is compressed, and its checksum (-1: none).
+    where its bytes begin, their number, its rows, its form, the column, the number of bytes when they are unpacked (0:
+    they are not compressed), the bytes of its levels (-1: they are among the compressed ones), and its checksum (-1:
+    none).
 
     Returns how many pages there are. A column of which anything is not understood has none."""
     numbers, head = np.empty((_MOST_NUMBERS, 2), np.int64), np.empty(128, np.int64)
@@ -105,8 +105,7 @@ def page_heads(address: Any, chunks: Any, rows: Any, heads: Any) -> Any:
         has_dictionary = False
         while at < end and n - count < len(heads) // len(chunks):
             size, at = thrift_numbers(address, at, end, numbers)
-            for k in range(len(head)):
-                head[k] = -1
+            head[:] = -1
             for k in range(size):
                 path, value = numbers[k]
                 if path < 64:
@@ -135,7 +134,7 @@ def page_heads(address: Any, chunks: Any, rows: Any, heads: Any) -> Any:
                 form = INDICES if encoding else VALUES
             else:
                 break
-            page = c, at, stored, unpacked, values, form, levels, np.int64(packed), checksum
+            page = at, stored, values, form, c, unpacked * packed, levels, checksum
             for k in range(len(page)):
                 heads[n, k] = page[k]
             left -= values
@@ -146,6 +145,118 @@ def page_heads(address: Any, chunks: Any, rows: Any, heads: Any) -> Any:
     return count
 
 
+@compile_function
+def is_complete(address: Any, size: Any, rows: Any) -> Any:
+    """Whether no value is missing, by the definition levels of a page. They are runs that repeat a level, or have a bit
+    for each row."""
+    raw = bytes_at(address)
+    at: Any = np.int64(0)
+    while rows > 0:
+        head, at = varint(raw, at, size)
+        if head < 2 or at >= size:
+            return False
+        if head & 1:
+            end = at + min(head >> 1, size - at)
+            for n in range(at, end):
+                bits = (1 << min(max(rows, 0), 8)) - 1
+                if raw[n] & bits != bits:
+                    return False
+                rows -= 8
+            at = end
+        elif raw[at] != 1:
+            return False
+        else:
+            at += 1
+            rows -= head >> 1
+    return True
+
+
+@compile_function
+def unpack_snappy(source: Any, size: Any, into: Any, room: Any) -> Any:
+    """Unpacks Snappy to address `into`. False: it is damaged, or has not `room` bytes. Up to `READ_BEYOND` bytes more
+    are read and written."""
+    raw, target = bytes_at(source), bytes_at(into)
+    whole, at = varint(raw, np.int64(0), size)
+    done: Any = np.int64(0)
+    while whole == room and at < size:
+        tag = np.int64(raw[at])
+        at += 1
+        kind, length = tag & 3, (tag >> 2) + 1
+        more: Any = 1 << (kind - 1) if kind else max(length - 60, 0)
+        if more > size - at:
+            return False
+        bits = (1 << (8 * more)) - 1
+        number = int32_at(source + np.uint64(at))[0] & bits
+        at += more
+        if kind == 0:  # bytes as they are
+            length = number + 1 if more else length
+            begin, left = source + np.uint64(at), size - at
+            at += length
+        else:  # bytes that came before
+            if kind == 1:
+                length, number = (tag >> 2 & 7) + 4, tag >> 5 << 8 | number
+            begin, left = into + np.uint64(done - number), length if 0 < number <= done else 0
+        if length > min(left, room - done):
+            return False
+        if kind and number < 4:
+            for n in range(done, done + length):
+                target[n] = target[n - number]
+        else:
+            for n in range((length + 3) // 4):
+                int32_at(into + np.uint64(done))[n] = int32_at(begin)[n]
+        done += length
+    return done == room
+
+
+@compile_function
+def unpack_page(codec: Any, function: Any, source: Any, size: Any, into: Any, room: Any) -> Any:  # noqa: PLR0917
+    """Unpacks `size` bytes to address `into`. False: they are damaged, or do not become `room` bytes."""
+    if codec == _SNAPPY:
+        return unpack_snappy(source, size, into, room)
+    if codec == _LZ4_RAW:
+        return np.int32(call(function, source, into, np.uint64(size), np.uint64(room))) == room
+    return call(function, into, np.uint64(room), source, np.uint64(size)) == room
+
+
+@compile_function
+def prepare_pages(address: Any, chunks: Any, heads: Any, functions: Any, room: Any) -> Any:
+    """Verifies checksums, and unpacks pages to address `room`, each with `READ_BEYOND` bytes more. `heads` come from
+    `page_heads`. Changes the first four numbers of each to a `PAGE`, without levels. A form of -1: a value is missing,
+    or sizes contradict each other.
+
+    Returns 0, or 1 + n if page n differs from its checksum. Returns -1 - n if it cannot be unpacked."""
+    for n in range(len(heads)):
+        at, size, rows, form, c, unpacked, before, checksum = heads[n]
+        _, _, width, optional, codec = chunks[c]
+        source = address + np.uint64(at)
+        if checksum >= 0:
+            found = call(functions[0], np.uint64(0), source, np.uint64(size), np.uint64(0))
+            if found & 0xFFFFFFFF != checksum:
+                return 1 + n
+        levels, outside = source, max(before, 0)
+        source += np.uint64(outside)
+        size -= outside
+        if unpacked:
+            unpacked -= outside
+            if not unpack_page(codec, functions[codec], source, size, room, unpacked):
+                return -1 - n
+            source, size = room, unpacked
+            room += np.uint64(unpacked + READ_BEYOND)
+        if before < 0:
+            levels = source + np.uint64(4)
+            outside = np.int64(int32_at(source)[0])
+            source = levels + np.uint64(outside)
+            size -= 4 + outside
+        if (
+            min(outside, size - 1) < 0
+            or (form == VALUES and size != rows * width)
+            or (optional and not is_complete(levels, outside, rows))
+        ):
+            form = -1
+        heads[n, 0], heads[n, 1], heads[n, 3] = source, size, form
+    return 0
+
+
 class StoredColumns:
     """Which columns of an open file may stay stored, and where their chunks are."""
 
@@ -153,40 +264,37 @@ class StoredColumns:
         """`size` is the number of bytes of the file."""
         self._rows = group_rows(metadata)
         leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-        times = Counter(leaf.path for leaf in leaves)
         self._leaves: dict[str, tuple[int, pa.Field]] = {}
         """By name: which leaf it is, and the column as Arrow would decode it."""
         widths, levels = np.zeros((2, len(leaves)), np.int64)
         for number, leaf in enumerate(leaves):
             field = schema.get_field_index(leaf.path)
-            kind = None if field < 0 else _TYPES.get((leaf.physical_type, schema.types[field]))
+            width = 0 if field < 0 else _WIDTHS.get((leaf.physical_type, schema.types[field]), 0)
             levels[number] = leaf.max_definition_level
             if (
-                kind is not None
-                and times[leaf.path] == 1
+                width
+                and leaf.name == leaf.path  # not within another column
                 and levels[number] <= 1
                 and not leaf.max_repetition_level
             ):
                 self._leaves[leaf.path] = number, schema.field(field)
-                widths[number] = np.dtype(kind).itemsize
+                widths[number] = width
         if not self._leaves:
             return
         chunk = chunk_numbers(metadata)
         at, length, codec = chunk[START], chunk[STORED], chunk[CODEC]
-        ends = at + length
         everywhere = (np.broadcast_to(one, at.shape) for one in (widths, levels))
-        self._chunks = np.stack([at, ends, *everywhere, codec], -1)
+        self._chunks = np.stack([at, at + length, *everywhere, codec], -1)
         """By row group and leaf: what `page_heads` takes."""
-        codecs = [0, _SNAPPY, *[_ZSTD] * bool(_zstd), *[_LZ4_RAW] * bool(_lz4)]
         self._may_stay = (
-            np.isin(codec, codecs)
+            np.isin(codec, np.flatnonzero(_functions))
             & (chunk[ENCODINGS] & ~_ENCODINGS == 0)
             & (chunk[VALUE_COUNT] == np.array(self._rows).reshape(-1, 1))
             & ((levels == 0) | (chunk[NULLS] == 0))
-            & (length > 0)
+            & (_functions[0] > 0)
             & (at >= 4)
-            & (length <= size)
-            & (at <= size - length)
+            & (length > 0)
+            & (length <= size - at)
         )
 
     def fetch(
@@ -205,7 +313,7 @@ class StoredColumns:
             if wanted:
                 numbers, fields = zip(*wanted, strict=True)
                 chunks = self._chunks[group, list(numbers)]
-                rows.add(fields, chunks, _read_chunks(descriptor, chunks, buffers))
+                rows.add(fields, chunks, _read_chunks(descriptor, chunks, buffers), buffers)
         return rows if rows.stored else None
 
 
@@ -231,9 +339,7 @@ def _read_chunks(
             runs.append([begin, end])
         chunks[n, :2] += size - begin
         size += end - begin
-    size += READ_BEYOND
-    step = 1 << max(_LEAST_STEP, size.bit_length() - 7)  # arrays of few lengths can be used again
-    data = buffers.take((-(-size // step) * step,), np.uint8)
+    data = _take(buffers, size + READ_BEYOND)
     done = 0
     for begin, end in runs:
         at = begin
@@ -248,75 +354,10 @@ def _read_chunks(
     return data
 
 
-@lru_cache(64)
-def _no_value_is_missing(levels: bytes, rows: int) -> bool:
-    """Whether the definition levels of a page say so. They are runs that repeat a level, or have a bit for each row."""
-    at = 0
-    while rows > 0:
-        head, at = _number(levels, at)
-        is_packed = head & 1
-        part = levels[at : at + (head >> 1 if is_packed else 1)]
-        there = np.unpackbits(np.frombuffer(part, np.uint8), bitorder="little")[:rows].all()
-        if head < 2 or not part or not (there if is_packed else part == b"\x01"):
-            return False
-        at += len(part)
-        rows -= 8 * len(part) if is_packed else head >> 1
-    return True
-
-
-def _number(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Returns a number whose bytes have seven bits each, and where it ends. -1: it has no end."""
-    value = 0
-    for shift, byte in enumerate(data[at : at + 5]):
-        value |= (byte & 127) << 7 * shift
-        if byte < 128:
-            return value, at + shift + 1
-    return -1, at
-
-
-def _unpack(codec: int, packed: memoryview, address: int, size: int) -> pa.Buffer:
-    """Returns the unpacked bytes of a page that lies at `address`, and `READ_BEYOND` more. Raises ValueError or OSError
-    if they are not `size` bytes."""
-    if codec == _SNAPPY:
-        if _number(packed, 0)[0] != size:
-            raise ValueError("cannot be unpacked")
-        return _snappy.decompress(packed, size + READ_BEYOND)
-    room = pa.allocate_buffer(size + READ_BEYOND)
-    if codec == _LZ4_RAW:
-        done = _lz4(address, room.address, len(packed), size)
-    else:
-        done = _zstd(room.address, size, address, len(packed))
-    if done != size:
-        raise ValueError("cannot be unpacked")
-    return room
-
-
-def _page(
-    data: memoryview, address: int, head: Sequence[int], chunk: Sequence[int], memory: list[Any]
-) -> tuple[int, int, int, int] | None:
-    """Returns a page in the form of `PAGE`, without compression and levels. `data` lies at `address`, and `head` comes
-    from `page_heads`. What is unpacked is added to `memory`. None: a value is missing, or sizes contradict each
-    other. Raises ValueError or OSError for a damaged page."""
-    _, at, stored, size, rows, form, before, packed, checksum = head
-    _, _, width, optional, codec = chunk
-    if checksum >= 0 and crc32(data[at : at + stored]) != checksum:
-        raise ValueError("differs from its checksum (CRC-32)")
-    begin = at + max(before, 0)
-    levels, values = data[at:begin], data[begin : at + stored]
-    address += begin
-    if packed:
-        room = _unpack(codec, values, address, size - len(levels))
-        memory.append(room)
-        address, values = room.address, memoryview(room).cast("B")[:-READ_BEYOND]
-    if before < 0:
-        end = 4 + int.from_bytes(values[:4], "little")
-        levels, values = values[4:end], values[end:]
-        address += end
-    if optional and form != DICTIONARY and not _no_value_is_missing(bytes(levels), rows):
-        return None
-    if not values or (form == VALUES and len(values) != rows * width):
-        return None
-    return address, len(values), rows, form
+def _take(buffers: Buffers, size: int) -> npt.NDArray[np.uint8]:
+    """Returns an array of at least so many bytes. Arrays of few lengths can be used again."""
+    step = 1 << max(_LEAST_STEP, size.bit_length() - 7)
+    return buffers.take((-(-size // step) * step,), np.uint8)
 
 
 class StoredRows:
@@ -326,9 +367,9 @@ class StoredRows:
         self.num_rows = rows
         self.nbytes = 0
         self.stored: tuple[str, ...] = ()
-        self._pages: dict[pa.Field, list[tuple[int, int, int, int]]] = {}
-        self._memory: list[Any] = []
-        """The arrays and buffers in which the pages are."""
+        self._pages: dict[pa.Field, npt.NDArray[np.int64]] = {}
+        self._memory: list[npt.NDArray[np.uint8]] = []
+        """The arrays in which the pages are."""
         self.replacement: Callable[[DamagedPage], pa.Table]
         """Returns rows to take instead of these, because a page is damaged, or raises."""
 
@@ -337,36 +378,30 @@ class StoredRows:
         fields: Sequence[pa.Field],
         chunks: npt.NDArray[np.int64],
         data: npt.NDArray[np.uint8],
+        buffers: Buffers,
     ) -> None:
         """Adds columns whose chunks are in `data`, except those of which anything is not understood. Raises DamagedPage
         if a page differs from its checksum, or cannot be unpacked."""
-        heads = np.empty((len(chunks) * (8 + self.num_rows // _PAGE_ROWS), 9), np.int64)
-        address = data.ctypes.data
-        count = page_heads(np.uint64(address), chunks, self.num_rows, heads)
-        has_unpacked = False
-        for number, group in itertools.groupby(heads[:count].tolist(), operator.itemgetter(0)):
-            field, chunk = fields[number], chunks[number].tolist()
-            memory: list[Any] = []
-            pages: list[tuple[int, int, int, int]] = []
-            for head in group:
-                try:
-                    page = _page(data.data, address, head, chunk, memory)
-                except (ValueError, OSError) as error:
-                    raise DamagedPage(
-                        f"column {field.name!r}: page {len(pages)} {error}. The file is damaged; write it again"
-                    ) from None
-                if page is None:
-                    break
-                pages.append(page)
-            else:
-                has_unpacked |= len(memory) < len(pages)
-                self.stored += (field.name,)
-                self._pages[field] = pages
-                self._memory += memory
-                self.nbytes += sum(room.size for room in memory)
-        if has_unpacked:
-            self._memory.append(data)
-            self.nbytes += data.nbytes
+        heads = np.empty((len(chunks) * (8 + self.num_rows // _PAGE_ROWS), 8), np.int64)
+        address = np.uint64(data.ctypes.data)
+        heads = heads[: page_heads(address, chunks, self.num_rows, heads)]
+        numbers, unpacked = heads[:, 4], heads[:, 5]
+        room = _take(buffers, int(unpacked.sum()) + READ_BEYOND * len(heads))
+        wrong = prepare_pages(address, chunks, heads, _functions, np.uint64(room.ctypes.data))
+        if wrong:
+            at = abs(wrong) - 1
+            how = "differs from its checksum (CRC-32)" if wrong > 0 else "cannot be unpacked"
+            raise DamagedPage(
+                f"column {fields[numbers[at]].name!r}: page {(numbers[:at] == numbers[at]).sum()} {how}. The file is "
+                "damaged; write it again"
+            )
+        for pages in np.split(heads, np.flatnonzero(np.diff(numbers)) + 1):
+            if len(pages) and pages[:, 3].min() >= 0:
+                self._pages[fields[pages[0, 4]]] = pages[:, :4]
+        self.stored = tuple(field.name for field in self._pages)
+        used = [room] if unpacked.all() else [data, room]
+        self._memory += used
+        self.nbytes += sum(array.nbytes for array in used)
 
     def complete(self, columns: Sequence[str], others: pa.Table) -> None:
         """Sets the columns that Arrow has decoded, and the order of all columns. ValueError if they have other rows."""
@@ -397,4 +432,6 @@ class StoredRows:
 
 def load_compiled() -> None:
     """Loads the compiled functions of this module."""
-    page_heads(np.uint64(0), np.zeros((0, 5), np.int64), 0, np.zeros((0, 9), np.int64))
+    nowhere, chunks, heads = np.uint64(0), np.zeros((0, 5), np.int64), np.zeros((0, 8), np.int64)
+    page_heads(nowhere, chunks, 0, heads)
+    prepare_pages(nowhere, chunks, heads, _functions, nowhere)

@@ -99,6 +99,18 @@ def _prefetch_line(_context: Any, _address: Any) -> Any:
     return types.void(types.uint64), generate
 
 
+def _call_function(_context: Any, _address: Any, _a: Any, _b: Any, _c: Any, _d: Any) -> Any:
+    """Calls a C function of four words at an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, [word] * 4).as_pointer()
+        return builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
+
+    return types.int64(*[types.uint64] * 5), generate
+
+
+call: Any = intrinsic(_call_function)
 copy: Any = intrinsic(_copy_bytes)
 prefetch: Any = intrinsic(_prefetch_line)
 
@@ -139,6 +151,21 @@ def _scatter(  # noqa: PLR0917
 
 
 @compile_function
+def varint(raw: Any, at: Any, end: Any) -> Any:
+    """Returns a number and where it ends. -1: it has no end."""
+    value = np.int64(0)
+    shift = 0
+    while at < end and shift < 63:
+        byte = np.int64(raw[at])
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    return np.int64(-1), end + 1
+
+
+@compile_function
 def _index_at(begin: Any, bit: Any, mask: Any) -> Any:
     """Returns the packed index at this bit. It reads eight bytes."""
     word = _uint64_at(begin + (bit >> np.uint64(3)))[0]
@@ -156,19 +183,11 @@ def _read_indices(source: Any, size: Any, skip: Any, count: Any, into: Any) -> A
     mask = np.uint64((1 << bits) - 1)
     at: Any = 1
     while count > 0:
-        head: Any = np.int64(0)
-        shift = 0
-        while at < size and shift < 35:
-            byte = np.int64(data[at])
-            at += 1
-            head |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
+        head, at = varint(data, at, size)
         is_packed = head & 1
         units = head >> 1
         stored = units * bits if is_packed else (bits + 7) // 8
-        if bits > 31 or units == 0 or stored > size - at:
+        if bits > 31 or not 0 < units < 1 << 32 or stored > size - at:
             return False
         rows = 8 * units if is_packed else units
         low = min(skip, rows)
