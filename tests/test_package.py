@@ -143,10 +143,14 @@ def test_help_loads_no_large_library(helps, name):
             "picture",
             "error: no command 'picture', which was in an earlier version: report.html has the charts",
         ),
+        (
+            "bench TABLE --udf",
+            "error: no option '--udf', which was in an earlier version: use --transform (see --help)",
+        ),
     ],
 )
 def test_a_verb_that_there_is_not_is_answered(monkeypatch, capsys, verb, answer):
-    monkeypatch.setattr(sys, "argv", ["sluice", verb, "--help"])
+    monkeypatch.setattr(sys, "argv", ["sluice", *verb.split(), "--help"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

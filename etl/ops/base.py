@@ -77,7 +77,7 @@ def problem(value: Any, hint: Any) -> str:
     """Returns what is wrong with a value, by the limits and the choices in its hint. Empty: nothing."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Literal:
-        return "" if value in parts else f"unknown value{nearest(value, filter(None, parts))}"
+        return "" if value in parts else f"unknown value{nearest(value, [*filter(None, parts)])}"
     if kind is Annotated:
         for limit in hint.__metadata__:
             if isinstance(limit, Limit) and not limit.holds(value):

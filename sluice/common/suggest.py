@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, Self
 
 _LEFT = {
@@ -17,9 +17,12 @@ _LEFT = {
     "columns": "name the columns that a Transform reads as reads=…, and those of a Loader in roles=…",
     "compress": "give the operator hash in the spec a smaller size",
     "cross_experts": "use --cross-rank",
+    "explain": "run the spec on some lines with another --output; the job says how it meets each vocabulary",
     "export": "docs/serving.md shows how torch.export writes the dense layers of a run",
     "follow_wait": "start the run again with --resume",
+    "format": "pyarrow.csv converts the lines",
     "headroom": "use `sluice bench TABLE --step-ms MS`, or `sluice.report(loader, step)` with your own step",
+    "html": "`sluice show` prints the same figures",
     **dict.fromkeys(
         ("learn", "teach"),
         "use `python -m sluice.agent.lab.teach` in a checkout, and pass its weights as --agent-weights",
@@ -43,10 +46,12 @@ _LEFT = {
     "replay": "compare policies by `sluice bench --tuning POLICY`",
     "sample": "give the column the role weight, so that it weighs the loss of each row",
     "schema": "name the columns in roles=…, or give a spec",
+    "shape": "features/ has specs of other shapes",
     "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
     "slices": "score rows with the server, and group them by the column",
     "table_width": "use --width",
     "transform_spec": "use operators of the spec, or --transform, or in your own loop transforms=[TransformSpec(…)]",
+    "udf": "use --transform",
 }
 """A verb, an option or an argument of an earlier version → what to do instead."""
 
@@ -58,18 +63,16 @@ def left(name: str) -> str:
     return f", which was in an earlier version: {instead}" if instead else ""
 
 
-def meant(name: object, known: Iterable[str]) -> str:
+def meant(name: object, known: Collection[str]) -> str:
     """Returns the end of a message about a name or a value: ` (did you mean 'clip'?)`, or nothing. A part of an object
     (`geo.country`) is meant by the object's name."""
-    known = list(known)
     parts = [one for one in known if one.startswith(f"{name}.")]
     close = parts or difflib.get_close_matches(str(name), known, 1, 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
+def nearest(name: object, known: Collection[str]) -> str:
     """Returns the end of a message about a name: the one that may have been meant, or the names to choose from."""
-    known = list(known)
     return meant(name, known) or f" (known: {', '.join(sorted(known)) or 'none'})"
 
 
