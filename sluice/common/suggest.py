@@ -46,7 +46,6 @@ _LEFT = {
     "replay": "compare policies by `sluice bench --tuning POLICY`",
     "sample": "give the column the role weight, so that it weighs the loss of each row",
     "schema": "name the columns in roles=…, or give a spec",
-    "shape": "features/ has specs of other shapes",
     "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
     "slices": "score rows with the server, and group them by the column",
     "table_width": "use --width",
