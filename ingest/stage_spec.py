@@ -23,8 +23,8 @@ class StageSpec:
     """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
     workers: int = 1
     """The most workers on any number of cores. Workers that wait for a store or a service need no core."""
-    for_each_core: bool = False
-    """Whether it starts with one worker for each core. Other stages start with one worker."""
+    for_each_core: int = 0
+    """How many workers it starts with for each core. 0: it starts with one worker."""
     transforms: bool = False
     """Whether it runs a user's or a table's functions."""
     fusable: bool = False
@@ -38,7 +38,7 @@ class StageSpec:
         return max(self.workers, self.workers_a_core * cores)
 
     def first_workers(self, cores: int) -> int:
-        return cores if self.for_each_core else 1
+        return self.for_each_core * cores or 1
 
     @property
     def holds_series(self) -> bool:
@@ -47,10 +47,10 @@ class StageSpec:
 
 
 _FETCHING = StageSpec(
-    name=FETCH, buffer_limit="workers", workers=64, workers_a_core=8, for_each_core=True
+    name=FETCH, buffer_limit="workers", workers=64, workers_a_core=8, for_each_core=4
 )
 DECODING = StageSpec(
-    name=DECODE, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True
+    name=DECODE, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=1
 )
 SHUFFLE = StageSpec(name="shuffle", buffer_limit="window", fusable=True, begins_fused=True)
 BATCH = StageSpec(name="batch", buffer_limit="series")

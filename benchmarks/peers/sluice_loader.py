@@ -21,7 +21,7 @@ SETTINGS = {
     "2 readers, 2 for the function": "decode=2,function=2,shuffle.fused=yes",
     "2 processes for the function": "function=2,function.backend=process",
 }
-FAR = {f"{n} row groups in flight": f"fetch={n},decode=2" for n in (4, 8, 16, 32)}
+FAR = {f"{n} row groups in flight": f"fetch={n},decode=2,shuffle.fused=yes" for n in (4, 8, 16, 32)}
 
 
 @takes_matrix

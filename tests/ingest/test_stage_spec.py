@@ -32,7 +32,7 @@ def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, fir
 
 def test_decoding_never_waits_for_a_far_store_so_it_needs_no_more_than_the_cores():
     fetch, decode, *_ = pipeline([], fetches=True)
-    assert (fetch.name, fetch.most_workers(8), fetch.first_workers(8)) == ("fetch", 64, 8)
+    assert (fetch.name, fetch.most_workers(8), fetch.first_workers(8)) == ("fetch", 64, 32)
     assert (decode.name, decode.most_workers(8), decode.first_workers(8)) == ("decode", 8, 8)
 
 

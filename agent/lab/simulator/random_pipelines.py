@@ -251,7 +251,7 @@ def _stage(
     cost = shape["cost"]
     workers = 8 * 2 ** draw.one_of(2)
     a_core = 2 ** draw.one_of(3)
-    for_each_core = False
+    for_each_core = 0
     fetches = shape.get("name") == FETCH
     if fetches or (i == 0 and draw.chance(0.5)):
         workers = 64
