@@ -317,4 +317,4 @@ def _engine(spark: Any) -> Any:
     progress = JobProgress(Said())
     if spark is None:
         return partial(LocalEngine, progress=progress, threads=1)
-    return partial(SparkEngine, lambda: spark, progress=progress)
+    return partial(SparkEngine, lambda _: spark, progress=progress)
