@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from sluice.agent.choice.observation import Observation
 from sluice.agent.costs.forecast import Forecast
-from sluice.agent.policies.planner.changes import range_of
+from sluice.agent.policies.planner.changes import ranges_of_move
 from sluice.ingest.knobs import Knobs
 
 NAMES = (
@@ -29,7 +29,7 @@ NAMES = (
     "less",
     "backend",
 )
-_COMPUTES = 0.1  # of the running cores, or of the lock's time: with less, a stage gains nothing in processes
+_COMPUTES = 0.1  # of the running cores, its own time or the lock's: with less, a stage gains nothing in processes
 _TIMES = {"lean": 1.0, "double": 2.0, "fourfold": 4.0, "most": math.inf}
 """Candidate → the times of the present rate for which it has the fewest workers."""
 
@@ -131,12 +131,7 @@ def _near(seen: Observation) -> Iterator[Candidate]:
         return
     if 2 * _expected_process(forecast, moved) <= forecast.free_bytes:
         other = forecast.switched(moved, lambda cost: cost.relieved())
-        ranges = {n: range_of(replace(seen.state, caps={}), n) for n in other.joined_costs}
-        ranges[moved] = (
-            1,
-            min(limits.workers[moved][1], max(2, math.ceil(seen.recent.cpu_quota))),
-        )
-        shaped, rate = other.best(ranges, fewest=False)
+        shaped, rate = other.best(ranges_of_move(seen.state, other, moved), fewest=False)
         yield Candidate(name="backend", knobs=limits.clamp(shaped), rows_per_s=rate)
 
 
@@ -162,11 +157,14 @@ def _movable(seen: Observation, limiting: str) -> Iterator[str]:
     """Yields the stages with workers and another back end: the limiting one first, then those that use most cores.
 
     Where nothing holds the interpreter's lock, as the probe shows, a stage in threads gains nothing in processes: it
-    waits, or computes without the lock."""
+    waits, or computes without the lock. Neither does a stage that only waits, unless the lock is held most of the
+    time."""
     costs, recent = seen.forecast.joined_costs, seen.recent
-    is_locked = recent.lock is None or recent.lock >= _COMPUTES
+    held = 1.0 if recent.lock is None else recent.lock
     for name in sorted(costs, key=lambda n: (n != limiting, -recent.stages[n].cpu)):
-        backend = costs[name].backend
+        backend, stage = costs[name].backend, recent.stages[name]
+        computes = stage.cpu >= _COMPUTES * stage.busy
+        is_locked = held >= (_COMPUTES if computes else seen.forecast.settings.mostly_share)
         if (is_locked or backend == "process") and seen.state.limits.movable(name, backend):
             yield name
 

@@ -175,15 +175,17 @@ class Chooser(Policy):
     ) -> _Chosen:
         """Puts a candidate in force. None: the planner's decision, without a choice."""
         seen, state, staying = look.seen, look.state, look.staying
+        knobs, planner, reason = look.planned
         if seen is None or staying is None or number is None:
-            return _accepted(look)
+            effects = state.effects
+            if knobs != state.planner.knobs:
+                effects = effects.changed(0.0, planner.tick)
+            return knobs, replace(state, planner=planner, effects=effects), reason
         candidate = look.candidates[number]
         reason = _reason(look, number, values)
         if candidate.name == "stay":
             return seen.knobs, replace(state, planner=staying), reason
-        if candidate.name == "planner":
-            knobs, planner, _ = look.planned
-        else:
+        if candidate.name != "planner":
             knobs, planner, reason = change(
                 seen.state,
                 candidate.knobs,
@@ -227,16 +229,6 @@ class LookChoice:
             return None
         names = [one.name for one in self.candidates]
         return names.index("planner") if "planner" in names and not self.seen.early else 0
-
-
-def _accepted(look: LookChoice) -> _Chosen:
-    """Returns the planner's decision where there is nothing to choose."""
-    knobs, planner, reason = look.planned
-    state = look.state
-    effects = state.effects
-    if knobs != state.planner.knobs:
-        effects = effects.changed(0.0, planner.tick)
-    return knobs, replace(state, planner=planner, effects=effects), reason
 
 
 def _watched(

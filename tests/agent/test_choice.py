@@ -199,16 +199,11 @@ def test_what_a_loader_knows_before_its_first_row_reaches_the_network():
     assert foreknowledge(far).store == "remote"
 
 
-def test_explain_counts_the_networks_own_choices(tmp_path):
+def test_a_run_folder_keeps_the_choices_and_explain_counts_them(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as folder:
-        _run(Likes(most=(0.3, 0.0)), 3, record=folder.event, observe=folder.metric)
+        how = {"record": folder.event, "observe": folder.metric, "looks": folder.look}
+        _run(Likes(most=(0.3, 0.0)), 3, **how)
     assert "1 of 1 changes were the network's own choices." in tell(Run.read(tmp_path / "run"))
-
-
-def test_looks_keep_the_choice(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {})
-    _run(Likes(most=(0.3, 0.0)), 2, looks=folder.look)
-    folder.close()
     (start,) = looks.read(tmp_path / "run")
     first, *later = [one.choice["chosen"] for one in start.looks if one.choice]
     assert first == "most"

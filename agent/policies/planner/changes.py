@@ -24,8 +24,6 @@ def reshape(
     candidates: Iterable[Restructuring],
 ) -> Decision | None:
     """Moves a stage to its other back end, fuses it or splits it: the first candidate that promises enough."""
-    # A change that failed while workers waited for a lock may succeed without these waits.
-    free = replace(state, caps={})
     for shape in candidates:
         if shape.key in state.tried:
             continue
@@ -33,12 +31,11 @@ def reshape(
         # No stage's curve includes waits for a lock, and only a switch ends them. Otherwise both forecasts err alike.
         measured = recent.rows_per_s if moving else math.inf
         present_rate = min(forecast.rate(state.knobs.workers), measured)
-        ranges = {n: range_of(free if moving else state, n) for n in shape.forecast.joined_costs}
-        if moving:
-            ranges[name] = (
-                1,
-                min(state.limits.workers[name][1], max(2, math.ceil(recent.cpu_quota))),
-            )
+        ranges = (
+            ranges_of_move(state, shape.forecast, name)
+            if moving
+            else {n: range_of(state, n) for n in shape.forecast.joined_costs}
+        )
         knobs, best = shape.forecast.best(ranges, fewest=False)
         if best < state.settings.min_gain_ratio * present_rate or not shape.forecast.fits(knobs):
             continue
@@ -64,6 +61,15 @@ def reshape(
             ),
         )
     return None
+
+
+def ranges_of_move(state: PlannerState, forecast: Forecast, moved: str) -> Ranges:
+    """Returns the fewest and most workers of each stage to consider if one moves to its other back end.
+
+    A change that failed while workers waited for a lock may succeed without these waits."""
+    free = replace(state, caps={})
+    most = min(state.limits.workers[moved][1], max(2, math.ceil(forecast.cores)))
+    return {**{n: range_of(free, n) for n in forecast.joined_costs}, moved: (1, most)}
 
 
 def range_of(state: PlannerState, name: str) -> tuple[int, int]:
