@@ -36,7 +36,7 @@ from sluice.ingest.read.user_history import (
     in_order,
 )
 from sluice.ingest.row_order import Read
-from sluice.ingest.stages.quarantine import Quarantine
+from sluice.ingest.stages.quarantine import LOST, Quarantine
 from sluice.ingest.stages.scatter_kernel import DamagedPage
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
@@ -214,7 +214,8 @@ class RowGroupReader:
         except SourceError as error:
             if isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
-            return self.rescue.replace_group(error, read, self.schema)
+            lost = self.rescue.replace_group(error, read, self.schema)
+            return lost.replace_schema_metadata(LOST)
 
     def _replace_damaged(self, read: Read, damaged: DamagedPage) -> pa.Table:
         """Returns rows to take instead of a row group with a page that cannot be unpacked, or raises."""

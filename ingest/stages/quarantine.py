@@ -45,6 +45,10 @@ def kinds_of(error: BaseException) -> tuple[str, ...]:
     return tuple(kinds) if kinds else tuple(kind.__name__ for kind in type(error).__mro__)
 
 
+LOST = {b"sluice": b"lost"}
+"""The metadata of a table in place of rows that could not be read. No function over rows is called on it."""
+
+
 class Quarantine:
     """Finds the rows of the table that a failure affects, and lists them in a file. All stages of one rank share it."""
 

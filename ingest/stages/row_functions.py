@@ -18,6 +18,7 @@ from sluice.ingest.process.row_call import asking_for
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Closed
+from sluice.ingest.stages.quarantine import LOST
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, frame_of, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
@@ -79,9 +80,10 @@ class RowFunctionWorker:
         self._asks = asking_for(pa.schema(list(function.gives.items())), frame_of(function))
 
     def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
-        read = piece.task.read
+        read, rows = piece.task.read, piece.rows
+        is_lost = rows.schema.metadata == LOST
         try:
-            rows = self._columns(piece.rows, read)
+            rows = rows if is_lost else self._columns(rows, read)
         except ColumnError as error:
 
             def attempt(start: int, stop: int) -> pa.Table:
@@ -94,7 +96,7 @@ class RowFunctionWorker:
                 schema_with(piece.rows.schema, self._function.gives, self._keeps),
                 f"transform {self._function.name!r}",
             )
-        if self._is_last:
+        if self._is_last and not is_lost:
             rows = self.groups.finish(rows, read)
         piece.release()
         return Decoded(piece.task, rows, charge, parts=None if self._is_last else 1)

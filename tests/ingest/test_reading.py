@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from sluice import Transform
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import SourceError
 from sluice.ingest.knobs import Knobs
@@ -155,7 +156,21 @@ class TestDamage:
         }
         assert summary["rows_set_aside"] == len(lines) == len(data.groups[0, GROUP]["label"])
 
-    def test_ranks_stay_even_although_rows_of_one_are_set_aside(self, table, tmp_path):
+    @pytest.mark.parametrize(
+        "transforms",
+        [
+            [],
+            [
+                Transform(
+                    lambda c: c if c["I2"].any() else c.zeros,
+                    "same",
+                    reads=["I2"],
+                    gives={"I2": "float32"},
+                )
+            ],
+        ],
+    )
+    def test_ranks_stay_even_although_rows_of_one_are_set_aside(self, table, tmp_path, transforms):
         harmed, steps, aside = damaged(table, tmp_path), [], []
         for rank in range(2):
             with BatchLoader(
@@ -163,6 +178,7 @@ class TestDamage:
                 batch_size=80,
                 rank=rank,
                 ranks=2,
+                transforms=transforms,
                 errors=Errors(
                     on_error="quarantine", max_rate=1, quarantine=tmp_path / f"aside{rank}"
                 ),
