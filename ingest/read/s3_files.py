@@ -23,12 +23,13 @@ def client_of(files: pafs.S3FileSystem, bucket: str) -> S3Store:
     }
     if given["tls_ca_file_path"]:
         client["root_certificate"] = Path(given["tls_ca_file_path"]).read_bytes()
-    settings: dict[str, Any] = {} if "AWS_ACCESS_KEY_ID" in os.environ else _profile()
     if given["access_key"]:
         settings = {
             "access_key_id": given["access_key"],
             "secret_access_key": given["secret_key"],
         }
+    else:
+        settings = {} if "AWS_ACCESS_KEY_ID" in os.environ else _profile()
     if given["endpoint_override"]:
         settings["endpoint"] = f"{given['scheme']}://{given['endpoint_override']}"
     return S3Store(
@@ -42,7 +43,7 @@ def client_of(files: pafs.S3FileSystem, bucket: str) -> S3Store:
     )
 
 
-def _profile() -> dict[str, str]:
+def _profile() -> dict[str, Any]:
     """Returns the keys of the user's profile. obstore itself looks in the environment and asks the machine's cloud."""
     profiles = ConfigParser(interpolation=None)
     path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
