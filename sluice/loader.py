@@ -12,7 +12,7 @@ from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
-from sluice.agent.report.run_folder import RunFolder, is_same_run
+from sluice.agent.report.run_folder import start_or_resume
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
@@ -227,7 +227,7 @@ class Loader(BatchLoader):
                 "on_error": given.errors.on_error,
                 **({"history": asdict(given.history)} if given.history else {}),
             }
-            folder = RunFolder.create(run_dir, config, resume=is_same_run(run_dir, config))
+            folder = start_or_resume(run_dir, config)
         # It must not hold the loader, which may be garbage-collected before the run ends.
         tuned = TunedRun(self.tunable, policy, folder=folder, outcome=self.tunable.outcome)
         self.observer = tuned

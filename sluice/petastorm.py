@@ -20,7 +20,7 @@ from inspect import signature
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
-from sluice.agent.report.run_folder import RunFolder, is_same_run
+from sluice.agent.report.run_folder import start_or_resume
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.schema import DataFile
@@ -257,7 +257,7 @@ class BatchReader:
                 "seed": order.seed,
                 "knobs": self._row_groups.knobs.to_dict(),
             }
-            folder = RunFolder.create(run_dir, config, resume=is_same_run(run_dir, config))
+            folder = start_or_resume(run_dir, config)
         self._tuned = TunedRun(
             self._progress,
             policy,

@@ -225,13 +225,13 @@ class Run:
         )
 
 
-def is_same_run(folder: str | os.PathLike[str], config: Line) -> bool:
-    """Returns whether a folder has a run that this one may continue."""
-    if not (Path(folder) / "config.json").is_file():
-        return False
-    before = Run.read(folder).config
+def start_or_resume(folder: str | os.PathLike[str], config: Line) -> RunFolder:
+    """Creates the folder of a run, or continues it if it has a run of the same data, split, batch size, ranks and seed.
+    Raises RunError as `RunFolder.create` does."""
+    before = Run.read(folder).config if (Path(folder) / "config.json").is_file() else {}
     names = ("kind", "data", "split", "batch_size", "ranks", "seed")
-    return all(before.get(name) == config.get(name) for name in names)
+    is_same = all(before.get(name) == config.get(name) for name in names)
+    return RunFolder.create(folder, config, resume=is_same)
 
 
 def _between(lines: Sequence[Line], starts: Sequence[float], number: int) -> tuple[Line, ...]:

@@ -123,16 +123,16 @@ class SavedState:
     @classmethod
     def load(cls, path: str, limits: Limits) -> SavedState:
         """Returns the state of a file. Raises KnobError, which names the file, also for knobs outside `limits`."""
-        if path.endswith(".toml"):
-            raise KnobError(
-                f"{path}: knobs are no longer kept as TOML. Write them as --knobs decode=4,prefetch_bytes=64MiB, and "
-                "keep those of a run with --save-knobs FILE.json"
-            )
         try:
             state = cls.parse(Path(path).read_bytes())
             limits.check(state.knobs)
         except OSError as error:
             raise KnobError(f"{path}: the knobs cannot be read: {error}") from None
+        except json.JSONDecodeError:
+            raise KnobError(
+                f"{path}: is not JSON, as files of --save-knobs are. If Sluice 0.2 wrote the file, as TOML, give its "
+                "settings as --knobs decode=4,prefetch_bytes=64MiB"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise KnobError(f"{path}: is no file of --save-knobs: {_one_line(error)}") from None
         return state

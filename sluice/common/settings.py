@@ -29,18 +29,8 @@ Given = dict[str, Any]
 """Field → value, of the options that a command line gives."""
 
 
-class OptionError(UsageError):
-    """A command line that cannot be understood. The message names the option, its value and the possible values."""
-
-
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser with two changes: options must be written in full, and an error is an OptionError of one line,
-    which suggests what may have been meant."""
-
-    def __init__(self, **how: Any) -> None:
-        super().__init__(
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how
-        )
+    """argparse's parser, but an error is a UsageError of one line, which suggests what may have been meant."""
 
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """Returns the given options. A misspelt one is reported before one that is missing because of it."""
@@ -54,7 +44,8 @@ class ArgumentParser(argparse.ArgumentParser):
         if unknown:
             self.error(
                 "; ".join(
-                    f"no option {name!r}{left(name) or meant(name, known)}" for name in unknown
+                    f"no option {name!r}{left(f'{self.prog} {name}') or meant(name, known)}"
+                    for name in unknown
                 )
             )
         return vars(self.parse_args(words))
@@ -67,7 +58,7 @@ class ArgumentParser(argparse.ArgumentParser):
             if files
             else ""
         )
-        raise OptionError(f"{message.removeprefix('argument ')} ({hint}see --help)")
+        raise UsageError(f"{message.removeprefix('argument ')} ({hint}see --help)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +124,10 @@ def read(
     description: str | None = None,
     epilog: str | None = None,
 ) -> Given:
-    """Reads a command line with the options of these classes. Raises an OptionError for a wrong one."""
+    """Reads a command line with the options of these classes. Raises a UsageError for a wrong one."""
     parser = ArgumentParser(
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         prog=prog,
         description=inspect.cleandoc(description or ""),
         epilog=epilog,
@@ -181,7 +174,7 @@ def replaced(settings: T, given: Given, **known: Any) -> T:
     return dataclasses.replace(settings, **(_said(settings, given) | parts | known))  # type: ignore[type-var]
 
 
-def check(settings: Any, error: type[UsageError] = OptionError) -> None:
+def check(settings: Any, error: type[UsageError] = UsageError) -> None:
     """Raises an error that names the first setting whose value is not among its choices or not within its limits."""
     hints = get_type_hints(type(settings))
     for f in dataclasses.fields(settings):

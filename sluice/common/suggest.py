@@ -20,9 +20,11 @@ _LEFT = {
     "explain": "run the spec on some lines with another --output; the job says how it meets each vocabulary",
     "export": "docs/serving.md shows how torch.export writes the dense layers of a run",
     "follow_wait": "start the run again with --resume",
+    "for": "compare tables with and without `online = true` by `sluice bench`",
     "format": "pyarrow.csv converts the lines",
     "headroom": "use `sluice bench TABLE --step-ms MS`, or `sluice.report(loader, step)` with your own step",
     "html": "`sluice show` prints the same figures",
+    "json": "the last line of the output is JSON, always",
     **dict.fromkeys(
         ("learn", "teach"),
         "use `python -m sluice.agent.lab.teach` in a checkout, and pass its weights as --agent-weights",
@@ -46,19 +48,26 @@ _LEFT = {
     "replay": "compare policies by `sluice bench --tuning POLICY`",
     "sample": "give the column the role weight, so that it weighs the loss of each row",
     "schema": "name the columns in roles=…, or give a spec",
+    "shape": "features/avazu.toml, sessions.toml and wide.toml are examples of other rows",
     "simulate": "use `python -m sluice.agent.lab.simulate` in a checkout",
+    **dict.fromkeys(
+        ("sluice plan --allow-code", "sluice plan --data", "sluice plan --spec"),
+        "give the tables' sizes, which `sluice show TABLE` prints, as --rows",
+    ),
     "slices": "score rows with the server, and group them by the column",
     "table_width": "use --width",
     "transform_spec": "use operators of the spec, or --transform, or in your own loop transforms=[TransformSpec(…)]",
     "udf": "use --transform",
 }
-"""A verb, an option or an argument of an earlier version → what to do instead."""
+"""A verb, an option or an argument of an earlier version → what to do instead. An option that other verbs have is named
+with its verb."""
 
 
 def left(name: str) -> str:
     """Returns the end of a message about a verb, an option or an argument that Sluice had: what to do instead. Empty:
-    Sluice did not have it."""
-    instead = _LEFT.get(name.lstrip("-").replace("-", "_"))
+    Sluice did not have it. An option may follow its program: `sluice plan --data`."""
+    bare = name.rpartition("--")[2].replace("-", "_")
+    instead = _LEFT.get(name) or _LEFT.get(bare)
     return f", which was in an earlier version: {instead}" if instead else ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice.common.errors import UsageError
-from sluice.common.settings import OptionError, check, make, parse, read, replaced, setting
+from sluice.common.settings import check, make, parse, read, replaced, setting
 from tests.etl.tables import MISTAKES
 from tests.raises import raises
 
@@ -48,7 +48,7 @@ class Outer(Base):
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        check(self, UsageError)
+        check(self)
 
 
 def outer(*words: str) -> Outer:
@@ -108,7 +108,7 @@ def test_what_is_given_replaces_what_a_run_recorded_and_nothing_else_does():
     MISTAKES["option"],
 )
 def test_a_wrong_word_is_one_line_that_says_what_would_do(words, facts):
-    with raises(OptionError, *facts) as refused:
+    with raises(UsageError, *facts) as refused:
         outer(*words)
     assert "\n" not in str(refused.value)
 

@@ -128,6 +128,19 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
         ]
 
 
+def test_a_state_that_release_0_2_0_wrote_goes_on_at_its_row(table):
+    """The hash of the whole epoch is the one that release 0.2.0 had."""
+    state = (
+        '{"epoch": 0, "step": 8, "batch_size": 80, "seed": 0, "streams": 8, "window_rows": 32768, "shuffle": true, '
+        '"last": "drop", "rows": 4000, "row_groups": 16, "plan": "c19de76b39098b94", "table": {"version": 0, '
+        '"split": "train"}, "order": "4855d2cffd0026de"}'
+    )
+    with BatchLoader(table, batch_size=80) as loader:
+        loader.load_state_dict(json.loads(state))
+        assert [batch.step for batch in loader] == list(range(8, 50))
+        assert loader.order_hash == "58e121966000f7fc"
+
+
 def test_a_state_of_another_version_or_order_is_refused(table):
     with BatchLoader(table, batch_size=80) as loader:
         state = loader.state_dict()

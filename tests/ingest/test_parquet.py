@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -103,23 +101,6 @@ def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch
                 expect(loader, batch)
                 seen += batch.dense[batch.weight > 0, 0].int().tolist()
             assert sorted(seen) == list(range(sum(ROWS)))
-
-
-def test_a_resumed_run_has_the_same_bags(tmp_path):
-    write(tmp_path)
-    for shuffle in (True, False):
-        with open_loader(
-            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
-        ) as loader:
-            states, values = [loader.state_dict()], []
-            for batch in loader:
-                states.append(loader.state_dict())
-                values.append(batch.values.clone())
-        with open_loader(
-            tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle
-        ) as loader:
-            loader.load_state_dict(json.loads(json.dumps(states[5])))
-            assert all(a.equal(b.values) for a, b in zip(values[5:], loader, strict=True))
 
 
 def test_a_transform_may_cut_bags(tmp_path):

@@ -213,12 +213,6 @@ def test_a_run_goes_on_in_the_middle_of_a_row_group(queries):
     with opened(queries, [PARSE]) as loader:
         loader.load_state_dict(state)
         assert [batch.dense.tolist() for batch in loader] == rest
-    roles = {"label": "label", "sparse": "row"}
-    with (
-        opened(queries, (), roles) as loader,
-        raises(LoaderError, "'parse'"),
-    ):
-        loader.load_state_dict(state)
 
 
 def test_a_rank_without_rows_gets_padding(tmp_path):
