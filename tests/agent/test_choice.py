@@ -73,15 +73,15 @@ def _run(values, seconds, pipeline=None, **more):
 
 
 def test_the_best_lower_estimate_is_chosen_and_recorded_with_all_others():
-    values = Likes(most=(0.5, 0.1), planner=(0.3, 0.05), more=(0.6, 0.4))
+    values = Likes(most=(0.5, 0.1), planner=(0.6, 0.4))
     pipeline, controller, decisions = _run(values, 0.4)
-    assert pipeline.knobs.workers["decode"] > 10, "more is too unsure"
+    assert pipeline.knobs.workers["decode"] > 10, "the planner's proposal is too unsure"
     (decision,) = decisions
     assert (decision["chosen_by"], decision["chosen"]) == ("network", "most")
     told = {one["name"]: (one["value"], one["spread"]) for one in decision["candidates"]}
     assert told["stay"] == (0.0, 0.0)
     assert "chose workers for the most rows (+50 %)" in decision["reason"]["text"]
-    assert "the planner's proposal (+30 %)" in decision["reason"]["text"]
+    assert "the planner's proposal (+60 %)" in decision["reason"]["text"]
     assert (controller.choices, controller.own_choices) == (1, 1)
 
 
@@ -128,6 +128,11 @@ def test_candidates_differ_and_fit_into_memory():
         assert all(settings.count(knobs) == 1 for knobs in settings)
         most = max(seen.forecast.most_bytes, seen.forecast.memory(seen.knobs))
         assert all(seen.forecast.memory(k) <= most for k in settings if k != seen.proposal)
+        mostly = seen.forecast.memory(seen.knobs) + 0.5 * seen.forecast.free_bytes
+        shaped = {"lean", "double", "fourfold", "most"}
+        assert all(
+            seen.forecast.memory(one.knobs) <= mostly for one in candidates if one.name in shaped
+        )
         near = {one.name: one.knobs.workers for one in candidates}
         assert near["more"]["decode"] == seen.knobs.workers["decode"] + 2
         assert near["less"]["decode"] == seen.knobs.workers["decode"] - 2
@@ -141,6 +146,7 @@ def test_no_candidate_asks_more_of_a_store_that_has_refused_requests():
     _run(values, 12, pipeline)
     assert any(len(candidates) > 1 for _, candidates in values.seen)
     for seen, candidates in values.seen:
+        assert seen.recent.seconds <= 7, "older looks are forgotten"
         assert all(
             one.knobs.workers["decode"] <= seen.knobs.workers["decode"] for one in candidates
         )
@@ -182,6 +188,8 @@ def test_a_candidate_moves_each_stage_once(number):
             offered.add(one.name)
             moved = {name for name, kind in one.knobs.backend.items() if kind == "process"}
             assert one.name != "processes" or moved == computing
+        unlocked = dataclasses.replace(seen, recent=dataclasses.replace(seen.recent, lock=0.05))
+        assert "processes" not in {one.name for one in list_candidates(unlocked)}
     assert "processes" in offered
 
 
