@@ -3,8 +3,8 @@
     sluice evaluate --run-dir DIR --data TABLE
     torchrun --nproc-per-node=2 -m sluice.dlrm.evaluate --run-dir DIR --data TABLE
 
-The table may be another version than the run was trained on, as long as its columns and vocabulary are the same. The
-last line of standard output is one JSON object: auc, ne, logloss, calibration, rows, and what was evaluated.
+The table may be another version than the run was trained on. Its columns and vocabulary must be the same. The last
+line of standard output is one JSON object: auc, ne, logloss, calibration, rows, and what was evaluated.
 """
 
 from __future__ import annotations
