@@ -19,12 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests import browser, processes
 from tests.run_program import run_program
 
 if TYPE_CHECKING:
     from tests.dlrm.forks import Forks
+
+settings.register_profile("sluice", deadline=None)  # timings say nothing on a busy machine
+settings.load_profile("sluice")
 
 _KEEP = {
     "PATH",

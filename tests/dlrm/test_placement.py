@@ -39,7 +39,7 @@ TABLES = st.lists(
 ROOMY = 10**12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     TABLES,
     st.sampled_from([1, 2, 3, 4, 8, 16]),
@@ -61,7 +61,7 @@ def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optim
         assert sum(part.reads for part in p.parts) == pytest.approx(t.lookups * t.width * 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TABLES, st.sampled_from([2, 4, 8]))
 def test_where_the_tables_allow_the_ranks_are_balanced(shapes, ranks):
     """Tables with many rows for each rank can always be cut evenly, so any such set can be balanced."""

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.etl.jobs import session
-
-settings.register_profile("etl", deadline=None)  # timings say nothing on a busy machine
-settings.load_profile("etl")
 
 _SOCKETS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 _FOLDER = Path(__file__).parent

@@ -15,9 +15,7 @@ UNITS = (1, 10**3, 10**6, 10**9)
 
 
 @pytest.mark.parametrize("has_statistics", [True, False])
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     unit=st.sampled_from(UNITS),
     seconds=st.lists(st.none() | st.integers(1_000_000_000, 2_000_000_000), min_size=2, max_size=9),
