@@ -271,6 +271,7 @@ class TestWhatItSays:
             (Order, "sample", "earlier version: give the column the role weight"),
             (PetastormOptions, "schema", "earlier version: name the columns in roles"),
             (Transform, "columns", "earlier version: name the columns that a Transform reads"),
+            (Transform, "memory_limit", "earlier version: the function may limit its own"),
         ],
     )
     def test_an_unknown_field_is_answered_with_the_one_that_was_meant(self, kind, wrong, hint):

@@ -230,8 +230,9 @@ def start_or_resume(folder: str | os.PathLike[str], config: Line) -> RunFolder:
     Raises RunError as `RunFolder.create` does."""
     before = Run.read(folder).config if (Path(folder) / "config.json").is_file() else {}
     names = ("kind", "data", "split", "batch_size", "ranks", "seed")
-    is_same = all(before.get(name) == config.get(name) for name in names)
-    return RunFolder.create(folder, config, resume=is_same)
+    return RunFolder.create(
+        folder, config, resume=all(before.get(name) == config.get(name) for name in names)
+    )
 
 
 def _between(lines: Sequence[Line], starts: Sequence[float], number: int) -> tuple[Line, ...]:

@@ -57,17 +57,18 @@ _LEFT = {
     "slices": "score rows with the server, and group them by the column",
     "table_width": "use --width",
     "transform_spec": "use operators of the spec, or --transform, or in your own loop transforms=[TransformSpec(…)]",
+    "Transform memory_limit": "the function may limit its own process by resource.setrlimit",
     "udf": "use --transform",
 }
-"""A verb, an option or an argument of an earlier version → what to do instead. An option that other verbs have is named
-with its verb."""
+"""A verb, an option or an argument of an earlier version → what to do instead. A name that means
+something elsewhere follows its program or its class."""
 
 
 def left(name: str) -> str:
     """Returns the end of a message about a verb, an option or an argument that Sluice had: what to do instead. Empty:
-    Sluice did not have it. An option may follow its program: `sluice plan --data`."""
-    bare = name.rpartition("--")[2].replace("-", "_")
-    instead = _LEFT.get(name) or _LEFT.get(bare)
+    Sluice did not have it. The name may follow a program or a class: `sluice plan --data`, `Transform memory_limit`."""
+    word = name.rpartition(" ")[2].lstrip("-")
+    instead = _LEFT.get(name) or _LEFT.get(word.replace("-", "_"))
     return f", which was in an earlier version: {instead}" if instead else ""
 
 
@@ -93,6 +94,6 @@ class NamedFields:
         known = vars(cls)["__dataclass_fields__"]
         for name in given.keys() - known.keys():
             raise TypeError(
-                f"{cls.__name__} has no argument {name!r}{left(name) or nearest(name, known)}"
+                f"{cls.__name__} has no argument {name!r}{left(f'{cls.__name__} {name}') or nearest(name, known)}"
             )
         return super().__new__(cls)
