@@ -357,7 +357,7 @@ class BatchLoader(IterableDataset[Batch]):
     @property
     def remote_pids(self) -> list[int]:
         """The ids of the processes on this host that read for this loader now."""
-        return [] if self._remote is None else self._remote.pids
+        return [] if self._remote is None else [*self._remote.fleet.here]
 
     def memory(self) -> dict[str, Any]:
         """Returns how memory is used, in bytes: the limit, the smallest sufficient limit with its parts, and memory

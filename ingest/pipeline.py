@@ -84,7 +84,7 @@ class Pipeline(StagePools):
         super().__init__(self._stages(reads_remotely), machine, groups)
         defaults = stage_spec.first_knobs(self._specs.values(), self._cores)
         if remote is not None and reads_remotely:
-            defaults = defaults.with_workers(decode=remote.requests)
+            defaults = defaults.with_workers(decode=remote.fleet.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
         self._cutter = Cutter(plan, columns, share, self._buffers, quarantine)
         self._collator = Collator(columns, share.rows, quarantine)
@@ -97,7 +97,7 @@ class Pipeline(StagePools):
         self.limits.check(self.knobs)
         self._burden = 1
         if remote is not None:
-            remote.watch(self._note_remote_memory)
+            remote.fleet.charge = self._note_remote_memory
 
     def _stages(self, reads_remotely: bool) -> tuple[StageSpec, ...]:
         """Returns the properties of all stages, in order."""
@@ -183,7 +183,7 @@ class Pipeline(StagePools):
     def _request_remote_workers(self) -> None:
         """Tells the remote workers how many requests run at the same time."""
         if self._remote is not None and self._pools:
-            self._remote.use(
+            self._remote.fleet.use(
                 sum(
                     self.knobs.workers[name]
                     for name, backend in self.knobs.backend.items()

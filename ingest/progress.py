@@ -7,10 +7,11 @@ forgotten loader can be freed while an agent still uses its `Progress`.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
@@ -43,127 +44,59 @@ _PIPELINE_COUNTERS = (
 _REMOTE_COUNTERS = ("units", "calls", "bytes", "retries", "hedges", "late", "core_s")
 
 _START = 0, 0.0, 0.0
-Counters = Mapping[tuple[str, str], float]
-"""The counters of a snapshot, by owner and name. The owner is a stage or one of the two below."""
-_PIPELINE, _REMOTE = "", "remote workers"
-_MOST_TIMES_READ = 4
-"""A rest ends at the latest when the consumer has taken so many times the rows that were read in it."""
 _MOST_HIDDEN_S = 30.0
-"""The most seconds of work that rests may hide from an agent before it sees as many seconds again."""
-_DRAINED_SHARE = 0.1
-"""The waiting rows are not used up if they fall by at most this share of the rows that the consumer takes."""
-_ITEMS_BETWEEN_CHECKS = 4
-"""The consumer takes at least so many items before one looks whether the waiting rows have fallen."""
+"""If a rest lasts longer, without its pauses, it ends, and an agent sees what happened between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rests:
-    """The rests of a consumer so far, such as validations and checkpoints. Each method returns a new state, so that
-    other threads may read a state at any moment.
+    """The rests of a consumer, such as validations and checkpoints. Each method but the last returns a new state.
 
-    In a rest the consumer takes no rows, and the pipeline fills its buffers. The next rows then come faster than the
-    pipeline makes them. So a rest lasts until no more rows wait in the pipeline than before it, or until the pipeline
-    makes rows as fast as the consumer takes them. In the second case, full buffers are their usual state."""
+    In a pause the consumer takes no rows, and the pipeline fills its buffers. The next rows then come faster than the
+    pipeline makes them. So a rest lasts until no more rows wait in the pipeline than before it. `_MOST_HIDDEN_S` limits
+    it, because new knobs may keep more rows under way for good. With short epochs and a validation after each, a
+    consumer may also take most of its rows in rests. Then the rate of its bursts is its true rate."""
 
-    left_out: Counters = field(default_factory=dict)
-    """How much each counter rose in all finished rests."""
-    started: Snapshot | None = None
-    """The snapshot at which the current rest began. None: there is none."""
+    is_on: bool = False
     pause: Snapshot | None = None
     """The snapshot since which the consumer asks for no rows. None: it asks for rows."""
-    paused: Counters = field(default_factory=dict)
-    """How much each counter rose in the finished pauses of the current rest."""
-    read: int = 0
-    """The number of rows that were read during the current rest."""
-    checked: Snapshot | None = None
-    """The snapshot at the end of the last pause, or at the last check whether the rest is over."""
-    until_rows: int = 0
-    """The number of rows at which the rest may be over."""
-    hidden_s: float = 0.0
-    """The seconds of work that rests have hidden, minus the seconds of work that were seen after them."""
-    started_at: float = 0.0
-    """When the last rest began, on the agent's clock."""
+    started: Snapshot | None = None
+    """The snapshot from which an agent counts. Of the last rest, it is the start, plus the pauses, or the end."""
+    shown: Snapshot | None = None
+    """What an agent saw when the last rest began."""
+    ahead: int = 0
+    """The rows that were read but not taken when the rest began."""
 
     def start(self, now: Snapshot) -> Rests:
         """Begins a rest, or continues the current one."""
-        if self.started is not None and (
-            self.pause is not None or self._hidden_s(now) <= _MOST_HIDDEN_S
-        ):
-            return replace(self, pause=self.pause or now)
-        rests = self if self.started is None else self._end(now)
-        seen_s = now.at - rests.left_out.get((_PIPELINE, "at"), 0) - rests.started_at
-        return replace(rests, started=now, pause=now, hidden_s=max(0.0, rests.hidden_s - seen_s))
+        rests = self
+        if not self.is_on:
+            ahead, shown = _rows_ahead(now), self.hide_rests(now)
+            rests = Rests(is_on=True, started=now, shown=shown, ahead=ahead)
+        return replace(rests, pause=rests.pause or now)
 
     def resume(self, now: Snapshot) -> Rests:
         """Notes that the consumer asks for rows again."""
-        if self.started is None or self.pause is None:
+        if self.pause is None or self.started is None:
             return self
-        read = now.stages[0].rows - self.started.stages[0].rows
-        return replace(
-            self,
-            pause=None,
-            paused=_sum(_rises(self.pause, now), self.paused),
-            read=read,
-            checked=now,
-            until_rows=now.rows + _rows_until_check(now, self.started.rows + read - now.rows),
-        )
+        return replace(self, pause=None, started=_with_counters(now, self.pause, self.started))
 
-    def may_end(self, rows: int) -> bool:
-        """Whether to call `end_or_extend`, now that the consumer has taken `rows` rows."""
-        return self.started is not None and self.pause is None and rows >= self.until_rows
-
-    def end_or_extend(self, now: Snapshot) -> Rests:
-        """Ends the current rest, or extends it until the surplus rows have been taken. New knobs may keep more rows
-        under way for good, so `_MOST_TIMES_READ` and `_MOST_HIDDEN_S` limit a rest."""
-        assert self.started is not None, "a rest has started"
-        assert self.checked is not None, "its pause has ended"
-        too_many = _rows_ahead(now) - _rows_ahead(self.started)
-        fell = _rows_ahead(self.checked) - _rows_ahead(now)
-        if (
-            too_many > _item_rows(now)
-            and fell > _DRAINED_SHARE * (now.rows - self.checked.rows)
-            and now.rows - self.started.rows < _MOST_TIMES_READ * self.read
-            and self._hidden_s(now) <= _MOST_HIDDEN_S
-        ):
-            until_rows = now.rows + _rows_until_check(now, too_many)
-            return replace(self, checked=now, until_rows=until_rows)
-        return self._end(now)
-
-    def _hidden_s(self, now: Snapshot) -> float:
-        """Returns the seconds of work that would be hidden from an agent if the current rest ended now."""
-        assert self.started is not None, "a rest has started"
-        return self.hidden_s + now.at - self.started.at - self.paused[_PIPELINE, "at"]
-
-    def _end(self, now: Snapshot) -> Rests:
-        """Ends the current rest. The whole rest is hidden, or only its pauses if too much work would be hidden.
-
-        With short epochs and a validation after each, a consumer may take most of its rows in rests. Then its rows come
-        in bursts, and the bursts are its true rate."""
-        assert self.started is not None, "a rest has started"
-        hidden_s = self._hidden_s(now)
-        rose = _rises(self.started, now)
-        if hidden_s > _MOST_HIDDEN_S:
-            hidden_s = self.hidden_s
-            rose = self.paused
-        left_out = _sum(rose, self.left_out)
-        started_at = self.started.at - self.left_out.get((_PIPELINE, "at"), 0)
-        return Rests(left_out=left_out, hidden_s=hidden_s, started_at=started_at)
+    def end_if_over(self, now: Snapshot) -> Rests:
+        """Ends the current rest if the surplus rows have been taken."""
+        if self.pause is not None or self.started is None or not self.is_on:
+            return self
+        if now.at - self.started.at > _MOST_HIDDEN_S:
+            return replace(self, is_on=False)
+        read = now.stages[0]
+        if _rows_ahead(now) - self.ahead > read.rows / max(1, read.items):
+            return self
+        return replace(self, is_on=False, started=now)
 
     def hide_rests(self, now: Snapshot) -> Snapshot:
         """Returns the snapshot without the times and rows of rests. Its clock stops during a rest."""
-        counters = _counters_of(self.started or now)
-        return _with_counters(
-            now, {key: value - self.left_out.get(key, 0) for key, value in counters.items()}
-        )
-
-
-def _item_rows(snapshot: Snapshot) -> float:
-    return snapshot.stages[0].rows / max(1, snapshot.stages[0].items)
-
-
-def _rows_until_check(now: Snapshot, too_many: int) -> int:
-    """Returns the rows that the consumer takes before the next check: a quarter of the surplus, but some items."""
-    return min(too_many, max(too_many // 4, round(_ITEMS_BETWEEN_CHECKS * _item_rows(now))))
+        if self.started is None or self.shown is None:
+            return now
+        return _with_counters(now, now if self.is_on else self.started, self.shown)
 
 
 def _rows_ahead(snapshot: Snapshot) -> int:
@@ -171,36 +104,27 @@ def _rows_ahead(snapshot: Snapshot) -> int:
     return snapshot.stages[0].rows - snapshot.rows
 
 
-def _rises(before: Snapshot, after: Snapshot) -> Counters:
-    """Returns how much each counter of `after` rose since `before`."""
-    old = _counters_of(before)
-    return {key: value - old.get(key, 0) for key, value in _counters_of(after).items()}
+def _with_counters(now: Snapshot, start: Snapshot, shown: Snapshot) -> Snapshot:
+    """Returns `now` as if at `start` its counters had been those of `shown`."""
 
+    def of(names: tuple[str, ...], now: Any, start: Any, shown: Any) -> dict[str, Any]:
+        return {
+            name: value - getattr(start, name) + getattr(shown, name)
+            for name in names
+            if (value := getattr(now, name)) is not None
+        }
 
-def _sum(one: Counters, other: Counters) -> Counters:
-    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
-
-
-def _counters_of(snapshot: Snapshot) -> dict[tuple[str, str], float]:
-    counters = {(_PIPELINE, name): getattr(snapshot, name) for name in _PIPELINE_COUNTERS}
-    counters |= {
-        (stage.name, name): getattr(stage, name)
-        for stage in snapshot.stages
-        for name in STAGE_COUNTERS
+    stages = zip(now.stages, start.stages, shown.stages, strict=True)
+    remote = {
+        name: now.elsewhere[name] - start.elsewhere.get(name, 0) + shown.elsewhere.get(name, 0)
+        for name in _REMOTE_COUNTERS
+        if name in now.elsewhere
     }
-    counters |= {(_REMOTE, name): snapshot.elsewhere.get(name) for name in _REMOTE_COUNTERS}
-    return {key: value for key, value in counters.items() if value is not None}
-
-
-def _with_counters(snapshot: Snapshot, counters: Counters) -> Snapshot:
-    def of(owner: str, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: counters[owner, name] for name in names if (owner, name) in counters}
-
     return replace(
-        snapshot,
-        stages=tuple(replace(stage, **of(stage.name, STAGE_COUNTERS)) for stage in snapshot.stages),
-        elsewhere={**snapshot.elsewhere, **of(_REMOTE, _REMOTE_COUNTERS)},
-        **of(_PIPELINE, _PIPELINE_COUNTERS),
+        now,
+        stages=tuple(replace(stage[0], **of(STAGE_COUNTERS, *stage)) for stage in stages),
+        elsewhere={**now.elsewhere, **remote},
+        **of(_PIPELINE_COUNTERS, now, start, shown),
     )
 
 
@@ -239,7 +163,7 @@ class Progress:
         self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
         self._first: tuple[int, float, float] | None = None  # rows and totals after the first batch
         self._waits = Durations()
-        self._rests = Rests()  # only the consumer's thread changes it
+        self._rests, self._lock = Rests(), threading.Lock()
 
     def enter(self, phase: str) -> None:
         """Notes that the consumer begins to `wait` or to `compute`, or that it is `away` between two epochs."""
@@ -254,19 +178,19 @@ class Progress:
         """Returns a context in which the consumer rests: it neither waits for rows nor computes on them."""
         phase = self._consumer.phase
         self.enter("away")
-        self._rests = self._rests.start(self._read_counters())
+        with self._lock:
+            self._rests = self._rests.start(self.counters())
         try:
             yield
         finally:
-            self._rests = self._rests.resume(self._read_counters())
+            with self._lock:
+                self._rests = self._rests.resume(self.counters())
             self.enter(phase)
 
     def count(self, rows: int) -> None:
         """Counts a batch that the consumer has taken."""
         self._batches += 1
         self._rows += rows
-        if self._rests.may_end(self._rows):
-            self._rests = self._rests.end_or_extend(self._read_counters())
         if self._first is None:
             self._first = (self._rows, *self._consumer.totals(time.monotonic()))
 
@@ -288,19 +212,19 @@ class Progress:
     def snapshot(self) -> Snapshot:
         """Returns the snapshot for an agent. Its clock and counters stop while the consumer rests, and until the
         consumer has taken the rows that were read meanwhile."""
-        return self._rests.hide_rests(self.counters())
+        with self._lock:
+            now = self.counters()
+            self._rests = self._rests.end_if_over(now)
+            return self._rests.hide_rests(now)
 
     def counters(self) -> Snapshot:
         """Returns the snapshot of everything since the start, including rests."""
-        return self._read_counters(next(self._sequence))
-
-    def _read_counters(self, sequence: int = 0) -> Snapshot:
         now = time.monotonic()
         wait_s, compute_s = self._consumer.totals(now)
         machine, held_back = self._pipeline.machine, self._pipeline.held_back
         return Snapshot(
             at=now,
-            sequence=sequence,
+            sequence=next(self._sequence),
             stages=self._pipeline.stats(),
             batches=self._batches,
             rows=self._rows,

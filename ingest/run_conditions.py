@@ -75,7 +75,7 @@ class RunConditions:
 
 def _split_disturbance(table: str) -> tuple[str, str]:
     """Splits `latency://TABLE?HOW` into (TABLE, HOW)."""
-    if not table.startswith(f"{SLOW}://") or Place.of(table).delay_ms is not None:
+    if Place.of(table).scheme != SLOW:
         return table, ""
     if "?" not in table:
         raise UsageError(
@@ -83,8 +83,4 @@ def _split_disturbance(table: str) -> tuple[str, str]:
             "write latency://60ms/ABSOLUTE/PATH"
         )
     bare, _, disturbed = table.removeprefix(f"{SLOW}://").rpartition("?")
-    try:
-        FileOpener(disturbed=disturbed)
-    except ValueError as error:
-        raise UsageError(f"{table}: {error}; write name=value pairs, joined by &") from None
     return bare, disturbed

@@ -91,10 +91,10 @@ class Injection:
                 store.stall(strength)
                 return f"reads wait for {strength:g} s"
             case "slow-store":
-                store.slow(strength)
+                store.slowed_s = strength
                 return f"each read takes {strength:g} s longer" if strength else "as it was"
             case "corrupt":
-                store.corrupt(fault.part)
+                store.corrupt = fault.part
                 return f"the next read of a file like {fault.part} has a flipped bit"
             case "slow-transform":
                 loader.pipeline.burden(int(strength))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from urllib.parse import parse_qsl
 
 from sluice.common.stores import Place
 from sluice.ingest.read.remote_files import RemoteFile, Store
@@ -28,13 +27,12 @@ class FileOpener:
         clock: Clock | None = None,
     ):
         """`disturbed` makes all files slow or faulty: fields of `Disturbance`, joined by `&`."""
-        pairs = parse_qsl(disturbed, keep_blank_values=True, strict_parsing=bool(disturbed))
         self.is_disturbed = bool(disturbed)
         self._retry = retry
         self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._stores: dict[tuple[str, ...], Store] = {}
-        self.faults = FaultyFiles(Disturbance.parse(dict(pairs)), self._clock)
+        self.faults = FaultyFiles(Disturbance.parse(disturbed), self._clock)
         """Injects faults into all files, if these are `disturbed`."""
 
     def local(self, path: str) -> str | None:
@@ -59,9 +57,7 @@ class FileOpener:
         at = place.prefix, host, place.query
         with self._lock:
             if at not in self._stores:
-                self._stores[at] = Store(
-                    place, self.faults if self.is_disturbed else None, self._retry, self._clock
-                )
+                self._stores[at] = Store(place, self.faults, self._retry, self._clock)
         return RemoteFile(self._stores[at], f"{host}{slash}{rest}")
 
     def stats(self) -> dict[str, int]:

@@ -51,22 +51,19 @@ class HeldFooters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[int, pq.FileMetaData] = {}
+        self.held: dict[int, pq.FileMetaData] = {}
         self._bytes = 0
         """The stored bytes of the held footers that can be read again for little."""
         self._seen: dict[int, tuple[tuple[Any, ...], bytes]] = {}
         """For each file, its size, time (or a store's tag) and inode, and the digest of a local file's footer."""
-
-    def get(self, number: int) -> pq.FileMetaData | None:
-        return self._held.get(number)
 
     def hold(self, number: int, footer: pq.FileMetaData, *, is_local: bool) -> None:
         """Holds a footer if it is the first, if its file is in a store, or if it has several row groups and fits."""
         with self._lock:
             size = footer.serialized_size if is_local else 0
             fits = footer.num_row_groups > 1 and self._bytes + size <= _HELD_BYTES
-            if number not in self._held and (fits or not size or not self._held):
-                self._held[number] = footer
+            if number not in self.held and (fits or not size or not self.held):
+                self.held[number] = footer
                 self._bytes += size
 
     def is_unchanged(self, number: int, at: int | tuple[Any, ...]) -> bool:

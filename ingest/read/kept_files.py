@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -111,7 +110,7 @@ class KeptFiles:
                     del self._idle[index]
                     return file
         path = self.files[number].path
-        footer = self._footers.get(number)
+        footer = self._footers.held.get(number)
         dictionaries = self.located[number].stored(self.dictionaries)
         local = self._opener.local(path)
         if local is None:
@@ -132,12 +131,22 @@ class KeptFiles:
     def footer(self, file: int) -> pq.FileMetaData:
         """Returns the footer of a file. Reads it if it is not held. Raises SourceError for a file that cannot be
         read."""
-        footer = self._footers.get(file)
-        if footer is None:  # two threads may both read the footer, which is the same
-            path = self.files[file].path
-            is_unchanged = partial(self._footers.is_unchanged, file)
-            footer = _read_footer(path, self._opener, is_unchanged)[0]
-            self._footers.hold(file, footer, is_local=self._opener.local(path) is not None)
+        footer = self._footers.held.get(file)
+        if footer is not None:
+            return footer
+        path = self.files[file].path
+        try:
+            source = self.open(file)
+            is_local = isinstance(source, str)
+            with open(source, "rb", buffering=0) if is_local else source as opened:
+                state = opened.fileno() if is_local else source.state
+                at = f"/dev/fd/{state}" if is_local else opened
+                footer = metadata_of(path, at, SourceError)[0]
+                if not self._footers.is_unchanged(file, state):
+                    raise SourceError(f"{path}: {_REPLACED}")
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"{path}: {error}") from error
+        self._footers.hold(file, footer, is_local=is_local)  # two threads may both have read it
         return footer
 
     def footers(self, files: Iterable[int]) -> list[pq.FileMetaData]:
@@ -176,23 +185,6 @@ def first_schema(
     """Returns the schema of all columns of the first file."""
     if not files:
         raise SourceError("there are no files to read")
-    stored = _read_footer(files[0].path, opened)[1]
+    footer = KeptFiles(files[:1], located[:1], opened).footer(0)
+    stored = footer.schema.to_arrow_schema()
     return located[0].schema(stored) if located else stored
-
-
-def _read_footer(
-    path: str, opener: FileOpener, is_unchanged: Callable[[Any], bool] = lambda _: True
-) -> tuple[pq.FileMetaData, pa.Schema, tuple[int, ...]]:
-    """Reads a file's footer (`metadata_of`). `is_unchanged` says by its state (`OpenFile.state`) whether it is the file
-    that was first seen."""
-    try:
-        source = opener.open(path)
-        with open(source, "rb", buffering=0) if isinstance(source, str) else source as file:
-            state = file.fileno() if isinstance(source, str) else source.state
-            at = f"/dev/fd/{state}" if isinstance(source, str) else file
-            found = metadata_of(path, at, SourceError)
-            if not is_unchanged(state):
-                raise SourceError(f"{path}: {_REPLACED}")
-        return found
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"{path}: {error}") from error

@@ -28,7 +28,7 @@ class Store:
     def __init__(
         self,
         place: Place,
-        faults: FaultyFiles | None,
+        faults: FaultyFiles,
         retry: RetryPolicy | None,
         clock: Clock,
     ):
@@ -47,8 +47,7 @@ class Store:
         """Opens what reads the ranges of a file."""
 
         def open_now() -> RangeFile:
-            if self._faults:
-                self._faults.disturb(key)
+            self._faults.disturb(key)
             return open_range_file(self._files, self._prefix, key)
 
         return self._ask(open_now, key, "opening")
@@ -77,11 +76,7 @@ class Store:
         """Reads all of the range."""
 
         def read_whole() -> bytes:
-            data = (
-                self._faults.read(key, source, offset, length)
-                if self._faults
-                else source.read(offset, length)
-            )
+            data = self._faults.read(key, source, offset, length)
             if len(data) != length:
                 raise OSError(f"a short read: {len(data)} of {length} bytes")
             return data

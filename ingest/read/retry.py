@@ -73,11 +73,8 @@ class RetryPolicy:
     minute."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"RetryPolicy.attempts: {self.attempts} is below 1")
-        for name in ("first_wait_s", "longest_wait_s", "deadline_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"RetryPolicy.{name}: {getattr(self, name)} is not above 0")
+        if not min(self.attempts, self.first_wait_s, self.longest_wait_s, self.deadline_s) > 0:
+            raise ValueError(f"{self}: each number must be above 0")
 
     def wait_s(self, failed: int, chance: float) -> float:
         """Returns the wait after `failed` failed attempts. `chance` is uniform from 0 to 1."""

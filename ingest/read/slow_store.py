@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
 
-from sluice.ingest.knobs import nearest, parse_bytes
+from sluice.common.errors import UsageError
+from sluice.common.suggest import NamedFields
+from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.read.range_files import RangeFile
 from sluice.ingest.read.retry import Clock
 
-_PARSERS: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": int}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
+class Disturbance(NamedFields):
     """How a store misbehaves. In `latency:///data/table?latency_ms=50&error_rate=0.1`, the names after the question
     mark are these fields."""
 
@@ -29,82 +30,62 @@ class Disturbance:
     """The bytes a second of one reader (`bandwidth=100MiB`). 0: no limit."""
     error_rate: float = 0.0
     """The share of reads and openings that fail with a temporary error."""
-    short_rate: float = 0.0
-    """The share of reads that return half of the requested bytes."""
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("error_rate", "short_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not a share from 0 to 1")
-        for name in ("latency_ms", "bandwidth"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 0")
+        if not 0 <= self.error_rate <= 1 or min(self.latency_ms, self.bandwidth) < 0:
+            raise ValueError(f"{self}: error_rate must be from 0 to 1, and no other number below 0")
 
     @classmethod
-    def parse(cls, options: dict[str, str]) -> Disturbance:
-        known = {field.name for field in fields(cls)}
-        values: dict[str, float] = {}
-        for name, text in options.items():
-            if name not in known:
-                raise ValueError(f"latency://: unknown option {name!r}{nearest(name, known)}")
-            try:
-                values[name] = _PARSERS.get(name, float)(text)
-            except ValueError as error:
-                raise ValueError(f"latency://: {name}={text}: {error}") from None
-        return cls(**values)  # type: ignore[arg-type]
+    def parse(cls, text: str) -> Disturbance:
+        """Parses fields and values that are joined by `&`."""
+        try:
+            pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text))
+            values: dict[str, Any] = {
+                name: parse_bytes(value) if name == "bandwidth" else float(value)
+                for name, value in pairs
+            }
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{text}: {error}; write name=value pairs, joined by &") from None
 
 
 class FaultyFiles:
-    """Makes files misbehave. It counts its faults, so that a test can check them."""
+    """Makes files misbehave."""
 
     def __init__(self, how: Disturbance, clock: Clock):
         self._how = how
         self._clock = clock
         self._lock = threading.Lock()
-        self._chance = random.Random(how.seed)
+        self._chance = random.Random(0)
         self._stalled_until = float("-inf")
         self.slowed_s = 0.0
         """Seconds that each read and each opening waits in addition to `how`."""
-        self._corrupt: str | None = None
-        self.errors = self.shorts = self.corrupted = 0
+        self.corrupt: str | None = None
+        """A part of a file's name. One bit is flipped in the next read of data from such a file."""
 
     def stall(self, seconds: float) -> None:
         """Makes all reads that begin within the next `seconds` wait until these are over."""
-        with self._lock:
-            self._stalled_until = self._clock.now() + seconds
-
-    def slow(self, seconds: float) -> None:
-        """Makes each read and each opening from now on wait `seconds` longer."""
-        with self._lock:
-            self.slowed_s = seconds
-
-    def corrupt(self, part: str) -> None:
-        """Flips one bit in the next read of data from a file whose name holds `part`."""
-        with self._lock:
-            self._corrupt = part
+        self._stalled_until = self._clock.now() + seconds
 
     def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
-        short = self.disturb(key, length)
-        data = source.read(offset, length // 2 if short else length)
+        self.disturb(key, length)
+        data = source.read(offset, length)
         with self._lock:
             # The footer at the end of a file has no checksum, so it is not corrupted.
             if (
-                self._corrupt is None
-                or self._corrupt not in key
+                self.corrupt is None
+                or self.corrupt not in key
                 or offset + length >= source.size
                 or not data
             ):
                 return data
-            self._corrupt = None
-            self.corrupted += 1
+            self.corrupt = None
         flipped = bytearray(data)
         flipped[len(data) // 2] ^= 0x10
         return bytes(flipped)
 
-    def disturb(self, key: str, length: int = 0) -> bool:
-        """Waits, or raises, before a file is opened or so many bytes are read. Returns whether the read shall come back
-        short."""
+    def disturb(self, key: str, length: int = 0) -> None:
+        """Waits, or raises, before a file is opened or so many bytes are read."""
         how = self._how
         with self._lock:
             wait = (
@@ -113,15 +94,9 @@ class FaultyFiles:
                 + (length / how.bandwidth if how.bandwidth else 0.0)
             )
             left = self._stalled_until - self._clock.now()
-            chance = self._chance.random
-            fails = chance() < how.error_rate
-            short = chance() < how.short_rate
-            self.errors += fails
-            short = short and not fails and length > 1
-            self.shorts += short
+            fails = self._chance.random() < how.error_rate
         wait += max(0.0, left)
         if wait:
             self._clock.sleep(wait)
         if fails:
             raise OSError(f"{key}: an error injected by error_rate={how.error_rate:g}")
-        return short

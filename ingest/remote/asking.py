@@ -89,14 +89,11 @@ class Asking:
         groups: RowGroupReader,
         *,
         clock: Callable[[], float] = time.monotonic,
-        patience: Callable[[Sequence[float], int], float] = slow_after,
     ):
         """If a worker cannot read a file, the rescue of `groups` replaces its rows, as for local reads."""
-        self._fleet = fleet
+        self.fleet = fleet
         self._groups = groups
         self._clock = clock
-        self._patience = patience
-        self.requests, self.use = fleet.requests, fleet.use
         self._pid = os.getpid()
         self._at_the_end: int | None = None
         self._alone_since: float | None = None
@@ -126,7 +123,7 @@ class Asking:
     def get(self, unit: Unit | Call) -> Any:
         """Returns the rows of a unit, or the columns of a call. Raises `Closed` if this was closed meanwhile, and
         `NoWorkerAnswers` if no worker has answered for a while."""
-        fleet, race = self._fleet, _Race(threading.Condition(self._fleet.lock))
+        fleet, race = self.fleet, _Race(threading.Condition(self.fleet.lock))
         try:
             while True:
                 with fleet.lock:
@@ -152,7 +149,7 @@ class Asking:
                     if worker is None:
                         fleet.changed.wait(_LOOK_S)
                         continue
-                    patience_s = self._patience(self._rates[unit.kind], unit.rows)
+                    patience_s = slow_after(self._rates[unit.kind], unit.rows)
                     self.counts["hedges"] += bool(race.asked)
                     race.asked.add(worker)
                     race.slow_at = now + patience_s * len(race.asked)
@@ -168,7 +165,7 @@ class Asking:
     def _look_for_workers(self, now: float) -> None:
         """Notes whether all workers have been gone for too long, and tells the user when that changes. Call it with
         the lock held."""
-        if any(worker.is_there for worker in self._fleet.workers):
+        if any(worker.is_there for worker in self.fleet.workers):
             if self._is_alone:
                 warn("a worker answers again; row groups are read by workers again")
             self._alone_since, self._is_alone = None, False
@@ -177,52 +174,45 @@ class Asking:
         if not self._is_alone and now - self._alone_since > _NOBODY_S:
             self._is_alone = True
             warn(
-                f"no worker was there for {_NOBODY_S:g} s ({self._fleet.why_none_answers}); this loader "
+                f"no worker was there for {_NOBODY_S:g} s ({self.fleet.why_none_answers}); this loader "
                 "reads the rows itself until one answers"
             )
 
-    def watch(self, charge: Callable[[int], None]) -> None:
-        self._fleet.charge = charge
-
-    @property
-    def pids(self) -> list[int]:
-        return [*self._fleet.here]
-
     def stats(self) -> dict[str, Any]:
-        with self._fleet.lock:
+        with self.fleet.lock:
             return {
-                "workers": len(self._fleet.workers)
+                "workers": len(self.fleet.workers)
                 if self._at_the_end is None
                 else self._at_the_end,
                 **{
                     name: self.counts[name]
                     for name in ("units", "calls", "bytes", "retries", "hedges", "late")
                 },
-                "starting": self._fleet.starting,
-                "core_s": round(self._fleet.core_s(), 3),
-                **self._fleet.scale,
+                "starting": self.fleet.starting,
+                "core_s": round(self.fleet.core_s(), 3),
+                **self.fleet.scale,
             }
 
     def close(self) -> None:
         """Ends all waiting and this process's own workers. Does nothing in a fork of the process."""
         if os.getpid() != self._pid:
             return
-        with self._fleet.changed:
+        with self.fleet.changed:
             if self._at_the_end is None:
-                self._at_the_end = len(self._fleet.workers)
+                self._at_the_end = len(self.fleet.workers)
             self._over.set()
-            self._fleet.changed.notify_all()
-        self._fleet.close()
+            self.fleet.changed.notify_all()
+        self.fleet.close()
 
     def _watch(self) -> None:
         """Pings workers that have been silent for a while."""
         while not self._over.wait(_QUIET_S):
-            self._fleet.measure_memory()
-            with self._fleet.lock:
+            self.fleet.measure_memory()
+            with self.fleet.lock:
                 since = self._clock() - _QUIET_S
                 quiet = [
                     w
-                    for w in self._fleet.workers
+                    for w in self.fleet.workers
                     if (w.asked or not w.is_there or not w.threads)
                     and not w.pinged
                     and w.heard <= since
@@ -236,20 +226,20 @@ class Asking:
 
     def _ping(self, worker: RemoteWorker) -> None:
         threads = worker.connection.ping(_PING_S)
-        with self._fleet.lock:
+        with self.fleet.lock:
             worker.pinged, worker.silent = False, 0 if threads else worker.silent + 1
             if threads:
-                self._fleet.core_s()
+                self.fleet.core_s()
                 worker.heard, worker.threads = self._clock(), threads
                 if not worker.leaving:
                     worker.lost = ""
             else:
-                self._fleet.last_lost = (
+                self.fleet.last_lost = (
                     worker.lost or f"worker {worker.connection.address} does not answer a ping"
                 )
                 if worker.silent == _TELL:
-                    self._fleet.report_lost(self._fleet.last_lost)
-            self._fleet.changed.notify_all()
+                    self.fleet.report_lost(self.fleet.last_lost)
+            self.fleet.changed.notify_all()
 
     def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
         """Sends the request to one worker. Runs in its own thread."""
@@ -260,7 +250,7 @@ class Asking:
             answer = worker.connection.ask(unit, timeout_s)
         except Exception as error:
             failed = error
-        with self._fleet.lock:
+        with self.fleet.lock:
             if answer is None:
                 self._failed(race, worker, unit, failed)
             else:
@@ -277,7 +267,7 @@ class Asking:
                         else answer.nbytes
                     )
                 self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
-            self._fleet.give_back(
+            self.fleet.give_back(
                 worker, str(failed) if isinstance(failed, (WorkerLost, WrongAnswer)) else ""
             )
             race.changed.notify()

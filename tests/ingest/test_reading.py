@@ -7,19 +7,20 @@ import json
 import threading
 import time
 from collections import deque
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from sluice import Transform
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import SourceError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read import remote_files
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.range_files import ArrowFile
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.retry import Clock, DeliveryError, RetryPolicy
 from sluice.ingest.row_order import Position, Read, WindowPart
@@ -81,13 +82,18 @@ def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_
     assert loader.snapshot().throttled == server.refused > 0
 
 
-def test_errors_and_short_reads_change_nothing(table):
-    files = FileOpener(disturbed="error_rate=0.3&short_rate=0.2&seed=4", retry=PATIENT)
+def test_errors_and_short_reads_change_nothing(table, monkeypatch):
+    files, whole, calls = (
+        FileOpener(disturbed="error_rate=0.3", retry=PATIENT),
+        ArrowFile.read,
+        count(),
+    )
+    monkeypatch.setattr(
+        ArrowFile, "read", lambda *at: whole(*at)[: None if next(calls) % 5 else -1]
+    )
     order, store = order_of(table, files=files)
     assert order == order_of(table)[0]
-    faults = files.faults
-    assert min(faults.errors, faults.shorts) > 0
-    assert store["retries"] >= faults.errors
+    assert store["retries"] > 0
 
 
 def test_a_loader_whose_store_does_not_answer_is_closed_at_once_and_leaves_no_thread(
@@ -156,21 +162,7 @@ class TestDamage:
         }
         assert summary["rows_set_aside"] == len(lines) == len(data.groups[0, GROUP]["label"])
 
-    @pytest.mark.parametrize(
-        "transforms",
-        [
-            [],
-            [
-                Transform(
-                    lambda c: c if c["I2"].any() else c.zeros,
-                    "same",
-                    reads=["I2"],
-                    gives={"I2": "float32"},
-                )
-            ],
-        ],
-    )
-    def test_ranks_stay_even_although_rows_of_one_are_set_aside(self, table, tmp_path, transforms):
+    def test_ranks_stay_even_although_rows_of_one_are_set_aside(self, table, tmp_path):
         harmed, steps, aside = damaged(table, tmp_path), [], []
         for rank in range(2):
             with BatchLoader(
@@ -178,7 +170,6 @@ class TestDamage:
                 batch_size=80,
                 rank=rank,
                 ranks=2,
-                transforms=transforms,
                 errors=Errors(
                     on_error="quarantine", max_rate=1, quarantine=tmp_path / f"aside{rank}"
                 ),
@@ -195,10 +186,10 @@ class TestDamage:
         whole, files = table.files_of("train")[0], FileOpener(disturbed="latency_ms=0")
         whole = dataclasses.replace(whole, path=f"latency://0ms{whole.path}")
         groups = RowGroupReader([whole], ("I1",), opened=files)
-        files.faults.corrupt("part-")
+        files.faults.corrupt = "part-"
         with raises(SourceError, "part-00000.parquet", "row group 0"):
             groups.read(Read(0, 0, whole.row_group_rows[0], (WindowPart(0, 0, 0, 1),)))
-        assert files.faults.corrupted == 1
+        assert files.faults.corrupt is None
         groups.close()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +13,8 @@ from sluice.agent.costs.rates import rates
 from sluice.agent.policies.planner.planner import Planner
 from sluice.ingest import progress
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Rests
 from tests.agent.fake import FakePipeline, FakeStage
-from tests.ingest.test_stats import stage
 
 
 class RestingPipeline(FakePipeline):
@@ -29,22 +25,17 @@ class RestingPipeline(FakePipeline):
         self.rests = Rests()
 
     def snapshot(self):
+        self.rests = self.rests.end_if_over(self.counters())
         return self.rests.hide_rests(self.counters())
 
     def counters(self):
         return super().snapshot()
 
-    def advance(self, seconds):
-        for _ in range(round(100 * seconds)):
-            super().advance(0.01)
-            if self.rests.may_end(int(self._taken) * self.rows_an_item):
-                self.rests = self.rests.end_or_extend(self.counters())
-
     def rest(self, seconds):
         """The trainer takes nothing for so long."""
         self.rests = self.rests.start(self.counters())
         step_s, self.step_s = self.step_s, 1e12
-        super().advance(seconds)
+        self.advance(seconds)
         self.step_s = step_s
         self.rests = self.rests.resume(self.counters())
 
@@ -113,20 +104,6 @@ def test_the_effect_of_a_change_is_that_of_the_time_without_rests(seed):
             assert effects[number]["rows_per_s_after"] == pytest.approx(steady, rel=0.25)
 
 
-def test_a_rest_ends_if_the_pipeline_keeps_its_larger_buffers_full():
-    """The agent has just made the buffers larger. They stay full, because the pipeline is faster than the trainer."""
-    pipeline = RestingPipeline(*_stages(), step_s=0.01)
-    pipeline.advance(5.0)
-    knobs = replace(pipeline.knobs.with_workers(decode=16), prefetch_bytes=32 * 2**20)
-    pipeline.apply(knobs)
-    pipeline.rest(7.0)
-    before = pipeline.snapshot()
-    pipeline.advance(6.0)
-    after = pipeline.snapshot()
-    assert after.at - before.at > 2.0, "the agent sees the run again"
-    assert rates(before, after).rows_per_s == pytest.approx(100_000, rel=0.1)
-
-
 @pytest.mark.parametrize("work_s", [0.1, 0.5])
 def test_a_trainer_that_takes_its_rows_in_rests_is_seen_half_of_the_time(work_s):
     """Each pause fills the buffers, and the next one begins before they are empty."""
@@ -141,45 +118,24 @@ def test_a_trainer_that_takes_its_rows_in_rests_is_seen_half_of_the_time(work_s)
     assert raw.at - seen.at >= rounds * 7.0 - 0.01, "no pause is seen"
 
 
-def test_the_share_of_waiting_is_that_of_the_time_after_the_first_batch_without_rests(monkeypatch):
+def test_a_rest_of_the_loader_is_left_out_until_its_rows_are_taken(table, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    loading = SimpleNamespace(
-        machine=Machine(),
-        stats=lambda: (stage("read"),),
-        durations=dict,
-        held_back=Counter(),
-        memory_free=0,
-        restarts=0,
-        throttled=0,
-    )
-    consumer = progress.Progress(loading, None)
-    for phase, until in (("wait", 10), ("compute", 13), ("wait", 14)):
-        consumer.enter(phase)
-        now[0] = until
-        if phase == "wait":
-            consumer.enter("compute")
-            consumer.count(5)
-    now[0] = 16
-    with consumer.resting():
-        now[0] = 116
-    now[0] = 118
-    stats = consumer.stats(rank=0)
-    assert (stats.rows, stats.wait_s, stats.compute_s) == (5, 1, 3 + 2 + 2)
-    assert stats.stall_fraction == 1 / 8
-
-
-def test_a_rest_of_the_loader_is_left_out_until_its_rows_are_taken(table):
     with BatchLoader(table, batch_size=80) as loader:
         batches = iter(loader)
         for _ in range(3):
+            now[0] += 1
             next(batches)
         with loader.resting():
             before = loader.tunable.snapshot()
+            now[0] += 100
             assert loader.snapshot().at > before.at, "the counters of all that happened go on"
             assert loader.tunable.snapshot().at == before.at
         assert loader.tunable.snapshot().rows == before.rows
+        now[0] += 2
+        stats = loader.stats()
+        assert (stats.rows, stats.wait_s, stats.compute_s) == (160, 0, 1 + 1 + 2)
         for _ in batches:
-            pass
+            loader.tunable.snapshot()
         assert loader.tunable.snapshot().rows > before.rows
         assert loader.tunable.snapshot().rows <= loader.snapshot().rows

@@ -170,7 +170,7 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
     with opened(table, 5) as loader:
         expected = hashes(loader, 5)
     with opened(table, 5, address) as loader:
-        fleet, pids = loader._remote._fleet, set()
+        fleet, pids = loader._remote.fleet, set()
 
         def use(workers: int) -> None:
             loader.apply(
@@ -262,7 +262,7 @@ def reads_itself_where_no_core_is_free(table: Any, address: str, taken: Taken) -
         assert_names(said(), "free core", "Ray")
         say("without a free core the loader says so, and reads the rows itself")
         taken.free()
-        fleet = loader._remote._fleet
+        fleet = loader._remote.fleet
         with fleet.changed:
             assert fleet.changed.wait_for(lambda: bool(fleet.workers), _STARTS_S), "no worker came"
         for _ in range(300):
@@ -283,7 +283,7 @@ def outlives_the_head(table: Any, head: Node, address: str) -> None:
             lines_of_stderr() as said,
             opened(table, 10_000, address) as other,
         ):
-            fleet, found = other._remote._fleet, iter_hashes(other)
+            fleet, found = other._remote.fleet, iter_hashes(other)
             assert next(found) == next(twin)
             with fleet.changed:
                 assert fleet.changed.wait_for(lambda: bool(fleet.workers), _STARTS_S), (
@@ -312,7 +312,7 @@ def comes_back(table: Any, folder: Path) -> None:
         lines_of_stderr() as said,
         opened(table, 10_000, address) as loader,
     ):
-        fleet, found = loader._remote._fleet, iter_hashes(loader)
+        fleet, found = loader._remote.fleet, iter_hashes(loader)
         client = fleet.start.__self__._child
         next(found)
         client.kill()  # as Ray's own code ends it

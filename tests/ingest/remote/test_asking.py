@@ -112,10 +112,11 @@ class Held(WorkerServer):
 
 
 def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(
-    serving, worker, asking, right
+    serving, worker, asking, right, monkeypatch
 ):
+    monkeypatch.setattr(asking_file, "slow_after", lambda *_: 0.0)
     held = serving(Held)
-    asker, fleet = asking(held, worker, patience=lambda rates, rows: 0.0)
+    asker, fleet = asking(held, worker)
     first(fleet)
     right(asker)
     assert held.asked.is_set()
@@ -404,7 +405,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
         [line] = [one for one in capsys.readouterr().err.splitlines() if "no worker" in one]
         assert_names(line, "0.5 s")
         held.may_answer.set()
-        fleet = loader._remote._fleet
+        fleet = loader._remote.fleet
         with fleet.changed:
             assert fleet.changed.wait_for(lambda: fleet.workers[0].is_there, 60)
         until = time.monotonic() + 60

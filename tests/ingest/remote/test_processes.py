@@ -74,7 +74,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
     with loading() as loader:
         order = hashes(loader, 6, values=expected)
     with loading(workers="local:2", knobs=knobs(2)) as loader:
-        fleet, seen, killed, charged = loader._remote._fleet, set(), [], []
+        fleet, seen, killed, charged = loader._remote.fleet, set(), [], []
         account, fleet.charge = fleet.charge, lambda size: (charged.append(size), account(size))
 
         def workers(count):
