@@ -353,7 +353,7 @@ class Pipeline(StagePools):
         for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
             step = position.step if epoch == position.epoch else 0
             schedule = plan.schedule(epoch, share.reader, share.readers, step)
-            for read in schedule.reads:
+            for read in itertools.chain.from_iterable(map(self._input.groups.cut, schedule.reads)):
                 yield ReadTask(schedule, read)
 
     def _charge_early(self, governor: Governor, window: WindowRows, rows: int) -> Charge | None:

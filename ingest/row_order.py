@@ -37,6 +37,9 @@ from sluice.ingest.permutations import permutation, permutation_length, window_h
 
 STREAMS = 8
 """The default number of streams, at most. More streams mix rows better but cost more memory and processor time."""
+SLICE_ROWS = 8192
+"""The rows of a call of a function over rows: few enough for several workers to share a row group, and many enough to
+hide a call's cost."""
 _LISTED_RANKS = 64
 """Error messages list the possible numbers of ranks up to this number."""
 _SHORT_WINDOWS = 3
@@ -97,6 +100,14 @@ class Read:
     parts: tuple[WindowPart, ...]
     first: int = 0
     """The number in the row group of the first row. Not 0 in a piece of a read."""
+    is_piece: bool = False
+
+    def pieces(self, rows: int) -> list[Read]:
+        """Returns pieces of at most so many rows, in the order in which batches need them."""
+        starts = range(0, self.rows, rows)
+        pieces = [self.piece(start, min(start + rows, self.rows)) for start in starts]
+        pieces = [piece for piece in pieces if piece.parts]
+        return sorted(pieces, key=lambda piece: min(part.window for part in piece.parts))
 
     def piece(self, start: int, stop: int) -> Read:
         """Returns the read of its rows `start` to `stop` alone. The piece counts its rows from 0. It also has a part
@@ -111,7 +122,13 @@ class Read:
             for part in self.parts
             if start <= part.start < stop or part.start < start < part.stop
         )
-        return replace(self, rows=stop - start, parts=tuple(parts), first=self.first + start)
+        return replace(
+            self,
+            rows=stop - start,
+            parts=tuple(parts),
+            first=self.first + start,
+            is_piece=True,
+        )
 
 
 @dataclass(frozen=True)

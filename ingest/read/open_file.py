@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,9 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.plain.footer_chunks import thrift_numbers
 from sluice.ingest.read.pages import StoredColumns, StoredRows, stored_places
 from sluice.ingest.read.remote_files import RemoteFile
+from sluice.ingest.row_order import SLICE_ROWS, Read
 
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.11 does not name it
+_HEAD_BYTES = 2**15  # what is read of a page for its head, which may have two texts
+_VALUES, _VALUES_2 = 5 << 6 | 1, 8 << 6 | 1  # the number of values in heads of version 1 and 2
 _MOST_GAP = 8192  # columns that lie closer together are fetched as one range
 
 
@@ -47,13 +54,14 @@ class OpenFile:
         self._differing = {
             chunk.path_in_schema for chunk in chunks if "DELTA_BYTE_ARRAY" in chunk.encodings
         }
-        self._parquet = pq.ParquetFile(
-            opened,
+        self._open = functools.partial(
+            pq.ParquetFile,
             metadata=self.metadata,
             read_dictionary=[name for name in dictionaries if name not in self._differing],
             pre_buffer=False,  # handing work to Arrow's threads costs more
             page_checksum_verification=True,
         )
+        self._parquet = self._open(opened)
         self.schema = self._parquet.schema_arrow
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
@@ -83,6 +91,7 @@ class LocalFile(OpenFile):
             self._release()
             raise
         self._columns: StoredColumns | None = None
+        self._pages = functools.cache(self._find_pages)
 
     def fetch(
         self, group: int, portions: Sequence[Sequence[str]], buffers: Buffers
@@ -92,6 +101,68 @@ class LocalFile(OpenFile):
             size = os.fstat(self.state).st_size
             self._columns = StoredColumns(self.metadata, self.schema, size)
         return self._columns.fetch(self.state, group, portions, buffers)
+
+    def pieces(self, read: Read, columns: Sequence[str]) -> list[Read]:
+        """Returns pieces of a read for `read_piece`. A piece may begin within a page that another one decodes too. So
+        pieces are long enough that at most as many bytes are read again as the row group has. Raises an error for
+        lists, columns of structs, and pages that are not understood."""
+        count, again, stored = -(-read.rows // SLICE_ROWS), 0, 0
+        for name in columns:
+            pages = self._pages(read.group, name)
+            begin, values, end = pages[[0, 1, -1], 1].tolist()
+            again += count * (values - begin + (end - values) // (len(pages) - 2))
+            stored += end - begin
+        return read.pieces(SLICE_ROWS * max(1, -(-again // stored)))
+
+    def read_piece(self, piece: Read, columns: Sequence[str]) -> pa.Table:
+        """Decodes the rows of a piece. Reads only the pages that have them."""
+        size = os.fstat(self.state).st_size
+        # The needed pages, as if each column began with them. Only what is written takes memory.
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | _NO_RESERVE)
+        file, found = self._open(pa.BufferReader(memory)), {}
+        for name in columns:
+            pages = self._pages(piece.group, name)
+            after, last = np.searchsorted(pages[:, 0], (piece.first + 1, piece.first + piece.rows))
+            (row, at), (_, end), (_, begin), (_, to) = pages[[after - 1, last, 0, 1]].tolist()
+            memory[begin:to] = os.pread(self.state, to - begin, begin)  # the dictionary
+            memory[to : to + end - at] = os.pread(self.state, end - at, at)
+            skip, batches = piece.first - row, []
+            left = skip + piece.rows
+            try:
+                for batch in file.iter_batches(left, [piece.group], [name], use_threads=False):
+                    batches.append(batch)
+                    left -= batch.num_rows
+                    if not left:  # what follows are no pages
+                        break
+            except OSError as error:
+                raise OSError(f"column {name!r}: {error}") from error
+            found[name] = pa.Table.from_batches(batches).column(name).slice(skip)
+        return pa.table(found)
+
+    def _find_pages(self, group: int, name: str) -> npt.NDArray[np.int64]:
+        """Returns the first row of each page of a column, and where the page begins. Before them is the beginning of
+        the column, and after them the end of both."""
+        schema = self.metadata.schema
+        [leaf] = [
+            number
+            for number, leaf in enumerate(map(schema.column, range(self.metadata.num_columns)))
+            if leaf.name == leaf.path == name and not leaf.max_repetition_level
+        ]
+        at, end = stored_places(self.metadata)[group, leaf].tolist()
+        numbers = np.empty((128, 2), np.int64)
+        places, row = [(-1, at)], 0
+        while at < end:
+            head = np.frombuffer(os.pread(self.state, _HEAD_BYTES, at), np.uint8)
+            count, size = thrift_numbers(np.uint64(head.ctypes.data), 0, len(head), numbers)
+            found = dict(numbers[: max(0, count)].tolist())
+            if found.get(1) != 2:  # no dictionary
+                places.append((row, at))
+                row += found.get(_VALUES, 0) + found.get(_VALUES_2, 0)
+            at += size + max(0, found.get(3, end))
+        rows = self.metadata.row_group(group).num_rows
+        if (rows, end) != (row, at) or name in self._differing:
+            raise ValueError(f"the pages of column {name!r} are not understood")
+        return np.array([*places, (row, at)])
 
     def close(self) -> None:
         super().close()

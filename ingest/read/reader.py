@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, StoredMemory
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import Fetched, KeptFiles
-from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
+from sluice.ingest.read.open_file import LocalFile, StoreFile
 from sluice.ingest.read.pages import StoredRows
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
@@ -39,12 +40,21 @@ from sluice.ingest.row_order import Read
 from sluice.ingest.stages.quarantine import LOST, Quarantine
 from sluice.ingest.stages.scatter_kernel import DamagedPage
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
-from sluice.ingest.stages.transform import Transform, given_by, needed_before, reads_of, schema_with
+from sluice.ingest.stages.transform import (
+    Transform,
+    frame_of,
+    given_by,
+    needed_before,
+    reads_of,
+    schema_with,
+)
 
 _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
 _MAKE_ROW_BYTES = 24
 """Bytes of a row while one column is made: three forms of eight bytes each."""
+_LARGE_BYTES = 64 * 2**20
+"""A row group of more bytes is decoded in pieces if that is cheap."""
 _IDLE_BYTES = 32 * 2**20
 """Memory that is kept for the stored bytes of the next row groups."""
 
@@ -151,8 +161,6 @@ class RowGroupReader:
         """The place of each row group in the order of the users."""
         self._checked_schema: pa.Schema | None = None
         """The schema of a row group that can be loaded along with the first file."""
-        self._flat_schema: pa.Schema | None = None
-        """The schema of stored columns without structs."""
 
     def _dictionary_columns(self) -> list[str]:
         """Returns the text columns that are read as dictionaries, so that each distinct value is processed once."""
@@ -195,7 +203,7 @@ class RowGroupReader:
         try:
             try:
                 table = (
-                    self.decoded(read.file, read.group, fetched=fetched)
+                    self.decoded(read.file, read.group, fetched=fetched, read=read)
                     if decode is None
                     else decode(read)
                 )
@@ -242,17 +250,31 @@ class RowGroupReader:
                 )
         return rows
 
+    def cut(self, read: Read) -> list[Read]:
+        """Returns pieces of a large read if each can be decoded by itself, so that functions over rows begin early."""
+        others = self._selection, self._is_filtered, self.fetches
+        is_large = self.decoding.decoded(read.rows) > _LARGE_BYTES
+        if self.functions and is_large and not any((*others, *map(frame_of, self.functions))):
+            # Whatever is wrong, decoding the whole row group says so.
+            with suppress(Exception), self._kept.opened(read.file, None) as file:
+                assert isinstance(file, LocalFile)
+                return file.pieces(read, self._located[read.file].stored(self.columns))
+        return [read]
+
     def decoded(
         self,
         number: int,
         group: int,
         columns: Sequence[str] | None = None,
         fetched: Fetched = None,
+        read: Read | None = None,
     ) -> pa.Table:
-        """Decodes the stored columns of a row group, or only those in `columns`. The result may be `StoredRows`, which
-        can only be moved to batches."""
+        """Decodes the stored columns of a row group, or only those in `columns`, or of a `read` that is a piece. The
+        result may be `StoredRows`, which can only be moved to batches."""
         where = self._kept.where(number, group)
-        table = self._read_stored(number, group, columns, fetched)
+        piece = read if read and read.is_piece else None
+        rows = piece.rows if piece else self.row_groups[number][group]
+        table = self._read_stored(number, group, columns, fetched, piece)
         if columns is None and table.schema != self._checked_schema:
             # Values of typed columns are converted one by one, so their stored type may differ.
             fields = (
@@ -270,15 +292,19 @@ class RowGroupReader:
                 table = table.filter(pa.array(self._selection.mask(table)))
             except ColumnError as error:
                 raise SourceError(f"{where}: {error}") from error
-        if table.num_rows != self.row_groups[number][group]:
+        if table.num_rows != rows:
             raise SourceError(
-                f"{where}: {table.num_rows} rows where the table has {self.row_groups[number][group]}; "
-                "the file was replaced. Start again"
+                f"{where}: {table.num_rows} rows where the table has {rows}; the file was replaced. Start again"
             )
         return table
 
     def _read_stored(
-        self, number: int, group: int, columns: Sequence[str] | None, fetched: Fetched = None
+        self,
+        number: int,
+        group: int,
+        columns: Sequence[str] | None,
+        fetched: Fetched = None,
+        piece: Read | None = None,
     ) -> Any:
         """Reads stored columns of a row group. Adds the columns that its folders name. Columns may stay stored if all
         are read."""
@@ -288,15 +314,17 @@ class RowGroupReader:
             portions = (wanted,)
         try:
             with self._kept.opened(number, fetched) as file:
+                decode = partial(file.read, group)
                 if columns is None and self.in_pages and isinstance(file, LocalFile):
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
                     if rows := file.fetch(group, portions, self._buffers):
                         unread = ([n for n in some if n not in rows.stored] for some in portions)
-                        others = self._table(file, number, group, [*filter(None, unread)])
-                        rows.complete(wanted, others)
+                        rows.complete(wanted, self._table(number, decode, [*filter(None, unread)]))
                         return rows
-                table = self._table(file, number, group, portions)
+                if piece and isinstance(file, LocalFile):
+                    decode = partial(file.read_piece, piece)
+                table = self._table(number, decode, portions)
             table = self._located[number].with_constants(table, wanted)
             lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)
             for name in lacking:
@@ -335,19 +363,17 @@ class RowGroupReader:
         return in_order(ranges, history.history)
 
     def _table(
-        self, file: OpenFile, number: int, group: int, portions: Sequence[Sequence[str]]
+        self,
+        number: int,
+        decode: Callable[[Sequence[str]], pa.Table],
+        portions: Iterable[Sequence[str]],
     ) -> pa.Table:
-        """Decodes a row group, some of its columns at a time. Parts of structs become columns. Arrow's reader keeps the
-        stored form of all columns of one call until the call returns, so large columns are read separately."""
-        located, tables = self._located[number], []
-        for some in portions:
-            table = located.table(file.read(group, located.stored(some)), ())
-            if table.schema != self._flat_schema:  # tables of one schema are looked through once
-                flat = flattened(table)
-                if flat is table:
-                    self._flat_schema = table.schema
-                table = flat
-            tables.append(table)
+        """Decodes some columns at a time. Parts of structs become columns.
+
+        Arrow's reader keeps the stored form of all columns of one call until the call returns, so large columns are
+        read separately."""
+        located = self._located[number]
+        tables = [flattened(located.table(decode(located.stored(some)), ())) for some in portions]
         tables = [table for table in tables if table.num_columns] or tables[:1]
         if len(tables) == 1:
             return tables[0]

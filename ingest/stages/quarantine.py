@@ -61,9 +61,8 @@ class Quarantine:
         self._seen = self._quarantined = 0
         self._reasons: Counter[str] = Counter()
         self._descriptor = -1
-        self._lost_groups: set[tuple[int, int]] = set()
         self._bad_rows: dict[tuple[int, int], set[int]] = {}
-        """The rows with invalid values, for each row group that could be read."""
+        """The rows with invalid values, and those that could not be read, for each row group."""
 
     @property
     def allowed(self) -> bool:
@@ -83,15 +82,11 @@ class Quarantine:
             self.add(error, stage, group, numbers)
 
     def replace_group(self, error: Exception, read: Read, schema: pa.Schema) -> pa.Table:
-        """Quarantines a row group that cannot be read. Returns a table of zeros in its place. A row group that is read
-        twice counts once. Raises the error if rows may not be quarantined."""
+        """Quarantines a row group that cannot be read, or a piece of one. Returns a table of zeros in its place.
+        Rows that are read twice count once. Raises the error if rows may not be quarantined."""
         if not self.allowed:
             raise error
-        with self._lock:
-            group = (read.file, read.group)
-            if group not in self._lost_groups:
-                self.add(error, "read", group, range(read.first, read.first + read.rows))
-                self._lost_groups.add(group)
+        self._add_once(error, "read", read, range(read.rows))
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
     def replace_rows(
@@ -114,20 +109,23 @@ class Quarantine:
         except ColumnError as too_many:
             # More rows fail than may be quarantined, so this ends the run.
             return self.replace_group(too_many, read, schema)
-        with self._lock:
-            group = (read.file, read.group)
-            known = self._bad_rows.setdefault(group, set())
-            for row, wrong in bad:
-                number = read.first + row
-                if number not in known:
-                    self.add(wrong, stage, group, [number])
-                    known.add(number)
+        for row, wrong in bad:
+            self._add_once(wrong, stage, read, [row])
         pieces = {start: table for start, _, table in good}
         here = good[0][2].schema if good else schema  # types of numbers may differ between files
         pieces |= {
             row: pa.table([_zeros(field.type, 1) for field in here], schema=here) for row, _ in bad
         }
         return pa.concat_tables([pieces[start] for start in sorted(pieces)])
+
+    def _add_once(self, error: Exception, stage: str, read: Read, rows: Iterable[int]) -> None:
+        """Quarantines those of a read's rows that are not quarantined yet."""
+        with self._lock:
+            group = (read.file, read.group)
+            known = self._bad_rows.setdefault(group, set())
+            if lost := sorted({read.first + row for row in rows} - known):
+                self.add(error, stage, group, lost)
+                known.update(lost)
 
     def zero_lost_weights(self, series: BatchSeries, columns: Columns) -> None:
         """Sets the weight to 0 for rows that could not be read, and quarantines rows with an invalid weight. With a
@@ -173,15 +171,12 @@ class Quarantine:
 
     def _lost_rows(self, epoch: int, step: int) -> list[int]:
         """Returns the rows of a batch that could not be read."""
-        if not self._lost_groups and not self._bad_rows:
+        if not self._bad_rows:
             return []
         return [
             n
             for n, origin in enumerate(self._origins.batch(epoch, step))
-            if origin is not None
-            and (
-                origin[:2] in self._lost_groups or origin.row in self._bad_rows.get(origin[:2], ())
-            )
+            if origin is not None and origin.row in self._bad_rows.get(origin[:2], ())
         ]
 
     def count_rows(self, rows: int) -> None:

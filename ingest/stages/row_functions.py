@@ -16,7 +16,7 @@ from sluice.ingest.errors import LoadingError
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import asking_for
 from sluice.ingest.process.worker import WorkerClosed
-from sluice.ingest.row_order import Read
+from sluice.ingest.row_order import SLICE_ROWS, Read
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import LOST
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
@@ -27,19 +27,13 @@ if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
     from sluice.ingest.read.reader import RowGroupReader
 
-SLICE_ROWS = 8192
-"""The rows of a call: few enough for several workers to share a row group, and many enough to hide a call's cost."""
-
 
 def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
     """Yields slices of row groups. Those of one row group come in the order in which batches need them, so that the
     first batch does not wait for a whole row group. Its memory is released after its last slice."""
     for decoded in reads:
         read = decoded.task.read
-        starts = range(0, read.rows, SLICE_ROWS)
-        pieces = [read.piece(start, min(start + SLICE_ROWS, read.rows)) for start in starts]
-        pieces = [piece for piece in pieces if piece.parts]
-        pieces.sort(key=lambda piece: min(part.window for part in piece.parts))
+        pieces = read.pieces(SLICE_ROWS)
         table = decoded.rows
         decoded.share(len(pieces))
         for piece in pieces:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from unittest.mock import Mock
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,8 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.process import shared_memory
 from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
 from sluice.ingest.process.shared_memory import Region
-from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages.row_functions import SLICE_ROWS, cut_into_slices
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
+from sluice.ingest.read import open_file, reader
+from sluice.ingest.row_order import SLICE_ROWS, Order, RowsPlan
 from sluice.ingest.stages.transform import TransformError
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -68,7 +67,8 @@ def queries(tmp_path_factory):
             "query": [query(row) for row in range(ROWS)],
         }
     )
-    pq.write_table(table, folder / "a.parquet", row_group_size=GROUP)
+    how = {"use_dictionary": ["label"], "write_page_checksum": True}
+    pq.write_table(table, folder / "a.parquet", row_group_size=GROUP, data_page_size=4096, **how)
     return folder
 
 
@@ -96,6 +96,7 @@ def epoch(*given, **options):
     ],
 )
 def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs, monkeypatch):
+    monkeypatch.setattr(reader, "_LARGE_BYTES", 0)  # so row groups are decoded in pieces
     regions = []
     monkeypatch.setattr(
         shared_memory, "Region", lambda charge: regions.append(Region(charge)) or regions[-1]
@@ -115,13 +116,42 @@ def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs, m
     assert len(regions) <= 2, "columns do not keep the memory of the texts"
 
 
-def test_slices_come_in_the_order_in_which_batches_need_them():
-    rows = 10 * SLICE_ROWS
-    schedule = RowsPlan(groups=((rows,),), batch_size=800).schedule(0)
-    task = ReadTask(schedule, schedule.reads[0])
-    slices = cut_into_slices(iter([Decoded(task, pa.table({"row": range(rows)}), Mock())]))
-    due = [one.task.read.parts[0].window for one in slices]
-    assert due == sorted(due) != [0] * len(due)
+def test_pieces_come_in_the_order_in_which_batches_need_them():
+    [read] = RowsPlan(groups=((99_999,),), batch_size=800).schedule(0).reads
+    due = [one.parts[0].window for one in read.pieces(SLICE_ROWS)]
+    assert due == sorted(due)
+    assert max(due)
+
+
+def test_pieces_of_a_large_row_group_read_only_their_pages(queries, tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "_LARGE_BYTES", 0)
+    long_pages = tmp_path / "a.parquet"
+    pq.write_table(pq.read_table(queries), long_pages, row_group_size=GROUP)
+    read, plain = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda *how: read.append(how[1]) or plain(*how))
+    for source, count in ((queries, 2), (tmp_path, 1)):
+        with opened(source, [PARSE]) as loader:
+            groups = loader._input.groups
+            pieces = groups.cut(loader.plan.schedule(0).reads[1])
+            assert len(pieces) == count
+            for piece in pieces:
+                rows = groups.decoded(0, piece.group, read=piece)
+                assert rows.equals(groups.decoded(0, piece.group).slice(piece.first, piece.rows))
+    stored = pq.read_metadata(long_pages).row_group(0).total_byte_size
+    assert sum(size for size in read if size != open_file._HEAD_BYTES) < 2.5 * stored
+
+
+def test_a_damaged_page_costs_only_the_rows_of_its_piece(queries, tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "_LARGE_BYTES", 0)
+    damaged = bytearray((queries / "a.parquet").read_bytes())
+    last = pq.read_metadata(queries / "a.parquet").row_group(0).column(3)
+    damaged[last.data_page_offset + last.total_compressed_size - 9] ^= 1
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    errors = Errors(on_error="quarantine", quarantine=tmp_path / "list.jsonl", probation_rows=10**6)
+    with opened(tmp_path, [PARSE], errors=errors, last="pad") as loader:
+        assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - GROUP % SLICE_ROWS
+        assert loader.quarantined["rows_set_aside"] == GROUP % SLICE_ROWS
+    assert "a.parquet, row group 0: column 'query'" in (tmp_path / "list.jsonl").read_text()
 
 
 def test_a_function_reads_what_an_earlier_one_gives_and_replaces_stored_columns(queries):

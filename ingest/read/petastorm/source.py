@@ -102,7 +102,7 @@ class PetastormSource:
     def stored_rows(self, task: ReadTask) -> pa.Table:
         """Returns the stored columns of the rows that the predicate keeps."""
         read, predicate = task.read, self._predicate
-        table = self._groups.decoded(read.file, read.group, fetched=task.fetched)
+        table = self._groups.decoded(read.file, read.group, fetched=task.fetched, read=read)
         if predicate is not None:
             table = table.filter(pa.array(_mask(predicate, table)))
         for name in table.column_names if self.gives_arrays and self._spec is None else ():
