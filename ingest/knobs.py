@@ -31,6 +31,8 @@ FETCH = "fetch"
 """The stage that gets the stored bytes of row groups from a far store. Its workers are the row groups in flight."""
 DECODE = "decode"
 """The stage that decodes row groups."""
+COLLATE = "collate"
+"""The stage of release 0.2.0 that made tensors."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 """The knobs that are numbers of bytes."""
 NAMES = ("workers", "backend", "fused", *SIZES)
@@ -286,8 +288,22 @@ class Limits:
         )
         return before is not None and own == other
 
-    def check(self, knobs: Knobs) -> None:
-        """Raises KnobError, which names the knob, its value and its range, if `knobs` exceed the limits."""
+    def _without_collate(self, knobs: Knobs) -> Knobs:
+        """Returns `knobs` without the stage of release 0.2.0 that this pipeline does not have."""
+        if COLLATE not in knobs.workers or COLLATE in self.workers:
+            return knobs
+        warnings.warn(
+            f"the stage {COLLATE} is gone: the stage before it also makes tensors. Leave {COLLATE} out",
+            FutureWarning,
+            stacklevel=3,
+        )
+        kept = {stage: count for stage, count in knobs.workers.items() if stage != COLLATE}
+        return replace(knobs, workers=kept)
+
+    def check(self, knobs: Knobs) -> Knobs:
+        """Returns the knobs to apply. Raises KnobError, which names the knob, its value and its range, if `knobs`
+        exceed the limits."""
+        knobs = self._without_collate(knobs)
         for stage in (*knobs.workers, *knobs.backend, *sorted(knobs.fused)):
             if stage not in self.workers:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *SIZES))}")
@@ -323,11 +339,12 @@ class Limits:
             low, high = getattr(self, name)
             if not low <= getattr(knobs, name) <= high:
                 raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
+        return knobs
 
     def clamp(self, knobs: Knobs) -> Knobs:
         """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers.
         A stage that cannot run in threads gets its first back end."""
-        wanted = dict(knobs.workers)
+        wanted = dict(self._without_collate(knobs).workers)
         if FETCH in self.workers and DECODE in wanted:  # as in release 0.2.0, readers also fetched
             wanted.setdefault(FETCH, wanted[DECODE])
         workers = {

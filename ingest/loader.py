@@ -26,7 +26,7 @@ from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.row_order import Position, Read, RowsPlan, chain, differences_of
-from sluice.ingest.stages.batch import Ready
+from sluice.ingest.stages.batch import BatchSeries
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Origins, Quarantine
 from sluice.ingest.stats import LoaderStats, Snapshot
@@ -75,7 +75,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._progress = Progress(self.pipeline, config.memory_limit, remote_stats)
         self._position = Position()
         self._hash_so_far = ""
-        self._ready: Iterator[Ready] | None = None
+        self._ready: Iterator[BatchSeries] | None = None
         self._iteration = self._end_epoch = 0  # the pipeline reads the epochs before `_end_epoch`
         self._in_epoch = self._closed = False
         self.observer: Any = None
@@ -180,19 +180,19 @@ class BatchLoader(IterableDataset[Batch]):
             run = self._start_epoch(iteration)
             epoch = self._position.epoch
             while self._position.epoch == epoch:
-                ready = next(run)
+                series = next(run)
                 try:
-                    for batch in ready.batches:
+                    for batch in series.batches:
                         self._count(batch)
                         self._progress.enter("compute")
                         yield batch
                         self._check_current(iteration)
                         self._progress.enter("wait")
                 finally:  # also runs if the consumer stops after the epoch's last batch
-                    charge = ready.charge
-                    del ready, batch  # a reference would keep the batch's memory from being reused
+                    charge = series.charge
+                    del series, batch  # a reference would keep the batch's memory from being reused
                     # In a fork, a lock may never be released.
-                    if not (self.pipeline.ended or self.pipeline.forked):
+                    if charge and not (self.pipeline.ended or self.pipeline.forked):
                         charge.release()
         except Exception as error:  # modules are emptied at exit, and only built-in names remain
             # Closing interrupts reads and processes. If that caused the error, the message says so.
@@ -212,7 +212,7 @@ class BatchLoader(IterableDataset[Batch]):
                     self._ready = None
                     self.pipeline.close()
 
-    def _start_epoch(self, iteration: int) -> Iterator[Ready]:
+    def _start_epoch(self, iteration: int) -> Iterator[BatchSeries]:
         """Starts the epoch and returns its batches. Another thread may call `close` at any moment. If it did, this
         method stops what it has started."""
         self._check_current(iteration)

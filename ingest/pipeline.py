@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.ingest import stage_spec
 from sluice.ingest.errors import NoWorkerAnswers
-from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
+from sluice.ingest.knobs import BACKENDS, COLLATE, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine
@@ -20,9 +20,9 @@ from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
-from sluice.ingest.stage_spec import BATCH, COLLATE, SHUFFLE, StageSpec
+from sluice.ingest.stage_spec import BATCH, SHUFFLE, StageSpec
 from sluice.ingest.stages.bags import load_compiled_moves
-from sluice.ingest.stages.batch import BatchSeries, Chunks, Collator, Cutter, Ready, series_steps
+from sluice.ingest.stages.batch import BatchSeries, Chunks, Cutter, series_steps
 from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from sluice.ingest.stages.quarantine import Quarantine
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline(StagePools):
-    """The stages fetch → decode → shuffle → batch → transforms → collate of one rank. Local files need no `fetch`.
+    """The stages fetch → decode → shuffle → batch → transforms of one rank. Local files need no `fetch`.
 
     `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
     and counters."""
@@ -86,15 +86,16 @@ class Pipeline(StagePools):
         if remote is not None and reads_remotely:
             defaults = defaults.with_workers(decode=remote.fleet.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
-        self._cutter = Cutter(plan, columns, share, self._buffers, quarantine)
-        self._collator = Collator(columns, share.rows, quarantine)
+        self._cutter = Cutter(
+            plan, columns, share, self._buffers, quarantine, stages=len(self._fused)
+        )
         self._streams = len(plan.streams_of(share.reader, share.readers))
         self.footprint = self._least_memory()
         load_compiled_moves(bool(columns.stored_bags))  # takes memory, too
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._minimum = self.footprint.total, str(self.footprint)
         self._renew_governor()
-        self.limits.check(self.knobs)
+        self.knobs = self.limits.check(self.knobs)
         self._burden = 1
         if remote is not None:
             remote.fleet.charge = self._note_remote_memory
@@ -125,7 +126,7 @@ class Pipeline(StagePools):
         )
         own = (stage.name for stage in stages if not stage.transforms)
         called = (transform.name for transform in (*given.functions, *given.transforms))
-        for name, count in Counter(["read", *own, *called]).items():
+        for name, count in Counter(["read", COLLATE, *own, *called]).items():
             if count > 1:
                 raise TransformError(
                     f"transforms: {count} stages are called {name!r}; give each transform its own name, as in "
@@ -215,14 +216,14 @@ class Pipeline(StagePools):
             return self._streams * given.plan.widest * given.columns.window_row_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
-        if limit == "series":
-            # These batches are also prefetched for the trainer.
-            return min(self._cutter.longest_series_bytes, self.knobs.prefetch_bytes)
-        return self.knobs.prefetch_bytes
+        if stage == next(name for name in reversed(self._specs) if name not in self.knobs.fused):
+            return self.knobs.prefetch_bytes
+        # These batches are also prefetched for the trainer.
+        return min(self._cutter.longest_series_bytes, self.knobs.prefetch_bytes)
 
     # ---- starting and stopping
 
-    def start(self, position: Position, epochs: int) -> Iterator[Ready]:
+    def start(self, position: Position, epochs: int) -> Iterator[BatchSeries]:
         """Stops an earlier run. Then yields batches from `position` on, up to the end of epoch number `epochs - 1`."""
         self.stop()
         PROBE.enter(self)
@@ -253,7 +254,7 @@ class Pipeline(StagePools):
             )
             series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
-                self._cutter.cuts(placed, chunks, self._steps_a_series),
+                self._cutter.cut(placed, chunks, self._steps_a_series),
                 lambda _: self._cutter,
                 size=self._cutter.size,
                 measure=_rows_and_bytes,
@@ -263,20 +264,19 @@ class Pipeline(StagePools):
                     name,
                     series,
                     functools.partial(
-                        Transformer, number, steps, given.columns, lambda: self.knobs.fused
+                        Transformer,
+                        number,
+                        steps,
+                        self._cutter,
+                        given.columns,
+                        lambda: self.knobs.fused,
                     ),
-                    size=lambda one: one.nbytes,
+                    size=self._cutter.size,
                     measure=_rows_and_bytes,
                     passes=lambda one, number=number: one.done > number,
                 )
             self._request_remote_workers()
-            return self._pool(
-                COLLATE.name,
-                series,
-                lambda _: self._collator,
-                size=self._collator.size,
-                measure=lambda ready: (sum(batch.rows for batch in ready.batches), ready.nbytes),
-            )
+            return series
 
     def _fetch(self, tasks: Iterator[ReadTask]) -> Iterator[ReadTask]:
         """Starts the stage that gets the stored bytes of row groups from a far store."""

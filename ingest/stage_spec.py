@@ -17,8 +17,9 @@ class StageSpec:
 
     name: str
     buffer_limit: str
-    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one series.
-    `workers`: what waits and what workers are at is one item for each worker."""
+    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one series. After
+    the last stage with workers, `prefetch_bytes` limits them. `workers`: what waits and what workers are at is one item
+    for each worker."""
     workers_a_core: int = 2
     """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
     workers: int = 1
@@ -43,7 +44,7 @@ class StageSpec:
     @property
     def holds_series(self) -> bool:
         """Whether it passes on series, so that one is finished while it works on the next."""
-        return self.buffer_limit in ("series", "prefetch_bytes")
+        return self.buffer_limit == "series"
 
 
 _FETCHING = StageSpec(
@@ -54,8 +55,6 @@ DECODING = StageSpec(
 )
 SHUFFLE = StageSpec(name="shuffle", buffer_limit="window", fusable=True, begins_fused=True)
 BATCH = StageSpec(name="batch", buffer_limit="series")
-# Collating does almost no work.
-COLLATE = StageSpec(name="collate", buffer_limit="prefetch_bytes", workers_a_core=0)
 
 
 def transform(
@@ -96,7 +95,6 @@ def pipeline(
         SHUFFLE,
         BATCH,
         *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)),
-        COLLATE,
     )
 
 

@@ -435,7 +435,7 @@ class Forecast:
         def item_bytes(name: str) -> float:
             return self.joined_costs[name].item_bytes if name in self.joined_costs else 0.0
 
-        last = list(self.limits.workers)[-1]
+        last = self.limits.head(self.knobs, list(self.limits.workers)[-1])
         items = {
             "read_ahead_bytes": workers[self.limits.decoding] * item_bytes(self.limits.decoding),
             "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last),

@@ -174,7 +174,7 @@ class HostTunable:
         return self._knobs
 
     def apply(self, knobs: Knobs) -> None:
-        self.limits.check(knobs)
+        knobs = self.limits.check(knobs)
         self._number += 1
         self._store.set(
             _knobs_key(self._host), json.dumps({"number": self._number, "knobs": knobs.to_dict()})

@@ -125,7 +125,7 @@ class SavedState:
         """Returns the state of a file. Raises KnobError, which names the file, also for knobs outside `limits`."""
         try:
             state = cls.parse(Path(path).read_bytes())
-            limits.check(state.knobs)
+            state = replace(state, knobs=limits.check(state.knobs))
         except OSError as error:
             raise KnobError(f"{path}: the knobs cannot be read: {error}") from None
         except json.JSONDecodeError:

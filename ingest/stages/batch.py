@@ -1,4 +1,4 @@
-"""Makes batches of placed windows: `Cutter`, `Collator`.
+"""Makes batches of placed windows: `Cutter`.
 
 Stages pass on several consecutive batches at a time, as a `BatchSeries`, so that small batches share the cost.
 """
@@ -37,13 +37,13 @@ _UNMEASURED_STEPS = 2
 
 
 class Chunk:
-    """The memory of some consecutive batches, which are filled window by window: four arrays [batch, column, row]."""
+    """The memory of some consecutive batches, which are filled window by window."""
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]], moved: Sequence[tuple[int, int]]):
         """`moved` are the columns that rows are moved to: the number of the array, and the column there."""
-        self.floats, self.ids, self.lengths, self.places = arrays
-        """`ids` are those of columns with one id a row. `lengths` has the number of ids of each row in each column of
-        ids, and `places` the address of each bag in two halves. Without bags, both have no column."""
+        self.arrays = arrays
+        """Four arrays [batch, column, row]: floats, the ids of columns with one id a row, the number of ids of each row
+        in each column of ids, and the address of each bag in two halves. Without bags, the last two have no column."""
         begins = [array.ctypes.data for array in arrays]
         self.addresses = np.array(
             [begins[n] + at * arrays[n].strides[1] for n, at in moved], np.uint64
@@ -101,27 +101,6 @@ def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Consecutive batches of a chunk whose rows are all there."""
-
-    schedule: EpochSchedule
-    step: int
-    rows: tuple[int, ...]
-    """The number of rows of each batch, without padding."""
-    chunk: Chunk
-    padding: tuple[slice, ...]
-    """The rows of the last batch that only fill it. Their bags are empty already."""
-    windows: tuple[tuple[WindowRows, int], ...]
-    """The windows that these rows come from, each with their number."""
-
-    @property
-    def batches(self) -> slice:
-        """The places of the batches in the chunk."""
-        first = self.step % len(self.chunk.floats)
-        return slice(first, first + len(self.rows))
-
-
-@dataclass(frozen=True)
 class Ids:
     """The ids of one batch in one array, column by column. Column n begins at `starts[n]`. Ids beyond int32 are stored
     as the same 32 bits."""
@@ -158,12 +137,20 @@ class BatchSeries:
     schedule: EpochSchedule
     step: int
     rows: tuple[int, ...]
+    """The number of rows of each batch, without padding."""
     floats: npt.NDArray[Any]
-    ids: tuple[Ids, ...]
-    checksums: tuple[int, ...]
-    charge: Charge
+    placed: Sequence[npt.NDArray[Any]] = ()
+    """The part of all arrays of the chunk, until the batch stage makes ids of them."""
+    windows: tuple[tuple[WindowRows, int], ...] = ()
+    """The windows that the rows come from, each with their number, while these account for their memory."""
+    ids: tuple[Ids, ...] = ()
+    checksums: tuple[int, ...] = ()
+    charge: Charge | None = None
     done: int = 0
     """The number of transform stages that are done."""
+    batches: tuple[Batch, ...] = ()
+    """The batches for the consumer, when all stages are done. Their memory is charged until the consumer asks for the
+    next batch after them."""
 
     @property
     def steps(self) -> int:
@@ -176,15 +163,6 @@ class BatchSeries:
     @property
     def nbytes(self) -> int:
         return self.floats.nbytes + sum(ids.nbytes for ids in self.ids)
-
-
-@dataclass(frozen=True)
-class Ready:
-    """Batches for the consumer. Their memory is charged until the consumer asks for the next batch after them."""
-
-    batches: tuple[Batch, ...]
-    nbytes: int
-    charge: Charge
 
 
 def series_steps(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
@@ -209,12 +187,16 @@ class Cutter:
         share: RankShare,
         buffers: Buffers,
         quarantine: Quarantine,
+        *,
+        stages: int,
     ):
+        """`stages` is the number of stages of transforms, which come before batches get their tensors."""
         self._plan = plan
         self._columns = columns
         self._buffers = buffers
         self._share = share
         self._quarantine = quarantine
+        self._stages = stages
         self._rows = plan.batch_size // share.readers
         self.most_steps = most_steps(plan, share.readers, columns.row_bytes)
         self.longest_series_bytes = self.most_steps * self._rows * (columns.row_bytes + 4)
@@ -232,20 +214,21 @@ class Cutter:
             [[int(columns.sparse[n] not in columns.bags)] for n in self._others], np.int32
         ).reshape(-1, 1)
         """The number of ids of a row in each of `_others`, before a transform adds some."""
+        self._ones = torch.ones(len(columns.sparse) * share.rows, dtype=torch.int32)
 
-    def cuts(
+    def cut(
         self, windows: Iterable[WindowRows], chunks: Chunks, most: Callable[[], int]
-    ) -> Iterator[Cut]:
-        """Yields cuts of at most `most()` batches as soon as all their rows are placed. Windows come in the order of
-        need.
+    ) -> Iterator[BatchSeries]:
+        """Yields series of at most `most()` batches as soon as all their rows are placed. Windows come in the order of
+        need. The batch stage works on each series.
 
-        The first cut has one batch, and each further one has up to twice as many, so that the first batch comes early.
+        The first one has one batch, and each further one has up to twice as many, so that the first batch comes early.
         On some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a
         window."""
         plan, each = self._plan, self._plan.stream_rows
         schedule: EpochSchedule | None = None
         placed: dict[int, deque[WindowRows]] = {}
-        """For each stream: the windows with rows that are in no cut yet."""
+        """For each stream: the windows with rows that are in no series yet."""
         ends: dict[int, int] = {}
         """For each stream: the row after the last that is placed."""
         sizes: dict[int, int] = {}
@@ -267,19 +250,19 @@ class Cutter:
                     break
                 allowed = min(2 * allowed, chunks.steps)
                 chunk = chunks.take(schedule.epoch, step // chunks.steps)
-                yield self._cut(schedule, step, steps, chunk, placed)
+                yield self._take(schedule, step, steps, chunk, placed)
                 del chunk
                 step += steps
 
-    def _cut(
+    def _take(
         self,
         schedule: EpochSchedule,
         step: int,
         steps: int,
         chunk: Chunk,
         placed: Mapping[int, deque[WindowRows]],
-    ) -> Cut:
-        """Takes the rows of some batches from the windows of each stream."""
+    ) -> BatchSeries:
+        """Takes the rows of some batches from the windows of each stream, and sets all values that no file holds."""
         each = self._plan.stream_rows
         end = (step + steps) * each
         windows, padding = [], []
@@ -296,43 +279,49 @@ class Cutter:
                 queue.popleft()
         real = [self._rows] * steps
         real[-1] -= sum(lanes.stop - lanes.start for lanes in padding)
-        cut = Cut(schedule, step, tuple(real), chunk, tuple(padding), tuple(windows))
-        for lanes in padding:
-            chunk.lengths[cut.batches.stop - 1, :, lanes] = 0
-        return cut
-
-    def size(self, cut: Cut) -> int:
-        """Returns the bytes of the batches of a cut."""
-        columns = self._columns
-        lengths = 4 * len(columns.sparse) if columns.bags else 0
-        numbers = 4 * (len(columns.floats) + len(columns.scalars) + (not columns.weight)) + lengths
-        bags = 4 * int(cut.chunk.lengths[cut.batches, self._bags].sum()) if self._bags else 0
-        return len(cut.rows) * self._rows * numbers + bags
-
-    def __call__(self, cut: Cut, charge: Charge) -> BatchSeries:
-        columns, batches, steps = self._columns, cut.batches, len(cut.rows)
-        floats, scalars = cut.chunk.floats[batches], cut.chunk.ids[batches]
+        first = step % len(chunk.arrays[0])
+        arrays = [array[first : first + steps] for array in chunk.arrays]
+        floats, scalars, lengths, _ = arrays
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
                 array[:, added] = 0  # until a transform sets them
-        if not columns.weight:
+        if not self._columns.weight:
             floats[:, -1] = 1
-        for lanes in cut.padding:
+        for lanes in padding:
             floats[-1, :, lanes] = scalars[-1, :, lanes] = 0
-        if columns.bags:
-            ids = tuple(self._with_bags(cut.chunk, batches.start + n) for n in range(steps))
-        else:
-            ids = tuple(Ids(scalars[n].reshape(-1), None, self._starts) for n in range(steps))
-        for window, rows in cut.windows:
-            window.give_away(rows)
-        series = BatchSeries(cut.schedule, cut.step, cut.rows, floats, ids, (), charge)
+            lengths[-1, :, lanes] = 0
+        return BatchSeries(schedule, step, tuple(real), floats, arrays, tuple(windows))
+
+    def size(self, series: BatchSeries) -> int:
+        """Returns the bytes to reserve for work on a series. Ids beyond int32 exist twice while they are copied."""
+        ids = sum(one.values.nbytes for one in series.ids)
+        nbytes = series.nbytes
+        if series.placed:
+            _, scalars, lengths, _ = series.placed
+            ids = scalars.nbytes + 4 * int(lengths[:, self._bags].sum())
+            nbytes += ids + lengths.nbytes
+        return nbytes + 2 * ids * self._columns.wide
+
+    def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
+        ids = tuple(map(self._ids, *series.placed[1:]))
+        series = replace(series, ids=ids, placed=())
         if self._share.parts > 1:
             series = self._part_of(series)
         number = self._checked
         checked = series.floats[:, 0] if number is None else [one.of(number) for one in series.ids]
         series = replace(series, checksums=tuple(crc32(array.data) for array in checked))
-        self._quarantine.zero_lost_weights(series, columns)
-        return series
+        self._quarantine.zero_lost_weights(series, self._columns)
+        return self.pass_on(series, charge, 0)
+
+    def pass_on(self, series: BatchSeries, charge: Charge, done: int) -> BatchSeries:
+        """Returns a series after so many stages of transforms, with a charge of its own in place of the one before.
+        After the last stage it gets its batches."""
+        passed = self._with_batches(series) if done == self._stages else series
+        for window, rows in series.windows:
+            window.give_away(rows)
+        if series.charge is not None:
+            series.charge.release()
+        return replace(passed, windows=(), charge=charge, done=done)
 
     def _part_of(self, series: BatchSeries) -> BatchSeries:
         """Returns this rank's rows of a stream that several ranks share. Padding rows are the last of the stream."""
@@ -344,9 +333,14 @@ class Cutter:
             ids=tuple(one.part(own, columns, self._rows) for one in series.ids),
         )
 
-    def _with_bags(self, chunk: Chunk, number: int) -> Ids:
-        """Joins the ids of batch `number` of a chunk. Padding rows have empty bags."""
-        lengths, scalars, places = chunk.lengths[number], iter(chunk.ids[number]), chunk.places
+    def _ids(
+        self, single: npt.NDArray[Any], lengths: npt.NDArray[Any], places: npt.NDArray[Any]
+    ) -> Ids:
+        """Returns the ids of a batch. Those of bags are joined with those of columns with one id a row (`single`).
+        Padding rows have empty bags."""
+        if not self._columns.bags:
+            return Ids(single.reshape(-1), None, self._starts)
+        scalars = iter(single)
         lengths[self._others] = self._lengths
         starts = tuple(itertools.accumulate(lengths.sum(axis=1).tolist(), initial=0))
         values = self._buffers.take_line(starts[-1], np.int32)
@@ -354,22 +348,18 @@ class Cutter:
             if starts[column] < starts[column + 1]:
                 values[starts[column] : starts[column + 1]] = next(scalars)
         for at, column in enumerate(self._bags):
-            low, high = places[number, 2 * at : 2 * at + 2]
+            low, high = places[2 * at : 2 * at + 2]
             copy_bags(lengths[column], low, high, values[starts[column] :])
         return Ids(values, lengths.reshape(-1), starts)
 
-
-class Collator:
-    """One worker of the collate stage. It makes batches of tensors. Only ids beyond int32 are copied."""
-
-    def __init__(self, columns: Columns, rows: int, quarantine: Quarantine):
-        self._columns = columns
-        self._quarantine = quarantine
-        self._wide = columns.wide
-        self._lengths = torch.ones(len(columns.sparse) * rows, dtype=torch.int32)
-
-    def __call__(self, series: BatchSeries, charge: Charge) -> Ready:
+    def _with_batches(self, series: BatchSeries) -> BatchSeries:
+        """Makes the batches, of tensors. Only ids beyond int32 are copied."""
         self._quarantine.replace_non_finite(series, self._columns)
+        if self._columns.wide:
+            wide = (
+                replace(i, values=i.values.view(np.uint32).astype(np.int64)) for i in series.ids
+            )
+            series = replace(series, ids=tuple(wide))
         dense = len(self._columns.dense)
         floats = torch.from_numpy(series.floats)
         # One call makes the views of all batches, because views cost small batches more than their rows.
@@ -382,8 +372,8 @@ class Collator:
         batches = tuple(
             Batch(
                 dense=numbers,
-                values=self._values(ids),
-                lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
+                values=torch.from_numpy(ids.values),
+                lengths=self._ones if ids.lengths is None else torch.from_numpy(ids.lengths),
                 label=label,
                 weight=weight,
                 rows=series.rows[n],
@@ -394,18 +384,7 @@ class Collator:
             )
             for n, (ids, (numbers, label, weight)) in enumerate(zip(series.ids, views, strict=True))
         )
-        series.charge.release()
-        return Ready(batches, self.size(series), charge)
-
-    def size(self, series: BatchSeries) -> int:
-        """Returns the bytes of the batches of a series."""
-        return series.nbytes + self._wide * sum(ids.values.nbytes for ids in series.ids)
-
-    def _values(self, ids: Ids) -> torch.Tensor:
-        """Returns a batch's ids as int32, or all as int64 if some do not fit int32."""
-        return torch.from_numpy(
-            ids.values.view(np.uint32).astype(np.int64) if self._wide else ids.values
-        )
+        return replace(series, batches=batches)
 
 
 def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:

@@ -87,7 +87,9 @@ def footprint_of(
     # After each of these stages one series is done, and the next stage works on another.
     stages_with_series = sum(stage.holds_series for stage in stages)
     transforms = sum(stage.transforms for stage in stages)
-    series_bytes = 2 * stages_with_series * series + transforms * a_rank * columns.row_bytes
+    # While ids beyond int32 are copied, they are there twice.
+    held = 2 * stages_with_series + columns.wide
+    series_bytes = held * series + transforms * a_rank * columns.row_bytes
     unpacked = _UNPACKED * plan.largest_group
     window = plan.widest * (_ORDERS + _WIDE + 4 * converted + _BAG * len(columns.stored_bags))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)

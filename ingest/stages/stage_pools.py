@@ -75,7 +75,7 @@ class StagePools:
 
     def apply(self, knobs: Knobs) -> None:
         """Changes the stages and sizes, immediately."""
-        self.limits.check(knobs)
+        knobs = self.limits.check(knobs)
         with self._lock:
             self.knobs = knobs
             for name, pool in self._pools.items():

@@ -13,7 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.stages.batch import BatchSeries, columns_of, join_ids, lengths_name
+from sluice.ingest.stages.batch import BatchSeries, Cutter, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
@@ -31,6 +31,7 @@ class Transformer:
     first: int
     stages: Sequence[Sequence[TransformStage]]
     """The transforms of each stage. They run as one, with one set of counters."""
+    cutter: Cutter
     columns: Columns
     fused: Callable[[], Container[str]]
     """Returns the names of the stages without workers of their own."""
@@ -57,8 +58,7 @@ class Transformer:
                 )
         for number in range(self.first + 1, until):
             self.clock.passed(self.stages[number][0].counters, sum(series.rows), series.nbytes)
-        series.charge.release()
-        return replace(series, charge=charge, done=until)
+        return self.cutter.pass_on(series, charge, until)
 
     def close(self) -> None:
         """Releases the worker's processes when the worker stops."""

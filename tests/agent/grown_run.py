@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice.agent.report.run_folder import Run
 
-STAGES = ("decode", "shuffle", "batch", "squash", "collate")
+STAGES = ("decode", "shuffle", "batch", "squash")
 FAULTS = (
     ("cores=1@{at:.0f}s", "1 core instead of 4"),
     ("slow-transform=3@{at:.0f}s", "transforms do their work 3 times"),

@@ -22,13 +22,11 @@ from tests.ingest.s3 import LOST, S3Server, with_bucket
 from tests.raises import raises
 
 MIB = 2**20
-LIMITS = Limits(workers={"decode": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
+LIMITS = Limits(workers={"decode": (1, 64)}, read_ahead_bytes=(MIB, 2**40))
 
 
 def _entry(schema="clicks", row_bytes=160.0, machine="here", decode=8):
-    knobs = Knobs(
-        workers={"decode": decode, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB
-    )
+    knobs = Knobs(workers={"decode": decode}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
     return SavedState(
         context=_context(schema, row_bytes, machine),
         knobs=knobs,
@@ -106,20 +104,25 @@ def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, 
     assert registry.recall(_context(), LIMITS) == _entry()
 
 
-def test_a_state_of_release_0_2_0_is_read_and_its_read_is_decode(registry, tmp_path):
+def test_a_state_of_release_0_2_0_is_read_without_collate_and_its_read_is_decode(
+    registry, tmp_path
+):
     (tmp_path / "reg").mkdir()
     old = json.loads(_entry().text) | {"format": 3, "stages_s": {"read": 1e-6}}
     old["knobs"]["workers"] = {"read": 8, "collate": 1}
     del old["policy"]
     path = tmp_path / "reg" / f"{_context().name}.sluice.json"
     path.write_text(json.dumps(old))
-    with pytest.warns(FutureWarning, match="read is now fetch and decode.*Write decode="):
+    with (
+        pytest.warns(FutureWarning, match="stage collate is gone.*Leave collate out"),
+        pytest.warns(FutureWarning, match="read is now fetch and decode.*Write decode="),
+    ):
         entry = registry.recall(_context(), LIMITS)
     assert entry == dataclasses.replace(_entry(), policy="")
-    far = Limits(workers={"fetch": (1, 64), "decode": (1, 2), "collate": (1, 1)})
+    far = Limits(workers={"fetch": (1, 64), "decode": (1, 2)})
     with pytest.warns(FutureWarning):  # 8 readers, of which most waited, became 8 decoders
         entry = registry.recall(_context(), far)
-    assert entry.knobs.workers == {"fetch": 8, "decode": 2, "collate": 1}
+    assert entry.knobs.workers == {"fetch": 8, "decode": 2}
     with raises(KnobError, "'decode'", "1 to 2", "set fetch"):
         far.check(_entry().knobs)
 

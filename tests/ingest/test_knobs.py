@@ -6,7 +6,7 @@ from sluice.ingest.knobs import KnobError, Knobs, Limits, parse_bytes
 from tests.raises import assert_names, raises
 
 LIMITS = Limits(
-    workers={"decode": (1, 8), "transform": (1, 4), "second": (1, 4), "collate": (1, 1)},
+    workers={"decode": (1, 8), "transform": (1, 4), "second": (1, 4)},
     backends={"transform": ("thread", "process")},
     fusable={"second": "transform"},
     prefetch_bytes=(2**20, 2**30),
@@ -35,13 +35,13 @@ def test_what_is_no_number_of_bytes_is_refused_with_an_example(text):
 
 
 def test_a_command_line_changes_what_it_names_and_nothing_else():
-    base = Knobs(workers={"decode": 1, "collate": 1})
+    base = Knobs(workers={"decode": 1})
     knobs = base.parse("decode=4, transform=2,transform.backend=process,prefetch_bytes=64MiB")
-    assert dict(knobs.workers) == {"decode": 4, "transform": 2, "collate": 1}
+    assert dict(knobs.workers) == {"decode": 4, "transform": 2}
     assert dict(knobs.backend) == {"transform": "process"}
     assert knobs.prefetch_bytes == 64 * 2**20
     assert knobs.read_ahead_bytes == base.read_ahead_bytes
-    assert base == Knobs(workers={"decode": 1, "collate": 1}), "the base was changed"
+    assert base == Knobs(workers={"decode": 1}), "the base was changed"
 
 
 def test_read_of_release_0_2_0_is_decode_and_a_line_says_so():
@@ -55,6 +55,12 @@ def test_read_of_release_0_2_0_is_decode_and_a_line_says_so():
     assert far.workers == {"fetch": 12, "decode": 2}
     with says, raises(KnobError, "read and decode are the same stage"):
         Knobs(workers={"read": 3, "decode": 4})
+
+
+def test_collate_of_release_0_2_0_is_left_out_and_a_line_says_so():
+    limits, knobs = Limits(workers={"decode": (1, 8)}), Knobs(workers={"decode": 1})
+    with pytest.warns(FutureWarning, match="stage collate is gone.*Leave collate out"):
+        assert limits.check(knobs.parse("collate=1")) == knobs
 
 
 def test_what_is_in_flight_may_be_given_in_bytes():
@@ -118,7 +124,6 @@ def test_json_and_back():
     [
         ("decdoe=2", ("'decdoe'", "'decode'")),
         ("decode=9", ("'decode'", 9, "1 to 8")),
-        ("collate=2", ("'collate'", 2, "1 to 1")),
         ("decode.backend=process", ("backend", "'decode'", "'process'")),
         ("prefetch_bytes=1", ("prefetch_bytes", 1)),
         ("prefetch_bytes=2GiB", ("prefetch_bytes", 2**31)),
@@ -143,7 +148,7 @@ def test_clamp_gives_the_nearest_inside_and_that_passes():
     )
     tame = LIMITS.clamp(wild)
     LIMITS.check(tame)
-    assert dict(tame.workers) == {"decode": 8, "transform": 1, "second": 1, "collate": 1}
+    assert dict(tame.workers) == {"decode": 8, "transform": 1, "second": 1}
     assert dict(tame.backend) == {"transform": "process"}
     assert tame.prefetch_bytes == 2**30
     assert LIMITS.clamp(tame) == tame

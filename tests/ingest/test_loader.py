@@ -229,7 +229,7 @@ class TestSnapshots:
                 now = after.stage(then.name)
                 for counter in ("items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s"):
                     assert getattr(now, counter) >= getattr(then, counter)
-        assert [s.name for s in snapshots[-1].stages] == ["decode", "shuffle", "batch", "collate"]
+        assert [s.name for s in snapshots[-1].stages] == ["decode", "shuffle", "batch"]
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0
 
@@ -267,8 +267,8 @@ class TestSnapshots:
     def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
         with BatchLoader(table, batch_size=80) as loader:
             before = loader.knobs
-            with raises(KnobError, "'collate'", 5, "1 to 1"):
-                loader.apply(Knobs(workers={"collate": 5}))
+            with raises(KnobError, "'batch'", 4096, "1 to"):
+                loader.apply(Knobs(workers={"batch": 4096}))
             with pytest.raises(KnobError, match=r"no stage 'decdoe' .did you mean 'decode'"):
                 loader.apply(Knobs(workers={"decdoe": 5}))
             assert loader.knobs == before

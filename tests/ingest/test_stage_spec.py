@@ -13,16 +13,15 @@ STAGES = pipeline([transform("first", movable=True), transform("second", movable
 @pytest.mark.parametrize(
     ("cores", "most", "first"),
     [
-        (1, (64, 2, 2, 16, 16, 1), (1, 1, 1, 1, 1, 1)),
-        (2, (64, 4, 4, 16, 16, 1), (2, 1, 1, 1, 1, 1)),
-        (32, (256, 64, 64, 128, 128, 1), (32, 1, 1, 1, 1, 1)),
+        (2, (64, 4, 4, 16, 16), (2, 1, 1, 1, 1)),
+        (32, (256, 64, 64, 128, 128), (32, 1, 1, 1, 1)),
     ],
 )
 def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, first):
     limits = limits_of(STAGES, cores, BACKENDS)
     assert limits.workers == dict(
         zip(
-            ("decode", "shuffle", "batch", "first", "second", "collate"),
+            ("decode", "shuffle", "batch", "first", "second"),
             [(1, n) for n in most],
             strict=True,
         )
@@ -44,5 +43,4 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
         "batch",
         "first",
         "second",
-        "collate",
     ]
