@@ -7,6 +7,7 @@ which the function fails are found by halving the batch.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,6 +96,12 @@ class TransformStage:
                     self.matrix = slice(first, first + len(names))
         self._workers: dict[WorkerProcess, None] = {}  # in the order of their start
         self._closed = False
+
+    @functools.cached_property
+    def cardinalities(self) -> dict[str, int]:
+        """The known cardinalities of the columns that the function gets."""
+        known = self.columns.cardinalities
+        return {name: known[name] for name in self.names or known if name in known}
 
     def new_worker(self) -> WorkerProcess:
         """Makes a worker, whose first call starts its process."""

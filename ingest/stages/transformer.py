@@ -82,7 +82,7 @@ class Transformer:
                     worker(series, n, arrays, where),
                     arrays,
                     self.columns.bags,
-                    self.columns.cardinalities,
+                    worker.stage.cardinalities,
                     where,
                 )
                 if changed:
@@ -103,7 +103,7 @@ def apply_result(  # noqa: PLR0917
     """Writes what a function returned into the arrays of its batch. None: it wrote into its input.
 
     Returns the columns of `bags` whose lengths changed, with the new lengths, because these need new arrays. `sizes`
-    has the known cardinalities of columns."""
+    has the cardinalities of the columns that it got, as far as they are known."""
     if given is not None and not (
         isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
     ):
@@ -118,9 +118,7 @@ def apply_result(  # noqa: PLR0917
     for name, value in new.items():
         if name not in changed:
             _write_column(name, value, arrays, where)
-    known = transform.outputs or sizes
-    for name in transform.outputs or transform.reads or sizes:
-        size = known.get(name)
+    for name, size in (transform.outputs or sizes).items():
         if size is not None:
             _check_ids(name, changed.get(name, arrays[name]), size, where)
     return changed
