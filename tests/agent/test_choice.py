@@ -155,7 +155,7 @@ def test_a_process_that_does_not_fit_is_ended_while_it_starts_and_one_known_fits
     outcome = run(pipeline("hidden", 760528), Chooser(values), seed=760528)
     assert any(outcome.changed)
     assert not outcome.killed
-    seen = values.seen[-1][0]
+    seen = values.seen[0][0]
     size = 0.55 * seen.forecast.free_bytes
     costs = {
         name: dataclasses.replace(cost, process_bytes=size)

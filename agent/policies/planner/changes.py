@@ -179,6 +179,18 @@ def release(
     )
 
 
+def lasting(recent: PipelineRates, forecast: Forecast) -> PipelineRates:
+    """Returns the rates before a change, with no more rows than the bottleneck makes.
+
+    While buffers drain, the consumer takes more. Compared with that rate, a change would seem useless although it
+    restores what was lost."""
+    stage = recent.stages.get(forecast.bottleneck())
+    if stage is None:
+        return recent
+    made = max(forecast.rate(forecast.knobs.workers), stage.rows_per_s)
+    return replace(recent, rows_per_s=min(recent.rows_per_s, made))
+
+
 def change(
     state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates, reason: Reason
 ) -> Decision:

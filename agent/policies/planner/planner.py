@@ -36,6 +36,7 @@ from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import (
     change,
+    lasting,
     probe,
     range_of,
     release,
@@ -546,17 +547,11 @@ def _grow(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None
     needed = state.settings.min_gain_ratio * outlook.rate - forecast.price(state.knobs.workers)
     if best - forecast.price(knobs.workers) < needed:
         return None
-    # While buffers drain, the consumer takes more rows than the bottleneck makes. Compared with that rate, a change
-    # would seem useless although it restores what was lost.
-    rows_per_s = recent.rows_per_s
-    if outlook.bottleneck in recent.stages:
-        made = max(outlook.rate, recent.stages[outlook.bottleneck].rows_per_s)
-        rows_per_s = min(rows_per_s, made)
     return change(
         state,
         knobs,
         "grow",
-        replace(recent, rows_per_s=rows_per_s),
+        lasting(recent, forecast),
         Reason(
             text=f"{cause}: {moves(state.knobs, knobs)}, {best / outlook.rate:.2g} times the rows predicted",
             bottleneck=outlook.bottleneck,
