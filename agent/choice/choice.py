@@ -140,9 +140,10 @@ class Chooser(Policy):
     def look(self, snapshot: Snapshot, state: ChoiceState) -> LookChoice:
         """Returns the candidates of a look, before any choice."""
         before = state.planner
-        planned = self.planner.decide(snapshot, before)
-        state = replace(state, effects=_watched(state.effects, before, planned[1], snapshot))
-        seen = observe(snapshot, before, planned, state.effects, self._known)
+        taken = self.planner.take_in(snapshot, before)
+        planned = self.planner.plan(before, taken)
+        state = replace(state, effects=_watched(state.effects, before, taken))
+        seen = observe(before, taken, planned, state.effects, self._known)
         if (
             seen is None
             or _is_urgent(before, planned)
@@ -155,8 +156,9 @@ class Chooser(Policy):
         staying = planned[1] if seen.proposal is None else seen.state
         decided = planned
         if seen.proposal is None and before.trial is not None:
-            planned = self.planner.decide(snapshot, replace(before, trial=None, quiet_until=0))
-            early = observe(snapshot, before, planned, effects, self._known)
+            alone = replace(before, trial=None, quiet_until=0)
+            planned = self.planner.decide(snapshot, alone)
+            early = observe(before, taken, planned, effects, self._known)
             assert early is not None, "the same look was measured"
             seen = replace(early, early=True)
         if seen.proposal is None and seen.recent.stall <= self._settings.negligible_share:
@@ -231,16 +233,13 @@ class LookChoice:
         return names.index("planner") if "planner" in names and not self.seen.early else 0
 
 
-def _watched(
-    effects: Effects, before: PlannerState, after: PlannerState, snapshot: Snapshot
-) -> Effects:
-    """Returns the effects, without those from before an event."""
-    if before.last is None:
+def _watched(effects: Effects, before: PlannerState, taken: PlannerState) -> Effects:
+    """Returns the effects, without those from before an event. `taken` is the state with the look."""
+    if before.last is None or taken.last is None:
         return effects
-    fewer_cores = snapshot.cpu_quota < before.last.cpu_quota
-    return (
-        effects.broken_off(after.tick) if fewer_cores or after.changed - before.changed else effects
-    )
+    fewer_cores = taken.last.cpu_quota < before.last.cpu_quota
+    is_event = fewer_cores or taken.changed - before.changed
+    return effects.broken_off(taken.tick) if is_event else effects
 
 
 def _is_urgent(before: PlannerState, planned: Decision) -> bool:

@@ -60,29 +60,28 @@ class Observation:
 
 
 def observe(
-    snapshot: Snapshot,
     before: PlannerState,
+    state: PlannerState,
     planned: Decision,
     effects: Effects,
     known: Foreknowledge,
 ) -> Observation | None:
-    """Returns what is known at this look. `planned` is the planner's decision on it.
+    """Returns what is known at this look. `before` is the state before the look was taken in, `state` the one with it,
+    and `planned` is the planner's decision on it.
 
     Returns None if nothing was measured since the last change."""
-    proposal, after, reason = planned
-    if before.last is None or not before.window:
+    proposal, _, reason = planned
+    if before.last is None or state.last is None or not before.window:
         return None
-    # `undecided` keeps what was learned, and the trial of the last change.
-    state = after.undecided(before)
-    latest = rates_of(state, before.last, snapshot)
-    recent = rates_of(state, state.window[0].snapshot, snapshot)
+    latest = rates_of(state, before.last, state.last)
+    recent = rates_of(state, state.window[0].snapshot, state.last)
     if latest is None or recent is None or recent.rows_per_s <= 0:
         return None
     forecast = forecast_of(state, latest)
     if not forecast.joined_costs:
         return None
     return Observation(
-        snapshot=snapshot,
+        snapshot=state.last,
         state=state,
         recent=recent,
         latest=latest,

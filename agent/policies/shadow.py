@@ -28,10 +28,11 @@ class Shadow(Policy):
         return self._planner.initial(limits, knobs)
 
     def decide(self, snapshot: Snapshot, state: PlannerState) -> tuple[Knobs, PlannerState, Reason]:
-        wanted, after, reason = self._planner.decide(snapshot, state)
+        taken = self._planner.take_in(snapshot, state)
+        wanted, after, reason = self._planner.plan(state, taken)
         if wanted == state.knobs:
             return wanted, after, reason
-        return state.knobs, after.undecided(state), replace(reason, proposal=wanted)
+        return state.knobs, taken, replace(reason, proposal=wanted)
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
         return self._planner.explain(state)

@@ -101,23 +101,33 @@ class Planner(Policy):
         )
 
     def decide(self, snapshot: Snapshot, state: PlannerState) -> Decision:
+        return self.plan(state, self.take_in(snapshot, state))
+
+    def take_in(self, snapshot: Snapshot, state: PlannerState) -> PlannerState:
+        """Returns the state with all that this look shows, before any decision on it."""
         snapshot, state = _count_remote_work(snapshot, state)
         if state.last is None:
             return _begin(state, snapshot)
         latest = rates_of(state, state.last, snapshot)
         if latest is None:  # the clock stood still, or counters fell
-            state = replace(state, last=snapshot, window=(Look(state.tick, snapshot),))
+            return replace(state, last=snapshot, window=(Look(state.tick, snapshot),))
+        return _take_in(state, snapshot, latest)
+
+    def plan(self, before: PlannerState, state: PlannerState) -> Decision:
+        """Decides on a look. `before` is the state before `take_in`."""
+        if before.last is None:
+            return state.knobs, state, Reason(text="first look")
+        assert state.last is not None, "a look was taken in"
+        latest = rates_of(before, before.last, state.last)
+        if latest is None:
             return state.knobs, state, Reason(text="no time has passed since the last look")
-        unchanged = state.unchanged
-        drifts = sum(cost.drifts for cost in state.services.values())
-        state = _take_in(state, snapshot, latest)
-        drifted = sum(cost.drifts for cost in state.services.values()) > drifts
+        drifted = any(cost.drifts > before.services[n].drifts for n, cost in state.services.items())
         doubtful = [] if state.trial is None else _doubtful_stages(state, latest, state.trial)
         if doubtful:
             return state.knobs, state, Reason(text=_doubt(doubtful))
         if state.trial is not None and state.trial.crashed(state.age, latest):
             return _undo(state, state.trial, latest)
-        recent = rates_of(state, state.window[0].snapshot, snapshot)
+        recent = rates_of(state, state.window[0].snapshot, state.last)
         if recent is None or recent.rows_per_s == 0:
             missing = "workers to start" if state.is_starting else "rows to arrive"
             return state.knobs, state, Reason(text=f"waiting for {missing}")
@@ -129,7 +139,7 @@ class Planner(Policy):
                 return _undo(state, state.trial, recent)
             state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures)
         # After a change, wait so many ticks. Before the first change, so many looks are enough, because they are short.
-        settled = len(state.window) if unchanged else state.tick - state.window[0].tick + 1
+        settled = len(state.window) if before.unchanged else state.tick - state.window[0].tick + 1
         if settled < state.settings.settle_ticks and not (drifted and len(state.window) > 1):
             return state.knobs, state, Reason(text="measuring the present knobs")
         return _plan(state, latest, recent)
@@ -165,19 +175,18 @@ def _count_remote_work(snapshot: Snapshot, state: PlannerState) -> tuple[Snapsho
     return counted, replace(state, reported=snapshot, start_s=start_s)
 
 
-def _begin(state: PlannerState, snapshot: Snapshot) -> Decision:
+def _begin(state: PlannerState, snapshot: Snapshot) -> PlannerState:
     watched = {
         stage.name: state.services[stage.name].observe(stage, False)
         for stage in snapshot.stages
         if stage.name in state.services
     }
-    state = replace(
+    return replace(
         state,
         last=snapshot,
         window=(Look(state.tick, snapshot),),
         services={**state.services, **watched},
     )
-    return state.knobs, state, Reason(text="first look")
 
 
 def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
@@ -120,23 +120,6 @@ class PlannerState:
     def other_cpu_s(self) -> float:
         """Processor seconds a row that no stage accounts for."""
         return self.other_cpu / self.average_rows_per_s if self.average_rows_per_s > 0 else 0.0
-
-    def undecided(self, before: PlannerState) -> PlannerState:
-        """Returns this state with all that was learned, but without the decision. `before` is the state before it."""
-        assert self.last is not None, "a decision comes after a look"
-        return replace(
-            before,
-            services=self.services,
-            last=self.last,
-            reported=self.reported,
-            start_s=self.start_s,
-            tick=self.tick,
-            age=before.age + self.tick - before.tick,
-            window=seen(before.window, self.last, self.tick, self.settings),
-            caps=caps_of_throttled(before, self.last),
-            other_cpu=self.other_cpu,
-            average_rows_per_s=self.average_rows_per_s,
-        )
 
 
 def ticks(seconds: float) -> float:
