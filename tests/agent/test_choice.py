@@ -95,8 +95,8 @@ def test_the_agent_dares_more_the_longer_nothing_changes():
     assert caution(3) > caution(8)
     assert caution(10_000) == -1.0, "no more than the spread is hoped for"
     assert caution(8, changes=3) == 0.5, "it waits longer after changes"
-    assert caution(8, changes=3, event=30.0) == caution(8), "but not for those before an event"
-    assert caution(8, changes=3, at=90.0, event=95.0) == 0.5, "if they are a minute old"
+    assert caution(3, changes=3, event=30.0) == 0.0, "after an event, a gain is enough"
+    assert caution(8, changes=3, at=96.0, event=95.0) == 0.5, "until a change was tried"
 
 
 def test_it_stays_where_nothing_is_worth_more_and_says_so_at_every_look():

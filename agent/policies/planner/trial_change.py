@@ -21,6 +21,8 @@ class TrialChange:
     predicted: float
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
+    doubt: float = 0.0
+    """How far the rate before may be too high, as a share of it, because costs had just changed by themselves."""
     settings: PlannerSettings = DEFAULT
 
     @property
@@ -69,7 +71,9 @@ class TrialChange:
             clear
             or fed
             or self.kind == "memory"
-            or gain >= (1 + settings.min_gain if self.rises else 1 / settings.min_gain_ratio)
+            or gain
+            >= (1 - self.doubt)
+            * (1 + settings.min_gain if self.rises else 1 / settings.min_gain_ratio)
         )
 
     def crashed(self, age: float, rates: PipelineRates) -> bool:
