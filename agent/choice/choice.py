@@ -21,7 +21,7 @@ from sluice.agent.choice.effect import Effects
 from sluice.agent.choice.observation import Foreknowledge, Observation, observe
 from sluice.agent.choice.value import UNBOUNDED, Value, pick
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
-from sluice.agent.policies.planner.changes import change, lasting
+from sluice.agent.policies.planner.changes import change
 from sluice.agent.policies.planner.explain import moves
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.policies.planner.state import Decision, PlannerState
@@ -192,7 +192,7 @@ class Chooser(Policy):
                 seen.state,
                 candidate.knobs,
                 _KINDS.get(candidate.name, "probe"),
-                lasting(seen.recent, seen.forecast),
+                seen.recent,
                 reason,
             )
         if seen.early:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from sluice.agent.choice.effect import Effects
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates
+from sluice.agent.policies.planner.changes import lasting
 from sluice.agent.policies.planner.planner import forecast_of, idle_stages, rates_of
 from sluice.agent.policies.planner.state import Decision, PlannerState
 from sluice.agent.tunable import Reason
@@ -34,7 +35,7 @@ class Observation:
     state: PlannerState
     """All that was learned with this look, before any decision on it."""
     recent: PipelineRates
-    """The rates since the last change."""
+    """The rates since the last change, with no more rows than the bottleneck makes."""
     latest: PipelineRates
     """The rates since the last look."""
     forecast: Forecast
@@ -83,7 +84,7 @@ def observe(
     return Observation(
         snapshot=state.last,
         state=state,
-        recent=recent,
+        recent=lasting(recent, forecast),
         latest=latest,
         forecast=forecast,
         effects=effects,

@@ -461,10 +461,6 @@ class StageCost:
         point = self._nearest(workers)
         return point.wait_s / point.busy_s
 
-    def spread(self, workers: int) -> float:
-        """Returns how far observations with so many workers are from each other, as a share of the cost."""
-        return math.sqrt(self._nearest(workers).variance)
-
     def describe(self, workers: int) -> dict[str, float]:
         """Returns the cost with `workers` in numbers, for the log."""
         point = self._nearest(workers)
@@ -472,7 +468,7 @@ class StageCost:
             "workers": workers,
             "busy_us_a_row": 1e6 * self.busy_s(workers),
             "cpu_us_a_row": 1e6 * point.cpu_s,
-            "spread": self.spread(workers),
+            "spread": math.sqrt(point.variance),
             "residual": self.residual,
             "age": self.age,
             "item_bytes": self.item_bytes,

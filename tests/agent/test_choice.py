@@ -109,6 +109,21 @@ def test_it_stays_where_nothing_is_worth_more_and_says_so_at_every_look():
     assert all(line["choice"]["chosen"] == "stay" for line in recorded if "choice" in line)
 
 
+def test_an_event_is_remembered_though_the_agent_stays():
+    class Slower(FakePipeline):
+        def advance(self, seconds):
+            super().advance(seconds)
+            if self.now >= 12:
+                self.stages = [dataclasses.replace(STAGES[0], wait_s=0.2), *STAGES[1:]]
+
+    values = Likes()
+    _run(values, 18, Slower(STAGES, workers={"decode": 4}))
+    seen = values.seen[-1][0]
+    assert seen.proposal is not None
+    assert seen.state.changed == {"decode"}
+    assert seen.effects.event >= 12
+
+
 def test_a_trainer_that_never_waits_leaves_nothing_to_choose():
     values, fed = Likes(most=(1.0, 0.0)), FakePipeline(STAGES, step_s=0.1)
     fed.advance(1.0)

@@ -207,10 +207,7 @@ def change(
             settings=state.settings,
             predicted=reason.predicted_rows_per_s or recent.rows_per_s,
             start_up=state.settings.certain_ticks if starting or kind == "switch" else 0,
-            doubt=max(
-                (state.services[n].spread(state.knobs.workers[n]) for n in state.changed),
-                default=0.0,
-            ),
+            in_doubt=bool(state.changed),
         )
         if kind
         else None

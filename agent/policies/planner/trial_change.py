@@ -21,8 +21,8 @@ class TrialChange:
     predicted: float
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
-    doubt: float = 0.0
-    """How far the rate before may be too high, as a share of it, because costs had just changed by themselves."""
+    in_doubt: bool = False
+    """Whether costs had just changed by themselves, so that the rate before may be too high."""
     settings: PlannerSettings = DEFAULT
 
     @property
