@@ -71,9 +71,7 @@ class TrialChange:
             clear
             or fed
             or self.kind == "memory"
-            or gain
-            >= (1 - self.doubt)
-            * (1 + settings.min_gain if self.rises else 1 / settings.min_gain_ratio)
+            or gain >= (1 + settings.min_gain if self.rises else 1 / settings.min_gain_ratio)
         )
 
     def crashed(self, age: float, rates: PipelineRates) -> bool:
