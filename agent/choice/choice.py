@@ -205,14 +205,13 @@ def caution_after(caution: float, seen: Observation) -> float:
     """Returns how many spreads a gain has to exceed. The longer nothing changes, the more the agent dares.
 
     A try that brings nothing is taken back soon, and its rate is known then. Below 0, the agent hopes for the best.
-    Each change since the last event, and each of the last minute, makes it wait longer. What is known of the present
-    setting is void after an event, so the first change needs no more than a gain."""
+    Each change since the last event makes it wait longer. What is known of the present setting is void after an event,
+    so the first change needs no more than a gain."""
     event, made = seen.effects.event, seen.effects.changes
-    if event is not None and max(made, default=-math.inf) < event:
-        caution = min(caution, 0.0)
-    since = -math.inf if event is None else min(event, seen.state.tick - 60)
-    changes = sum(tick > since for tick in made)
-    calm = seen.state.age / (_CALM_TICKS * (1 + changes))
+    if event is not None:
+        made = tuple(tick for tick in made if tick > event)
+        caution = caution if made else min(caution, 0.0)
+    calm = seen.state.age / (_CALM_TICKS * (1 + len(made)))
     return max(-1.0, caution - math.log2(max(calm, 1.0)))
 
 

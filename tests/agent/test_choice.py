@@ -110,14 +110,13 @@ def test_it_stays_where_nothing_is_worth_more_and_says_so_at_every_look():
 
 
 def test_an_event_is_remembered_though_the_agent_stays():
-    class Slower(FakePipeline):
-        def advance(self, seconds):
-            super().advance(seconds)
-            if self.now >= 12:
-                self.stages = [dataclasses.replace(STAGES[0], wait_s=0.2), *STAGES[1:]]
+    pipeline, values = FakePipeline(STAGES, workers={"decode": 4}), Likes()
 
-    values = Likes()
-    _run(values, 18, Slower(STAGES, workers={"decode": 4}))
+    def slow(_):
+        if pipeline.now >= 12:
+            pipeline.stages = [dataclasses.replace(STAGES[0], wait_s=0.2), *STAGES[1:]]
+
+    _run(values, 18, pipeline, looks=slow)
     seen = values.seen[-1][0]
     assert seen.proposal is not None
     assert seen.state.changed == {"decode"}
