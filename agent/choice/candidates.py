@@ -74,7 +74,7 @@ def _proposed(seen: Observation) -> Iterator[Candidate]:
             name="planner",
             knobs=seen.proposal,
             rows_per_s=forecast.rate(seen.proposal.workers),
-            promised=seen.reason.predicted_rows_per_s or 0.0,
+            promised=seen.planned[2].predicted_rows_per_s or 0.0,
             early=seen.early,
         )
     best = seen.effects.best

@@ -142,7 +142,7 @@ class Chooser(Policy):
         before = state.planner
         taken = self.planner.take_in(snapshot, before)
         planned = self.planner.plan(before, taken)
-        state = replace(state, effects=_watched(state.effects, before, taken))
+        state = replace(state, effects=_watched(state.effects, before, taken, snapshot))
         seen = observe(before, taken, planned, state.effects, self._known)
         if (
             seen is None
@@ -156,11 +156,8 @@ class Chooser(Policy):
         staying = planned[1] if seen.proposal is None else seen.state
         decided = planned
         if seen.proposal is None and before.trial is not None:
-            alone = replace(before, trial=None, quiet_until=0)
-            planned = self.planner.decide(snapshot, alone)
-            early = observe(before, taken, planned, effects, self._known)
-            assert early is not None, "the same look was measured"
-            seen = replace(early, early=True)
+            planned = self.planner.decide(snapshot, replace(before, trial=None, quiet_until=0))
+            seen = replace(seen, planned=planned, early=True)
         if seen.proposal is None and seen.recent.stall <= self._settings.negligible_share:
             return LookChoice(state=state, planned=decided)
         seen = replace(seen, effects=effects)
@@ -207,11 +204,11 @@ def caution_after(caution: float, seen: Observation) -> float:
     A try that brings nothing is taken back soon, and its rate is known then. Below 0, the agent hopes for the best.
     Each change since the last event makes it wait longer. What is known of the present setting is void after an event,
     so the first change needs no more than a gain."""
-    event, made = seen.effects.event, seen.effects.changes
-    if event is not None:
-        made = tuple(tick for tick in made if tick > event)
-        caution = caution if made else min(caution, 0.0)
-    calm = seen.state.age / (_CALM_TICKS * (1 + len(made)))
+    event = seen.effects.event
+    made = sum(event is None or tick > event for tick in seen.effects.changes)
+    if event is not None and not made:
+        caution = min(caution, 0.0)
+    calm = seen.state.age / (_CALM_TICKS * (1 + made))
     return max(-1.0, caution - math.log2(max(calm, 1.0)))
 
 
@@ -235,13 +232,16 @@ class LookChoice:
         return names.index("planner") if "planner" in names and not self.seen.early else 0
 
 
-def _watched(effects: Effects, before: PlannerState, taken: PlannerState) -> Effects:
+def _watched(
+    effects: Effects, before: PlannerState, taken: PlannerState, snapshot: Snapshot
+) -> Effects:
     """Returns the effects, without those from before an event. `taken` is the state with the look."""
-    if before.last is None or taken.last is None:
+    if before.last is None:
         return effects
-    fewer_cores = taken.last.cpu_quota < before.last.cpu_quota
-    is_event = fewer_cores or taken.changed - before.changed
-    return effects.broken_off(taken.tick) if is_event else effects
+    fewer_cores = snapshot.cpu_quota < before.last.cpu_quota
+    return (
+        effects.broken_off(taken.tick) if fewer_cores or taken.changed - before.changed else effects
+    )
 
 
 def _is_urgent(before: PlannerState, planned: Decision) -> bool:

@@ -11,7 +11,6 @@ from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.policies.planner.changes import lasting
 from sluice.agent.policies.planner.planner import forecast_of, idle_stages, rates_of
 from sluice.agent.policies.planner.state import Decision, PlannerState
-from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
@@ -41,10 +40,8 @@ class Observation:
     forecast: Forecast
     effects: Effects
     known: Foreknowledge
-    proposal: Knobs | None
-    """The planner's proposal. None: no change."""
-    reason: Reason
-    """The planner's reason, also for no change."""
+    planned: Decision
+    """The planner's decision on the look."""
     early: bool = False
     """Whether the planner would still measure the last change before it proposes another one."""
 
@@ -52,6 +49,11 @@ class Observation:
     def knobs(self) -> Knobs:
         """The knobs in force."""
         return self.state.knobs
+
+    @property
+    def proposal(self) -> Knobs | None:
+        """The planner's proposal. None: no change."""
+        return None if self.planned[0] == self.knobs else self.planned[0]
 
     @property
     def unmeasured(self) -> set[str]:
@@ -71,7 +73,6 @@ def observe(
     and `planned` is the planner's decision on it.
 
     Returns None if nothing was measured since the last change."""
-    proposal, _, reason = planned
     if before.last is None or state.last is None or not before.window:
         return None
     latest = rates_of(state, before.last, state.last)
@@ -89,8 +90,7 @@ def observe(
         forecast=forecast,
         effects=effects,
         known=replace(known, operators=observed_operators(forecast, recent)),
-        proposal=None if proposal == state.knobs else proposal,
-        reason=reason,
+        planned=planned,
     )
 
 

@@ -20,6 +20,7 @@ from sluice.agent.lab import labels, value_teacher
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.rollout import run
+from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.report import looks
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
@@ -110,17 +111,11 @@ def test_it_stays_where_nothing_is_worth_more_and_says_so_at_every_look():
 
 
 def test_an_event_is_remembered_though_the_agent_stays():
-    pipeline, values = FakePipeline(STAGES, workers={"decode": 4}), Likes()
-
-    def slow(_):
-        if pipeline.now >= 12:
-            pipeline.stages = [dataclasses.replace(STAGES[0], wait_s=0.2), *STAGES[1:]]
-
-    _run(values, 18, pipeline, looks=slow)
+    values = Likes()
+    run(shipped()[5], Chooser(values))
     seen = values.seen[-1][0]
-    assert seen.proposal is not None
-    assert seen.state.changed == {"decode"}
-    assert seen.effects.event >= 12
+    assert seen.state.changed == {"transform"}
+    assert seen.effects.event >= 160
 
 
 def test_a_trainer_that_never_waits_leaves_nothing_to_choose():

@@ -115,9 +115,8 @@ class Planner(Policy):
 
     def plan(self, before: PlannerState, state: PlannerState) -> Decision:
         """Decides on a look. `before` is the state before `take_in`."""
-        if before.last is None:
+        if before.last is None or state.last is None:
             return state.knobs, state, Reason(text="first look")
-        assert state.last is not None, "a look was taken in"
         latest = rates_of(before, before.last, state.last)
         if latest is None:
             return state.knobs, state, Reason(text="no time has passed since the last look")
