@@ -142,7 +142,8 @@ class Chooser(Policy):
         before = state.planner
         taken = self.planner.take_in(snapshot, before)
         planned = self.planner.plan(before, taken)
-        state = replace(state, effects=_watched(state.effects, before, taken, snapshot))
+        if taken.events > before.events:
+            state = replace(state, effects=state.effects.broken_off(taken.tick))
         seen = observe(before, taken, planned, state.effects, self._known)
         if (
             seen is None
@@ -230,18 +231,6 @@ class LookChoice:
             return None
         names = [one.name for one in self.candidates]
         return names.index("planner") if "planner" in names and not self.seen.early else 0
-
-
-def _watched(
-    effects: Effects, before: PlannerState, taken: PlannerState, snapshot: Snapshot
-) -> Effects:
-    """Returns the effects, without those from before an event. `taken` is the state with the look."""
-    if before.last is None:
-        return effects
-    fewer_cores = snapshot.cpu_quota < before.last.cpu_quota
-    return (
-        effects.broken_off(taken.tick) if fewer_cores or taken.changed - before.changed else effects
-    )
 
 
 def _is_urgent(before: PlannerState, planned: Decision) -> bool:

@@ -208,12 +208,19 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     learned = replace(learned, services={**learned.services, **well_known}, unexplained=unexplained)
     if snapshot.cpu_quota != state.last.cpu_quota:
         # More cores take no rows away, so the trial goes on.
-        trial = learned.trial if snapshot.cpu_quota > state.last.cpu_quota else None
-        learned = replace(_begun_again(learned, state.services), failures=0, trial=trial)
+        fewer = snapshot.cpu_quota < state.last.cpu_quota
+        learned = replace(
+            _begun_again(learned, state.services),
+            failures=0,
+            trial=None if fewer else learned.trial,
+            events=state.events + fewer,
+        )
     elif _lost_worker(state, snapshot):
         learned = replace(learned, trial=None, window=())
     elif changed:
-        learned = replace(_begun_again(learned, changed), changed=state.changed | changed)
+        learned = replace(
+            _begun_again(learned, changed), changed=state.changed | changed, events=state.events + 1
+        )
         if all(state.services[name].surprise for name in changed):
             # The looks since the costs were first doubted show the new workload.
             learned = replace(learned, window=state.window[-1:])

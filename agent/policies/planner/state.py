@@ -89,6 +89,8 @@ class PlannerState:
     """Stages whose costs changed soon after the last change of knobs, which may have been the cause."""
     changed: frozenset[str] = frozenset()
     """Stages whose costs have changed by themselves since the last change of knobs."""
+    events: int = 0
+    """How often costs have changed by themselves, or cores were taken away."""
     quiet_until: float = 0
     failures: int = 0
     release_looks: float = 0
