@@ -35,6 +35,7 @@ STAGE_COUNTERS = (
     "rows",
     "bytes",
     "busy_s",
+    "finished_s",
     "cpu_s",
     "core_wait_s",
     "wait_input_s",
@@ -181,6 +182,9 @@ class StageStats:
     are the bottleneck. Near 0: space is always there."""
     workers: int
     """The number of workers now. For a fused stage: the workers of the earlier stage that do its work."""
+    finished_s: float = 0.0
+    """Time within `busy_s` of finished items. Near `busy_s`: items are short. Far below: long ones are under way, and
+    `busy_s` does not tell yet what an item costs."""
     core_wait_s: float = 0.0
     """Time within `busy_s` that workers were ready to run but had no core. Near 0: cores are free or not needed. As
     large as `cpu_s`: on average two threads want each core, and new workers take cores from others."""

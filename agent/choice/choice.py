@@ -20,7 +20,6 @@ from sluice.agent.choice.candidates import Candidate, list_candidates
 from sluice.agent.choice.effect import Effects
 from sluice.agent.choice.observation import Foreknowledge, Observation, observe
 from sluice.agent.choice.value import UNBOUNDED, Value, pick
-from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.changes import change
 from sluice.agent.policies.planner.explain import moves
 from sluice.agent.policies.planner.planner import Planner
@@ -84,16 +83,14 @@ class Chooser(Policy):
         values: Values,
         *,
         known: Foreknowledge | None = None,
-        settings: PlannerSettings = DEFAULT,
     ) -> None:
         self._values = values
         self._known = known or Foreknowledge()
-        self._settings = settings
-        self.planner = Planner(settings)
+        self.planner = Planner()
 
     def knowing(self, known: Foreknowledge) -> Chooser:
         """Returns the same policy with other knowledge of a pipeline."""
-        return Chooser(self._values, known=known, settings=self._settings)
+        return Chooser(self._values, known=known)
 
     def initial(self, limits: Limits, knobs: Knobs) -> ChoiceState:
         return ChoiceState(planner=self.planner.initial(limits, knobs))
@@ -117,8 +114,8 @@ class Chooser(Policy):
     def next_look_s(self, state: ChoiceState) -> float | None:
         """Returns a short time until the network was asked: the first looks may see no rows."""
         planner = state.planner
-        if not state.asked and planner.tick < self._settings.patience_ticks:
-            return self._settings.quick_look_s
+        if not state.asked and planner.tick < self.planner.settings.patience_ticks:
+            return self.planner.settings.quick_look_s
         return self.planner.next_look_s(planner)
 
     def decide(self, snapshot: Snapshot, state: ChoiceState) -> _Chosen:
@@ -159,7 +156,7 @@ class Chooser(Policy):
         if seen.proposal is None and before.trial is not None:
             planned = self.planner.decide(snapshot, replace(before, trial=None, quiet_until=0))
             seen = replace(seen, planned=planned, early=True)
-        if seen.proposal is None and seen.recent.stall <= self._settings.negligible_share:
+        if seen.proposal is None and seen.recent.stall <= self.planner.settings.negligible_share:
             return LookChoice(state=state, planned=decided)
         seen = replace(seen, effects=effects)
         return LookChoice(

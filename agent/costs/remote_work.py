@@ -36,11 +36,14 @@ def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
     scale = (
         min(requests_a_core, requests_a_core * worker_s / requested_s) if requested_s > 0 else 0.0
     )
-    known = {stage.name: stage.busy_s for stage in weighed.stages}
+    known = {
+        stage.name: stage.busy_s + scale * max(0.0, added.get(stage.name, 0.0))
+        for stage in weighed.stages
+    }
     return replace(
         seen,
         stages=tuple(
-            replace(stage, busy_s=known[stage.name] + scale * max(0.0, added[stage.name]))
+            replace(stage, busy_s=known[stage.name], finished_s=known[stage.name])
             if stage.name in added
             else stage
             for stage in seen.stages

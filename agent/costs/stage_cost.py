@@ -118,7 +118,7 @@ class StageCost:
         rows = latest.rows - earlier.rows
         core_wait_s = latest.core_wait_s - earlier.core_wait_s
         cpu_s = latest.cpu_s - earlier.cpu_s
-        busy_s = latest.busy_s - earlier.busy_s
+        busy_s = latest.finished_s - earlier.finished_s
         busy_s = max(busy_s - core_wait_s, min(cpu_s, busy_s))
         if (
             items < self.settings.min_items

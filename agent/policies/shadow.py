@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.policies.planner.state import PlannerState
 from sluice.agent.tunable import Policy, Reason
@@ -18,8 +17,8 @@ class Shadow(Policy):
 
     name = "shadow"
 
-    def __init__(self, settings: PlannerSettings = DEFAULT) -> None:
-        self._planner = Planner(settings)
+    def __init__(self) -> None:
+        self._planner = Planner()
 
     def made_of(self) -> dict[str, Any]:
         return self._planner.made_of()

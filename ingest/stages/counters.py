@@ -29,7 +29,8 @@ class StageCounters:
         self._blocked = False
         self.durations = Durations()
         self.items = self.rows = self.bytes = self.process_bytes = 0
-        self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
+        self.busy_s = self.finished_s = self.cpu_s = self.core_wait_s = 0.0
+        self.wait_input_s = self.wait_output_s = 0.0
 
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
         """Notes that workers changed their state. `blocked`: they wait for space after the stage, not for input."""
@@ -123,6 +124,7 @@ class WorkerClock:
             self._core_wait_s = waited_s
         with self._lock:
             self._current.durations.add(elapsed)
+            self._current.finished_s += elapsed
             self._current.cpu_s += cpu_s - self._cpu_s
             self._current.core_wait_s += self._share * elapsed
             if stage is not self._current:

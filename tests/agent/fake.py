@@ -147,6 +147,7 @@ class FakePipeline:
                     rows=items * self.rows_an_item,
                     bytes=items * stage.item_bytes,
                     busy_s=sums["busy"],
+                    finished_s=sums["busy"],
                     cpu_s=sums["cpu"],
                     wait_input_s=sums["starved"],
                     wait_output_s=sums["blocked"],

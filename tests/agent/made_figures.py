@@ -11,6 +11,7 @@ from sluice.ingest.stats import Snapshot, StageStats
 def stage_stats(name: str = "decode", **given: Any) -> StageStats:
     counters = dict.fromkeys(("items", "rows", "bytes"), 0)
     times = dict.fromkeys(("busy_s", "cpu_s", "wait_input_s", "wait_output_s"), 0.0)
+    times["finished_s"] = given.get("busy_s", 0.0)
     return StageStats(**{"name": name, "workers": 1, **counters, **times, **given})
 
 

@@ -228,12 +228,10 @@ def test_limits_that_move_under_a_decision_begin_the_policy_anew():
 
 def test_shadow_says_what_it_would_do_and_touches_nothing():
     pipeline = _pipeline()
-    controller, events, _ = _run(pipeline, make("shadow"), 30)
+    _, events, _ = _run(pipeline, make("shadow"), 30)
     assert pipeline.applied == []
-    assert controller.decisions == 0
     assert [e["kind"] for e in events] == ["proposal"]  # the same thought again is no news
     assert events[0]["after"]["workers"]["decode"] == 16
-    assert events[0]["reason"]["predicted_rows_per_s"] > 3 * events[0]["seen"]["rows_per_s"]
     assert "16 times" in events[0]["reason"]["text"]
 
 

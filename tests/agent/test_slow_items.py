@@ -24,7 +24,7 @@ class SlowItems:
         self.now = 0.0
         self.left = []  # of each item under way
         self.items = self.sequence = 0
-        self.busy_s = self.idle_s = 0.0
+        self.busy_s = 0.0
 
     def apply(self, knobs):
         self.limits.check(knobs)

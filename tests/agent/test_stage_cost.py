@@ -105,6 +105,11 @@ def test_noise_is_taken_for_a_rise_at_most_once_in_ten_minutes_and_a_threefold_c
     assert missed == 0
 
 
+def test_work_under_way_costs_nothing_yet():
+    service = _watch(_stats(0, 0.0), _stats(10, 5.0, finished_s=1.0))
+    assert service.points[1].busy_s == pytest.approx(0.01)
+
+
 def test_waits_for_a_core_that_are_counted_are_left_out():
     service = _watch(_stats(0, 0.0), _stats(10, 9.0, 2.0, core_wait_s=4.0), saturated=True)
     assert service.points[1].busy_s == pytest.approx(0.05)

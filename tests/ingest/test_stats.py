@@ -11,24 +11,12 @@ from sluice.ingest.stats import (
     doublings,
     quantile,
 )
+from tests.agent.made_figures import stage_stats
 from tests.raises import raises
 
 
 def stage(name="decode", **changes):
-    return StageStats(
-        **{
-            "name": name,
-            "items": 1,
-            "rows": 10,
-            "bytes": 100,
-            "busy_s": 1.0,
-            "cpu_s": 0.5,
-            "wait_input_s": 0.0,
-            "wait_output_s": 0.0,
-            "workers": 1,
-            **changes,
-        }
-    )
+    return stage_stats(name, **{"items": 1, "rows": 10, "busy_s": 1.0, "cpu_s": 0.5, **changes})
 
 
 def snapshot(**changes):

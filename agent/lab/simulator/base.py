@@ -143,6 +143,7 @@ class SimulatedPipeline:
                 rows=int(self.done[i]),
                 bytes=int(self.bytes[i]),
                 busy_s=self.busy_s[i],
+                finished_s=self.busy_s[i],
                 cpu_s=self.cpu_s[i],
                 core_wait_s=self.core_wait_s[i],
                 wait_input_s=self.in_s[i],

@@ -207,7 +207,6 @@ def change(
             settings=state.settings,
             predicted=reason.predicted_rows_per_s or recent.rows_per_s,
             start_up=state.settings.certain_ticks if starting or kind == "switch" else 0,
-            in_doubt=bool(state.changed),
         )
         if kind
         else None

@@ -362,9 +362,8 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Dec
         f"the last change brought {gain:.2f} times the rows "
         f"where {trial.hoped:.2f} were hoped for, so it is undone: {moves(state.knobs, trial.before)}"
     )
-    # Only a failed growth or removal has a penalty. Other trials for more rows are experiments, and so are those right
-    # after costs have changed.
-    if trial.in_doubt or (trial.rises and trial.kind != "grow"):
+    # Only a failed growth or removal has a penalty. Other trials for more rows are experiments.
+    if trial.rises and trial.kind != "grow":
         undone = state  # its measurements are in the curve now
     else:
         undone = replace(

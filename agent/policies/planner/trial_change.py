@@ -21,8 +21,6 @@ class TrialChange:
     predicted: float
     start_up: float = 0
     """Ticks that its workers take to start, as processes do."""
-    in_doubt: bool = False
-    """Whether costs had just changed by themselves, so that the rate before may be too high."""
     settings: PlannerSettings = DEFAULT
 
     @property
