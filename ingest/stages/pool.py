@@ -134,14 +134,16 @@ class Pool:
     def __next__(self) -> Any:
         while True:
             with self._lock:
-                while self._next_out not in self._results and (
-                    not self._empty or self._pull.locked()
+                while (
+                    not self._closed
+                    and self._next_out not in self._results
+                    and (not self._empty or self._pull.locked())
                 ):
-                    if self._closed:
-                        raise Closed
                     if self._end is not None and self._next_out >= self._end:
                         raise StopIteration
                     self._ready.wait()
+                if self._closed:  # also if a worker has ended its item since
+                    raise Closed
                 if self._next_out in self._results:
                     result, size = self._results.pop(self._next_out)
                     self._next_out += 1
