@@ -152,16 +152,18 @@ class Chooser(Policy):
         state = replace(state, effects=effects)
         # Without a proposal, the planner may have judged the last change, or counted unneeded workers.
         staying = planned[1] if seen.proposal is None else seen.state
-        decided = planned
         if seen.proposal is None and before.trial is not None:
-            planned = self.planner.decide(snapshot, replace(before, trial=None, quiet_until=0))
-            seen = replace(seen, planned=planned, early=True)
+            seen = replace(
+                seen,
+                planned=self.planner.decide(snapshot, replace(before, trial=None, quiet_until=0)),
+                early=True,
+            )
         if seen.proposal is None and seen.recent.stall <= self.planner.settings.negligible_share:
-            return LookChoice(state=state, planned=decided)
+            return LookChoice(state=state, planned=planned)
         seen = replace(seen, effects=effects)
         return LookChoice(
             state=replace(state, asked=state.asked or not seen.unmeasured),
-            planned=planned,
+            planned=seen.planned,
             seen=seen,
             candidates=list_candidates(seen),
             staying=staying,
@@ -174,10 +176,9 @@ class Chooser(Policy):
         seen, state, staying = look.seen, look.state, look.staying
         knobs, planner, reason = look.planned
         if seen is None or staying is None or number is None:
-            effects = state.effects
             if knobs != state.planner.knobs:
-                effects = effects.changed(0.0, planner.tick)
-            return knobs, replace(state, planner=planner, effects=effects), reason
+                state = replace(state, effects=state.effects.changed(0.0, planner.tick))
+            return knobs, replace(state, planner=planner), reason
         candidate = look.candidates[number]
         reason = _reason(look, number, values)
         if candidate.name == "stay":

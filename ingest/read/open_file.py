@@ -91,7 +91,8 @@ class LocalFile(OpenFile):
             self._release()
             raise
         self._columns: StoredColumns | None = None
-        self._pages = functools.cache(self._find_pages)
+        # The cache must not hold this object, which then only the garbage collector would free.
+        self._pages = functools.cache(functools.partial(LocalFile._find_pages, weakref.proxy(self)))
 
     def fetch(
         self, group: int, portions: Sequence[Sequence[str]], buffers: Buffers
@@ -142,10 +143,11 @@ class LocalFile(OpenFile):
     def _find_pages(self, group: int, name: str) -> npt.NDArray[np.int64]:
         """Returns the first row of each page of a column, and where the page begins. Before them is the beginning of
         the column, and after them the end of both."""
-        schema = self.metadata.schema
         [leaf] = [
             number
-            for number, leaf in enumerate(map(schema.column, range(self.metadata.num_columns)))
+            for number, leaf in enumerate(
+                map(self.metadata.schema.column, range(self.metadata.num_columns))
+            )
             if leaf.name == leaf.path == name and not leaf.max_repetition_level
         ]
         at, end = stored_places(self.metadata)[group, leaf].tolist()
@@ -159,8 +161,7 @@ class LocalFile(OpenFile):
                 places.append((row, at))
                 row += found.get(_VALUES, 0) + found.get(_VALUES_2, 0)
             at += size + max(0, found.get(3, end))
-        rows = self.metadata.row_group(group).num_rows
-        if (rows, end) != (row, at) or name in self._differing:
+        if (self.metadata.row_group(group).num_rows, end) != (row, at) or name in self._differing:
             raise ValueError(f"the pages of column {name!r} are not understood")
         return np.array([*places, (row, at)])
 

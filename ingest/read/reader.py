@@ -252,9 +252,9 @@ class RowGroupReader:
 
     def cut(self, read: Read) -> list[Read]:
         """Returns pieces of a large read if each can be decoded by itself, so that functions over rows begin early."""
-        others = self._selection, self._is_filtered, self.fetches
+        others = self._selection, self._is_filtered, self.fetches, *map(frame_of, self.functions)
         is_large = self.decoding.decoded(read.rows) > _LARGE_BYTES
-        if self.functions and is_large and not any((*others, *map(frame_of, self.functions))):
+        if self.functions and is_large and not any(others):
             # Whatever is wrong, decoding the whole row group says so.
             with suppress(Exception), self._kept.opened(read.file, None) as file:
                 assert isinstance(file, LocalFile)
