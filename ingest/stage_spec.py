@@ -35,9 +35,6 @@ class StageSpec:
     backends: tuple[str, ...] = ("thread",)
     """Where its workers may run. They start in the first of these."""
 
-    def most_workers(self, cores: int) -> int:
-        return max(self.workers, self.workers_a_core * cores)
-
     def first_workers(self, cores: int) -> int:
         return self.for_each_core * cores or 1
 
@@ -113,7 +110,7 @@ def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]
     """Returns the limits of the knobs on `cores` cores. `backends` are those that this machine can use. A stage that
     can use none of them keeps its own, because its limits need processes."""
     return Limits(
-        workers={s.name: (1, s.most_workers(cores)) for s in stages},
+        workers={s.name: (1, max(s.workers, s.workers_a_core * cores)) for s in stages},
         backends={
             s.name: tuple(b for b in s.backends if b in (*backends, REMOTE)) or s.backends
             for s in stages

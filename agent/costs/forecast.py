@@ -116,10 +116,6 @@ class Forecast:
             without_base, base_bytes=max(0.0, rates.memory_used - held_by_workers - queued)
         )
 
-    def cores_used_by(self, name: str, rows_per_s: float) -> float:
-        """Returns the cores that a stage with its present workers needs for this rate."""
-        return rows_per_s * self.separate_costs[name].cpu_s(self.knobs.workers[name])
-
     def capacity(self, name: str, workers: int) -> float:
         """Returns the rows a second that `workers` of a stage are expected to do if the cores stay as loaded as now."""
         cost = self.joined_costs[name]

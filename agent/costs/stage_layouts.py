@@ -44,7 +44,7 @@ def locked(
     settings = forecast.settings
     for name in _movable_stages(forecast):
         cost = forecast.separate_costs[name]
-        cores = forecast.cores_used_by(name, recent.rows_per_s)
+        cores = recent.rows_per_s * cost.cpu_s(forecast.knobs.workers[name])
         holds = held >= settings.mostly_share and cores >= settings.mostly_share * held
         if holds and recent.saturated(settings.full_share):
             continue  # Without a free core, a process brings little.

@@ -55,7 +55,7 @@ def train(
             ranks.ranks,
             activity,
             ending,
-            workers=signals.worker_stacks,
+            workers=lambda: signals.workers(),  # noqa: PLW0108 # set later
         ),
     ):
         try:

@@ -107,7 +107,8 @@ class PartParser:
         self._parser = InputParser(spec, compiled=compiled)
         self._headers = encoded_headers(spec.input)
         self._before = before
-        self._keeps_places = may_reject_late(spec)
+        # Rows may be rejected after operators have learned.
+        self._keeps_places = not spec.rows.relational and any(map(is_late, spec.columns))
         self._rows, self._lines = Counter[Part](), Counter[Part]()
         self._has_lines = False
 
@@ -150,11 +151,6 @@ def count_rows(batch: pa.RecordBatch, headers: tuple[bytes, ...]) -> int:
     if "line" not in batch.schema.names:
         return int(batch.num_rows)
     return int(np.count_nonzero(~are_headers(batch["line"], headers)))
-
-
-def may_reject_late(spec: Spec) -> bool:
-    """Returns whether rows of the input may be rejected after operators have learned."""
-    return not spec.rows.relational and any(map(is_late, spec.columns))
 
 
 def describe(

@@ -114,7 +114,10 @@ class FeatureTable:
             records=records,
             permission=Permission.of(allow_code),
         )
-        return found.transformed((*found._spec_transforms(), *short_transforms(transforms)))
+        text = found.record.spec if records else ""
+        # Most tables are opened without parsing a spec.
+        own = found.spec().transforms if "transform" in text else ()
+        return found.transformed((*own, *short_transforms(transforms)))
 
     def transformed(self, transforms: Iterable[TableTransform]) -> FeatureTable:
         """Returns this version with more transforms. Raises SpecError if one needs a column that does not exist."""
@@ -124,11 +127,6 @@ class FeatureTable:
         except SpecError as error:
             raise SpecError(f"{self.uri}, version {self.version}: {error}") from None
         return replace(self, fields=fields, transforms=(*self.transforms, *more))
-
-    def _spec_transforms(self) -> tuple[TableTransform, ...]:
-        text = self.record.spec if self.records else ""
-        # Most tables are opened without parsing a spec.
-        return self.spec().transforms if "transform" in text else ()
 
     @property
     def stored(self) -> tuple[Field, ...]:

@@ -132,14 +132,6 @@ def elements(values: pa.Array) -> pa.Array:
     return pc.list_flatten(values) if is_list(values.type) else values
 
 
-def rows_of_elements(values: pa.Array) -> Sequence[int]:
-    """Returns the row of each of `elements(values)`."""
-    found: Sequence[int] = (
-        pc.list_parent_indices(values) if is_list(values.type) else range(len(values))
-    )
-    return found
-
-
 def _spread(items: list[Any], most: int) -> list[Any]:
     """At most `most` items, evenly spread, with the first and the last."""
     places = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
@@ -352,7 +344,9 @@ def _refuse(  # noqa: PLR0917 # called once
     except ValueRefused as refused:
         is_id = refused.at is not None and kind is np.int32
         how = f", for instance hash={{{name!r}: 1_000_000}}" if is_id else ""
-        raise ColumnError(refused.message(where, name, rows_of_elements(values)) + how) from None
+        is_listed = is_list(values.type)
+        rows = pc.list_parent_indices(values) if is_listed else range(len(values))
+        raise ColumnError(refused.message(where, name, rows) + how) from None
 
 
 def facts_text(one: ColumnFacts) -> str:

@@ -95,13 +95,14 @@ class LocalFile(OpenFile):
         self._pages = functools.cache(functools.partial(LocalFile._find_pages, weakref.proxy(self)))
 
     def fetch(
-        self, group: int, portions: Sequence[Sequence[str]], buffers: Buffers
+        self, group: int, portions: Sequence[Sequence[str]], buffers: Buffers, waits: bool
     ) -> StoredRows | None:
-        """Reads those columns of a row group that may stay stored. None: there are none."""
+        """Reads those columns of a row group that may stay stored. None: there are none. If it `waits`, values are
+        unpacked when they are moved."""
         if self._columns is None:
             size = os.fstat(self.state).st_size
             self._columns = StoredColumns(self.metadata, self.schema, size)
-        return self._columns.fetch(self.state, group, portions, buffers)
+        return self._columns.fetch(self.state, group, portions, buffers, waits)
 
     def pieces(self, read: Read, columns: Sequence[str]) -> list[Read]:
         """Returns pieces of a read for `read_piece`. A piece may begin within a page that another one decodes too. So

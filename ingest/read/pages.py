@@ -16,17 +16,14 @@ says, and what each page says: its definition levels. The indices of a dictionar
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from zlib_ng import zlib_ng
 
 from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.memory.buffers import Buffers
@@ -43,15 +40,18 @@ from sluice.ingest.plain.footer_chunks import (
 )
 from sluice.ingest.stages.scatter_kernel import (
     DICTIONARY,
+    FUNCTIONS,
     INDICES,
     PAGE,
     READ_BEYOND,
+    SNAPPY,
     VALUES,
     DamagedPage,
     bytes_at,
     call,
     int32_at,
     unpack_column,
+    unpack_page,
     varint,
 )
 
@@ -63,197 +63,119 @@ _WIDTHS = {
     ("DOUBLE", pa.float64()): 8,
 }
 """The types of columns that may stay stored, Parquet's and Arrow's, and the bytes of a stored value."""
-_SNAPPY, _ZSTD, _LZ4_RAW = 1, 6, 7  # codecs in parquet.thrift; 0 is none
 _ENCODINGS = 0b1_0001_1101  # by bit: plain, indices (2 and 8), levels (3 and 4)
 _MOST_NUMBERS = 128  # numbers in the head of a page; a head with more is not understood
 _LEAST_STEP = 12  # bits of the least difference between the lengths of two buffers
 _PAGE_ROWS = 1024  # a chunk with more pages than one for so many rows is left to Arrow
 
 
-def _c_function(name: str, *libraries: str) -> int:
-    """Returns the address of a function of the first of these libraries that is there. 0: this machine has none."""
-    for library in libraries:
-        with suppress(OSError, AttributeError):
-            function = getattr(ctypes.CDLL(library), name)
-            return ctypes.cast(function, ctypes.c_void_p).value or 0
-    return 0
-
-
-_functions = np.zeros(8, np.uint64)
-"""The addresses of C functions: at 0 the one for checksums, then those that unpack a codec. 0: there is none."""
-_functions[0] = _c_function("zng_crc32", zlib_ng.__file__)
-_functions[_SNAPPY] = 1  # `unpack_snappy`, which has no address
-_functions[_ZSTD] = _c_function("ZSTD_decompress", "libzstd.so.1", "libzstd.dylib")
-_functions[_LZ4_RAW] = _c_function("LZ4_decompress_safe", "liblz4.so.1", "liblz4.dylib")
-
-
 @compile_function
-def page_heads(address: Any, chunks: Any, rows: Any, heads: Any) -> Any:
+def page_heads(address: Any, chunks: Any, rows: Any, waits: Any, pages: Any, counts: Any) -> Any:  # noqa: PLR0917
     """Reads the heads of all pages of columns. `chunks` has for each column where its chunk begins and ends after
-    `address`, the bytes of a value, the highest definition level, and the codec. Writes a row of `heads` for each page:
+    `address`, the bytes of a value, the highest definition level, and the codec. Writes the `pages` of each column, and
+    how many they are: 0 if anything is not understood. `waits`: values may be unpacked when they are moved.
 
-    where its bytes begin, their number, its rows, its form, the column, the number of bytes when they are unpacked (0:
-    they are not compressed), the bytes of its levels (-1: they are among the compressed ones), and its checksum (-1:
-    none).
-
-    Returns how many pages there are. A column of which anything is not understood has none."""
+    Returns the bytes that unpacking the others takes."""
     numbers, head = np.empty((_MOST_NUMBERS, 2), np.int64), np.empty(128, np.int64)
-    count = 0
+    room = 0
     for c in range(len(chunks)):
         at, end, width, optional, codec = chunks[c]
-        left, n = rows, count
+        left, n = rows, 0
         has_dictionary = False
-        while at < end and n - count < len(heads) // len(chunks):
+        while at < end and n < pages.shape[1]:
             size, at = thrift_numbers(address, at, end, numbers)
             head[:] = -1
             for k in range(size):
                 path, value = numbers[k]
                 if path < 64:
                     head[path] = value & 0xFFFFFFFF if path == 4 else value
-                elif path >> 6 == (5 if head[1] == 0 else 5 + head[1]):
+                elif path >> 6 == 5 + head[1]:
                     head[64 | (path & 63)] = value
             kind, unpacked, stored, checksum = head[1], head[2], head[3], head[4]
-            values, encoding, levels = head[65], head[66], -np.int64(optional)
-            if kind == 3:
-                encoding, levels = head[68], head[69]
-                if head[70] > 0 or levels < optional:  # levels of lists, or none
-                    break
-            elif kind == 0 and optional and head[67] != 3:
-                break  # levels in another encoding
-            packed = codec > 0 and not (kind == 3 and head[71] == 0)
-            if size < 0 or not 0 < stored <= end - at or not 0 <= values <= rows:
+            values, encoding = head[65], head[66]
+            if (
+                size < 0
+                or not 0 < stored <= end - at
+                or not 0 <= values <= rows
+                or not 0 < unpacked <= 9 * values + 128
+                or (codec == 0 and stored != unpacked)
+            ):
                 break
-            if levels >= min(stored, unpacked) or not 0 < unpacked <= 9 * values + 128:
-                break
-            if not packed and stored != unpacked:
-                break
-            if kind == 2 and n == count and encoding in (0, 2) and values * width == unpacked:
+            if kind == 2 and n == 0 and encoding in (0, 2) and values * width == unpacked:
                 form, has_dictionary = DICTIONARY, values > 0
-                values = levels = np.int64(0)
-            elif kind in (0, 3) and (encoding == 0 or (has_dictionary and encoding in (2, 8))):
+                values = np.int64(0)
+            elif (
+                kind == 0
+                and (encoding == 0 or (has_dictionary and encoding in (2, 8)))
+                and (not optional or head[67] == 3)  # how levels are encoded
+            ):
                 form = INDICES if encoding else VALUES
             else:
                 break
-            page = at, stored, values, form, c, unpacked * packed, levels, checksum
-            for k in range(len(page)):
-                heads[n, k] = page[k]
+            page = pages[c, n]
+            page.address, page.size, page.rows, page.form = (
+                address + np.uint64(at),
+                stored,
+                values,
+                form,
+            )
+            page.unpacked, page.codec, page.checksum = unpacked * (codec > 0), codec, checksum
+            page.waits = waits and codec > SNAPPY and form == VALUES and not optional
+            if not page.waits:
+                room += page.unpacked + READ_BEYOND
             left -= values
             at += stored
             n += 1
         if at == end and left == 0:
-            count = n
-    return count
+            counts[c] = n
+    return room
 
 
 @compile_function
 def is_complete(address: Any, size: Any, rows: Any) -> Any:
-    """Whether no value is missing, by the definition levels of a page. They are runs that repeat a level, or have a bit
-    for each row."""
+    """Whether no value is missing, by the definition levels of a page, which then are runs that repeat one level."""
     raw = bytes_at(address)
     at: Any = np.int64(0)
     while rows > 0:
         head, at = varint(raw, at, size)
-        if head < 2 or at >= size:
+        if head < 2 or head & 1 or at >= size or raw[at] != 1:
             return False
-        if head & 1:
-            end = at + min(head >> 1, size - at)
-            for n in range(at, end):
-                bits = (1 << min(max(rows, 0), 8)) - 1
-                if raw[n] & bits != bits:
-                    return False
-                rows -= 8
-            at = end
-        elif raw[at] != 1:
-            return False
-        else:
-            at += 1
-            rows -= head >> 1
+        at += 1
+        rows -= head >> 1
     return True
 
 
 @compile_function
-def unpack_snappy(source: Any, size: Any, into: Any, room: Any) -> Any:
-    """Unpacks Snappy to address `into`. False: it is damaged, or has not `room` bytes. Up to `READ_BEYOND` bytes more
-    are read and written."""
-    raw, target = bytes_at(source), bytes_at(into)
-    whole, at = varint(raw, np.int64(0), size)
-    done: Any = np.int64(0)
-    while whole == room and at < size:
-        tag = np.int64(raw[at])
-        at += 1
-        kind, length = tag & 3, (tag >> 2) + 1
-        more: Any = 1 << (kind - 1) if kind else max(length - 60, 0)
-        if more > size - at:
-            return False
-        bits = (1 << (8 * more)) - 1
-        number = int32_at(source + np.uint64(at))[0] & bits
-        at += more
-        if kind == 0:  # bytes as they are
-            length = number + 1 if more else length
-            begin, left = source + np.uint64(at), size - at
-            at += length
-        else:  # bytes that came before
-            if kind == 1:
-                length, number = (tag >> 2 & 7) + 4, tag >> 5 << 8 | number
-            begin, left = into + np.uint64(done - number), length if 0 < number <= done else 0
-        if length > min(left, room - done):
-            return False
-        if kind and number < 4:
-            for n in range(done, done + length):
-                target[n] = target[n - number]
-        else:
-            for n in range((length + 3) // 4):
-                int32_at(into + np.uint64(done))[n] = int32_at(begin)[n]
-        done += length
-    return done == room
+def prepare_pages(chunks: Any, pages: Any, counts: Any, room: Any, functions: Any) -> Any:
+    """Verifies checksums, and unpacks pages to address `room`, each with `READ_BEYOND` bytes more, except those that
+    wait. Takes the levels away. Sets a count to 0 if a value is missing, or sizes contradict each other.
 
-
-@compile_function
-def unpack_page(codec: Any, function: Any, source: Any, size: Any, into: Any, room: Any) -> Any:  # noqa: PLR0917
-    """Unpacks `size` bytes to address `into`. False: they are damaged, or do not become `room` bytes."""
-    if codec == _SNAPPY:
-        return unpack_snappy(source, size, into, room)
-    if codec == _LZ4_RAW:
-        return np.int32(call(function, source, into, np.uint64(size), np.uint64(room))) == room
-    return call(function, into, np.uint64(room), source, np.uint64(size)) == room
-
-
-@compile_function
-def prepare_pages(address: Any, chunks: Any, heads: Any, functions: Any, room: Any) -> Any:
-    """Verifies checksums, and unpacks pages to address `room`, each with `READ_BEYOND` bytes more. `heads` come from
-    `page_heads`. Changes the first four numbers of each to a `PAGE`, without levels. A form of -1: a value is missing,
-    or sizes contradict each other.
-
-    Returns 0, or 1 + n if page n differs from its checksum. Returns -1 - n if it cannot be unpacked."""
-    for n in range(len(heads)):
-        at, size, rows, form, c, unpacked, before, checksum = heads[n]
-        _, _, width, optional, codec = chunks[c]
-        source = address + np.uint64(at)
-        if checksum >= 0:
-            found = call(functions[0], np.uint64(0), source, np.uint64(size), np.uint64(0))
-            if found & 0xFFFFFFFF != checksum:
-                return 1 + n
-        levels, outside = source, max(before, 0)
-        source += np.uint64(outside)
-        size -= outside
-        if unpacked:
-            unpacked -= outside
-            if not unpack_page(codec, functions[codec], source, size, room, unpacked):
-                return -1 - n
-            source, size = room, unpacked
-            room += np.uint64(unpacked + READ_BEYOND)
-        if before < 0:
-            levels = source + np.uint64(4)
-            outside = np.int64(int32_at(source)[0])
-            source = levels + np.uint64(outside)
-            size -= 4 + outside
-        if (
-            min(outside, size - 1) < 0
-            or (form == VALUES and size != rows * width)
-            or (optional and not is_complete(levels, outside, rows))
-        ):
-            form = -1
-        heads[n, 0], heads[n, 1], heads[n, 3] = source, size, form
+    Returns 0, or 1 + c if a page of column c differs from its checksum. Returns -1 - c if one cannot be unpacked."""
+    for c in range(len(chunks)):
+        _, _, width, optional, _ = chunks[c]
+        for k in range(counts[c]):
+            page = pages[c, k]
+            source, size = page.address, page.size
+            if page.checksum >= 0:
+                found = call(functions[0], np.uint64(0), source, np.uint64(size), np.uint64(0))
+                if found & 0xFFFFFFFF != page.checksum:
+                    return 1 + c
+            if page.unpacked and not page.waits:
+                if not unpack_page(page.codec, functions, source, size, room, page.unpacked):
+                    return -1 - c
+                source, size = room, page.unpacked
+                room += np.uint64(size + READ_BEYOND)
+            if optional and page.form != DICTIONARY:
+                levels, outside = source + np.uint64(4), np.int64(int32_at(source)[0])
+                source = levels + np.uint64(outside)
+                size -= 4 + outside
+                if min(outside, size - 1) < 0 or not is_complete(levels, outside, page.rows):
+                    size = np.int64(0)
+            values = page.unpacked if page.waits else size
+            if size == 0 or (page.form == VALUES and values != page.rows * width):
+                counts[c] = 0
+                break
+            page.address, page.size = source, size
     return 0
 
 
@@ -287,11 +209,11 @@ class StoredColumns:
         self._chunks = np.stack([at, at + length, *everywhere, codec], -1)
         """By row group and leaf: what `page_heads` takes."""
         self._may_stay = (
-            np.isin(codec, np.flatnonzero(_functions))
+            np.isin(codec, np.flatnonzero(FUNCTIONS))
             & (chunk[ENCODINGS] & ~_ENCODINGS == 0)
             & (chunk[VALUE_COUNT] == np.array(self._rows).reshape(-1, 1))
             & ((levels == 0) | (chunk[NULLS] == 0))
-            & (_functions[0] > 0)
+            & (FUNCTIONS[0] > 0)
             & (at >= 4)
             & (length > 0)
             & (length <= size - at)
@@ -303,6 +225,7 @@ class StoredColumns:
         group: int,
         portions: Sequence[Sequence[str]],
         buffers: Buffers,
+        waits: bool,
     ) -> StoredRows | None:
         """Reads those columns of a row group that may stay stored, one portion after the other. None: there are none.
         Raises DamagedPage if a page differs from its checksum, or cannot be unpacked."""
@@ -313,7 +236,7 @@ class StoredColumns:
             if wanted:
                 numbers, fields = zip(*wanted, strict=True)
                 chunks = self._chunks[group, list(numbers)]
-                rows.add(fields, chunks, _read_chunks(descriptor, chunks, buffers), buffers)
+                rows.add(fields, chunks, _read_chunks(descriptor, chunks, buffers), buffers, waits)
         return rows if rows.stored else None
 
 
@@ -331,14 +254,16 @@ def _read_chunks(
     which `READ_BEYOND` bytes more may be read."""
     runs: list[list[int]] = []
     size = 0
-    for n in np.argsort(chunks[:, 0]).tolist():
-        begin, end = chunks[n, :2].tolist()
+    places = chunks[:, :2].tolist()
+    for place in sorted(places):
+        begin, end = place
         if runs and begin == runs[-1][1]:
             runs[-1][1] = end
         else:
             runs.append([begin, end])
-        chunks[n, :2] += size - begin
+        place[:] = size, size + end - begin
         size += end - begin
+    chunks[:, :2] = places
     data = _take(buffers, size + READ_BEYOND)
     done = 0
     for begin, end in runs:
@@ -367,7 +292,9 @@ class StoredRows:
         self.num_rows = rows
         self.nbytes = 0
         self.stored: tuple[str, ...] = ()
-        self._pages: dict[pa.Field, npt.NDArray[np.int64]] = {}
+        self._fields: list[pa.Field] = []
+        self._pages: list[npt.NDArray[np.void]] = []
+        """The fields and the pages of the stored columns, in portions."""
         self._memory: list[npt.NDArray[np.uint8]] = []
         """The arrays in which the pages are."""
         self.replacement: Callable[[DamagedPage], pa.Table]
@@ -379,27 +306,27 @@ class StoredRows:
         chunks: npt.NDArray[np.int64],
         data: npt.NDArray[np.uint8],
         buffers: Buffers,
+        waits: bool,
     ) -> None:
         """Adds columns whose chunks are in `data`, except those of which anything is not understood. Raises DamagedPage
         if a page differs from its checksum, or cannot be unpacked."""
-        heads = np.empty((len(chunks) * (8 + self.num_rows // _PAGE_ROWS), 8), np.int64)
-        address = np.uint64(data.ctypes.data)
-        heads = heads[: page_heads(address, chunks, self.num_rows, heads)]
-        numbers, unpacked = heads[:, 4], heads[:, 5]
-        room = _take(buffers, int(unpacked.sum()) + READ_BEYOND * len(heads))
-        wrong = prepare_pages(address, chunks, heads, _functions, np.uint64(room.ctypes.data))
+        pages = np.zeros((len(chunks), 8 + self.num_rows // _PAGE_ROWS), PAGE)
+        counts, address = np.zeros(len(chunks), np.int64), np.uint64(data.ctypes.data)
+        room = _take(buffers, page_heads(address, chunks, self.num_rows, waits, pages, counts))
+        wrong = prepare_pages(chunks, pages, counts, np.uint64(room.ctypes.data), FUNCTIONS)
         if wrong:
-            at = abs(wrong) - 1
-            how = "differs from its checksum (CRC-32)" if wrong > 0 else "cannot be unpacked"
             raise DamagedPage(
-                f"column {fields[numbers[at]].name!r}: page {(numbers[:at] == numbers[at]).sum()} {how}. The file is "
-                "damaged; write it again"
+                f"column {fields[abs(wrong) - 1].name!r}: a page "
+                f"{'differs from its checksum (CRC-32)' if wrong > 0 else 'cannot be unpacked'}. The file is damaged; "
+                "write it again"
             )
-        for pages in np.split(heads, np.flatnonzero(np.diff(numbers)) + 1):
-            if len(pages) and pages[:, 3].min() >= 0:
-                self._pages[fields[pages[0, 4]]] = pages[:, :4]
-        self.stored = tuple(field.name for field in self._pages)
-        used = [room] if unpacked.all() else [data, room]
+        kept = np.flatnonzero(counts)
+        pages = pages[kept, : counts.max()]
+        self._fields += map(fields.__getitem__, kept.tolist())
+        self._pages.append(pages)
+        self.stored = tuple(field.name for field in self._fields)
+        is_in_data = (pages["unpacked"] == 0) | (pages["waits"] > 0)
+        used = [data, room] if is_in_data.any() else [room]
         self._memory += used
         self.nbytes += sum(array.nbytes for array in used)
 
@@ -408,13 +335,14 @@ class StoredRows:
         if others.num_columns and others.num_rows != self.num_rows:
             raise ValueError(f"{others.num_rows} rows can be decoded")
         self.others = others
-        fields = {field.name: field for field in (*self._pages, *others.schema)}
+        fields = {field.name: field for field in (*self._fields, *others.schema)}
         self.schema = pa.schema([fields[name] for name in columns])
         self.nbytes += others.get_total_buffer_size()
-        pages = np.zeros((len(self._pages), max(map(len, self._pages.values())), 4), np.int64)
-        for column, found in zip(pages, self._pages.values(), strict=True):
-            column[: len(found)] = found
-        self.pages = pages.view(PAGE)[..., 0]
+        self.pages = np.zeros((len(self.stored), max(one.shape[1] for one in self._pages)), PAGE)
+        first = 0
+        for one in self._pages:
+            self.pages[first : first + len(one), : one.shape[1]] = one
+            first += len(one)
         """The pages of each stored column. Pages beyond its last one have no rows."""
 
     def column(self, name: str, start: int, stop: int) -> pa.ChunkedArray:
@@ -432,6 +360,6 @@ class StoredRows:
 
 def load_compiled() -> None:
     """Loads the compiled functions of this module."""
-    nowhere, chunks, heads = np.uint64(0), np.zeros((0, 5), np.int64), np.zeros((0, 8), np.int64)
-    page_heads(nowhere, chunks, 0, heads)
-    prepare_pages(nowhere, chunks, heads, _functions, nowhere)
+    nowhere, chunks, pages = np.uint64(0), np.zeros((0, 5), np.int64), np.zeros((0, 0), PAGE)
+    page_heads(nowhere, chunks, 0, False, pages, chunks[:, 0])
+    prepare_pages(chunks, pages, chunks[:, 0], nowhere, FUNCTIONS)

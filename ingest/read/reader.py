@@ -272,9 +272,8 @@ class RowGroupReader:
         """Decodes the stored columns of a row group, or only those in `columns`, or of a `read` that is a piece. The
         result may be `StoredRows`, which can only be moved to batches."""
         where = self._kept.where(number, group)
-        piece = read if read and read.is_piece else None
-        rows = piece.rows if piece else self.row_groups[number][group]
-        table = self._read_stored(number, group, columns, fetched, piece)
+        rows = read.rows if read and read.is_piece else self.row_groups[number][group]
+        table = self._read_stored(number, group, columns, fetched, read)
         if columns is None and table.schema != self._checked_schema:
             # Values of typed columns are converted one by one, so their stored type may differ.
             fields = (
@@ -304,7 +303,7 @@ class RowGroupReader:
         group: int,
         columns: Sequence[str] | None,
         fetched: Fetched = None,
-        piece: Read | None = None,
+        read: Read | None = None,
     ) -> Any:
         """Reads stored columns of a row group. Adds the columns that its folders name. Columns may stay stored if all
         are read."""
@@ -318,12 +317,15 @@ class RowGroupReader:
                 if columns is None and self.in_pages and isinstance(file, LocalFile):
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
-                    if rows := file.fetch(group, portions, self._buffers):
+                    # A page with rows of several windows is unpacked once for all of them.
+                    parts = [(part.start, part.stop) for part in read.parts] if read else []
+                    waits = parts == [(0, self.row_groups[number][group])]
+                    if rows := file.fetch(group, portions, self._buffers, waits):
                         unread = ([n for n in some if n not in rows.stored] for some in portions)
                         rows.complete(wanted, self._table(number, decode, [*filter(None, unread)]))
                         return rows
-                if piece and isinstance(file, LocalFile):
-                    decode = partial(file.read_piece, piece)
+                if read and read.is_piece and isinstance(file, LocalFile):
+                    decode = partial(file.read_piece, read)
                 table = self._table(number, decode, portions)
             table = self._located[number].with_constants(table, wanted)
             lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)

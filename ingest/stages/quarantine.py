@@ -320,12 +320,9 @@ class Origins:
         starts = np.cumsum([0, *(s.rows for s in window.slices)])
         pieces = np.searchsorted(starts, wanted, side="right") - 1
         return [
-            Origin(
-                window.slices[p].file,
-                window.slices[p].group,
-                window.slices[p].start + int(n - starts[p]),
-            )
+            Origin(piece.file, piece.group, piece.start + int(n - starts[p]))
             for n, p in zip(wanted, pieces, strict=True)
+            for piece in [window.slices[p]]
         ]
 
 

@@ -6,6 +6,8 @@ numpy calls, a thread may have to wait for the interpreter's lock. `scatter` rel
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,16 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from zlib_ng import zlib_ng
 
 from sluice.etl.ops.compiled import compile_function
 from sluice.ingest.columns import Columns
 
 CONVERTED, WORDS, IDS, WORDS_TO_FLOATS = range(-1, 3)
-DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS, BYTES_TO_FLOATS = range(3, 7)
+DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS = range(3, 6)
 """What happens to a column's values. CONVERTED: they are converted before the call. WORDS: 4 bytes are copied
 unchanged. IDS: the same, but none may be below 0. WORDS_TO_FLOATS: signed bytes that are stored in 4 bytes become
-floats. The others: numbers of 8 bytes, or signed bytes, become numbers of 4 bytes that must hold their values."""
+floats. The others: numbers of 8 bytes become numbers of 4 bytes that must hold their values."""
 VALUES, INDICES, DICTIONARY = range(3)
 """What a page holds: values, indices into the column's dictionary, or the dictionary, which is the first page."""
 PAGE = np.dtype(
@@ -32,10 +35,16 @@ PAGE = np.dtype(
         ("size", np.int64),
         ("rows", np.int64),  # 0: a dictionary, or no page
         ("form", np.int64),  # one of the three above
+        ("unpacked", np.int64),  # its size once it is unpacked; 0: it is not compressed
+        ("codec", np.int64),
+        ("waits", np.int64),  # 1: it is unpacked when it is moved
+        ("checksum", np.int64),  # -1: it has none
     ]
 )
 """Describes a page of a column in memory. A column in Arrow's memory counts as one page of values, without a size."""
+PLACE = ["address", "size", "rows", "form"]
 READ_BEYOND = 8  # bytes that may be read after the end of a page with indices
+SNAPPY, _ZSTD, _LZ4_RAW = 1, 6, 7  # codecs in parquet.thrift; 0 is none
 PLACE_FIELDS = 6
 """The number of values that describe a place: chunk, first batch in it, number of batches, first row in each batch,
 rows in each batch, first row in the window."""
@@ -59,11 +68,10 @@ def _pointer_to(kind: Any) -> Any:
     return intrinsic(pointer)
 
 
-int32_at, _int8_at, _float32_at, bytes_at, int64_at, _uint64_at, _float64_at = (
+int32_at, _float32_at, bytes_at, int64_at, _uint64_at, _float64_at = (
     _pointer_to(kind)
     for kind in (
         types.int32,
-        types.int8,
         types.float32,
         types.uint8,
         types.int64,
@@ -115,6 +123,23 @@ copy: Any = intrinsic(_copy_bytes)
 prefetch: Any = intrinsic(_prefetch_line)
 
 
+def _c_function(name: str, *libraries: str) -> int:
+    """Returns the address of a function of the first of these libraries that is there. 0: this machine has none."""
+    for library in libraries:
+        with suppress(OSError, AttributeError):
+            function = getattr(ctypes.CDLL(library), name)
+            return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
+
+
+FUNCTIONS = np.zeros(8, np.uint64)
+"""The addresses of C functions: at 0 the one for checksums, then those that unpack a codec. 0: there is none."""
+FUNCTIONS[0] = _c_function("zng_crc32", zlib_ng.__file__)
+FUNCTIONS[SNAPPY] = 1  # `unpack_snappy`, which has no address
+FUNCTIONS[_ZSTD] = _c_function("ZSTD_decompress", "libzstd.so.1", "libzstd.dylib")
+FUNCTIONS[_LZ4_RAW] = _c_function("LZ4_decompress_safe", "liblz4.so.1", "liblz4.dylib")
+
+
 def compose_order(outer: Any, inner: Any, rows: int) -> Any:
     """Combines two permutations (`RowsPlan.halves`) into the order of a window, in one call."""
     order = np.empty(rows, np.uint64)
@@ -163,6 +188,55 @@ def varint(raw: Any, at: Any, end: Any) -> Any:
             return value, at
         shift += 7
     return np.int64(-1), end + 1
+
+
+@compile_function
+def unpack_snappy(source: Any, size: Any, into: Any, room: Any) -> Any:
+    """Unpacks Snappy to address `into`. False: it is damaged, or has not `room` bytes. Up to `READ_BEYOND` bytes more
+    are read and written."""
+    raw, target = bytes_at(source), bytes_at(into)
+    whole, at = varint(raw, np.int64(0), size)
+    done: Any = np.int64(0)
+    while whole == room and at < size:
+        tag = np.int64(raw[at])
+        at += 1
+        kind, length = tag & 3, (tag >> 2) + 1
+        more: Any = 1 << (kind - 1) if kind else max(length - 60, 0)
+        if more > size - at:
+            return False
+        bits = (1 << (8 * more)) - 1
+        number = int32_at(source + np.uint64(at))[0] & bits
+        at += more
+        if kind == 0:  # bytes as they are
+            length = number + 1 if more else length
+            begin, left = source + np.uint64(at), size - at
+            at += length
+        else:  # bytes that came before
+            if kind == 1:
+                length, number = (tag >> 2 & 7) + 4, tag >> 5 << 8 | number
+            begin, left = into + np.uint64(done - number), length if 0 < number <= done else 0
+        if length > min(left, room - done):
+            return False
+        if kind and number < 4:
+            for n in range(done, done + length):
+                target[n] = target[n - number]
+        else:
+            for n in range((length + 3) // 4):
+                int32_at(into + np.uint64(done))[n] = int32_at(begin)[n]
+        done += length
+    return done == room
+
+
+@compile_function
+def unpack_page(codec: Any, functions: Any, source: Any, size: Any, into: Any, room: Any) -> Any:  # noqa: PLR0917
+    """Unpacks `size` bytes to address `into`. False: they are damaged, or do not become `room` bytes."""
+    if codec == SNAPPY:
+        return unpack_snappy(source, size, into, room)
+    if codec == _LZ4_RAW:
+        return (
+            np.int32(call(functions[codec], source, into, np.uint64(size), np.uint64(room))) == room
+        )
+    return call(functions[codec], into, np.uint64(room), source, np.uint64(size)) == room
 
 
 @compile_function
@@ -240,8 +314,9 @@ def _look_up(begin: Any, count: Any, known: Any, distinct: Any, width: Any, into
 
 
 @compile_function
-def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> Any:
-    """Unpacks the values of some rows of a column to address `into`. False: a page is damaged."""
+def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any, functions: Any) -> Any:  # noqa: PLR0917
+    """Unpacks the values of some rows of a column to address `into`. False: a page is damaged, or a page that waits is
+    not wanted as a whole."""
     row = 0
     known = np.uint64(0)
     distinct = 0
@@ -255,7 +330,13 @@ def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> An
         if low >= high:
             continue
         count = high - low
-        if page.form == VALUES:
+        if page.waits:
+            source, size = page.address, page.size
+            if count < page.rows or not unpack_page(
+                page.codec, functions, source, size, into, page.unpacked
+            ):
+                return False
+        elif page.form == VALUES:
             copy(into, page.address + np.uint64(width * low), np.uint64(width * count))
         else:
             indices = into + np.uint64((width - 4) * count)
@@ -269,7 +350,8 @@ def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any) -> An
 
 def unpack_column(pages: npt.NDArray[np.void], start: int, stop: int, into: Any) -> bool:
     """Unpacks the values of some rows of one column. False: a page is damaged."""
-    return bool(_unpack_rows(pages, start, stop, into.itemsize, np.uint64(into.ctypes.data)))
+    at = np.uint64(into.ctypes.data)
+    return bool(_unpack_rows(pages, start, stop, into.itemsize, at, FUNCTIONS))
 
 
 def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> int:
@@ -284,12 +366,14 @@ def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> i
     Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged. Returns -1 - c if a value of column c
     does not fit."""
     values = np.empty(3 * ends[-1], np.int32)  # those of 8 bytes, then those to move
-    return int(_scatter_columns(np.uint64(values.ctypes.data), pages, starts, ends, *how))
+    at = np.uint64(values.ctypes.data)
+    return int(_scatter_columns(at, FUNCTIONS, pages, starts, ends, *how))
 
 
 @compile_function
 def _scatter_columns(  # noqa: PLR0917
     address: Any,
+    functions: Any,
     pages: Any,
     starts: Any,
     ends: Any,
@@ -306,27 +390,23 @@ def _scatter_columns(  # noqa: PLR0917
             kind, count = kinds[p, c], ends[p] - start
             into = result + np.uint64(4 * start)
             words, floats = int32_at(into), _float32_at(into)
-            if kind == BYTES_TO_FLOATS:
-                source = _int8_at(pages[p, c, 0].address + np.uint64(starts[p]))
+            is_wide = kind >= DOUBLES_TO_FLOATS
+            width, unpacked = (8, address) if is_wide else (4, into)
+            first, last = starts[p], starts[p] + count
+            if not _unpack_rows(pages[p, c], first, last, width, unpacked, functions):
+                return 1 + p * pages.shape[1] + c
+            if is_wide:
+                if not _narrow(kind, address, count, into):
+                    return -1 - c
+            elif kind == WORDS_TO_FLOATS:
                 for n in range(count):
-                    floats[n] = np.float32(source[n])
-            else:
-                is_wide = kind >= DOUBLES_TO_FLOATS
-                width, unpacked = (8, address) if is_wide else (4, into)
-                if not _unpack_rows(pages[p, c], starts[p], starts[p] + count, width, unpacked):
-                    return 1 + p * pages.shape[1] + c
-                if is_wide:
-                    if not _narrow(kind, address, count, into):
-                        return -1 - c
-                elif kind == WORDS_TO_FLOATS:
-                    for n in range(count):
-                        floats[n] = np.float32(np.int8(words[n]))
-                elif kind == IDS:
-                    least: Any = np.int32(0)
-                    for n in range(count):
-                        least = min(least, words[n])
-                    if least < 0:
-                        return -1 - c
+                    floats[n] = np.float32(np.int8(words[n]))
+            elif kind == IDS:
+                least: Any = np.int32(0)
+                for n in range(count):
+                    least = min(least, words[n])
+                if least < 0:
+                    return -1 - c
             start = ends[p]
         _scatter(int32_at(result), c, order, places, targets, strides)
     return 0
@@ -365,7 +445,7 @@ _KINDS = (
         pa.float32(): (WORDS, WORDS),
         pa.float64(): (DOUBLES_TO_FLOATS, DOUBLES_TO_FLOATS),
         pa.int64(): (LONGS_TO_FLOATS, LONGS_TO_FLOATS),
-        pa.int8(): (BYTES_TO_FLOATS, WORDS_TO_FLOATS),
+        pa.int8(): (CONVERTED, WORDS_TO_FLOATS),
     },
     {
         pa.int32(): (IDS, IDS),
@@ -435,4 +515,4 @@ class ColumnPages:
                 self.kinds[column] = CONVERTED
             width = array.type.bit_width // 8
             address = array.buffers()[1].address + width * array.offset
-            self.pages[column, 0] = address, 0, len(array), VALUES
+            self.pages[PLACE][column, 0] = address, 0, len(array), VALUES

@@ -121,7 +121,7 @@ class Planner(Policy):
         if latest is None:
             return state.knobs, state, Reason(text="no time has passed since the last look")
         drifted = any(cost.drifts > before.services[n].drifts for n, cost in state.services.items())
-        doubtful = [] if state.trial is None else _doubtful_stages(state, latest, state.trial)
+        doubtful = [] if state.trial is None else _doubtful_stages(state, latest)
         if doubtful:
             return state.knobs, state, Reason(text=_doubt(doubtful))
         if state.trial is not None and state.trial.crashed(state.age, latest):
@@ -144,7 +144,7 @@ class Planner(Policy):
         return _plan(state, latest, recent)
 
     def next_look_s(self, state: PlannerState) -> float | None:
-        if _unexplained_doubts(state, state.trial):
+        if _unexplained_doubts(state):
             return self.settings.quick_look_s
         unmeasured = not all(s.points for s in state.services.values())
         first = unmeasured and state.unchanged and state.tick < self.settings.patience_ticks
@@ -198,7 +198,7 @@ def _take_in(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> 
     if state.age > state.settings.own_effect_ticks:
         changed, unexplained = moved | state.unexplained, frozenset[str]()
     else:
-        changed = {n for n in moved if _by_itself(state, state.services[n], learned.services[n])}
+        changed = {n for n in moved if _by_itself(state, latest, learned.services[n])}
         unexplained = state.unexplained | moved - changed
     well_known = {
         n: learned.services[n].known_well(stage.workers)
@@ -274,14 +274,16 @@ def _moved(state: PlannerState, learned: PlannerState, name: str, stage: StageRa
     return moved and stage.busy >= state.settings.min_busy_share * stage.workers
 
 
-def _by_itself(state: PlannerState, before: StageCost, now: StageCost) -> bool:
+def _by_itself(state: PlannerState, latest: PipelineRates, now: StageCost) -> bool:
     """Returns whether costs changed in a way that a change of knobs does not explain: by a leap, or slowly.
 
-    While a change is on trial, only a leap that the change cannot explain counts. The trial then ends without a
-    verdict, because the rate would show the new cost and not the effect of the change."""
+    A cost leaps away from that of as many workers, so their number alone explains no leap. While a change is on trial,
+    only a leap counts. The trial then ends without a verdict, because the rate would show the new cost and not the
+    effect of the change. A leap that halves the rows may be harm that the change does late, so it is undone first."""
+    before, trial = state.services[now.name], state.trial
     leaped = now.leaps > before.leaps
-    if state.trial is not None:
-        return leaped and not state.trial.explains(before.name, state.knobs, state.age)
+    if trial is not None:
+        return leaped and not trial.is_new(state.age) and not trial.crashed(state.age, latest)
     return leaped or now.trends > before.trends
 
 
@@ -493,20 +495,19 @@ def _save_memory(state: PlannerState, outlook: _Outlook) -> Decision | None:
     )
 
 
-def _doubtful_stages(
-    state: PlannerState, recent: PipelineRates, trial: TrialChange | None = None
-) -> list[str]:
-    """Returns the busy stages whose costs may be changing now, except those that `trial` explains."""
+def _doubtful_stages(state: PlannerState, recent: PipelineRates) -> list[str]:
+    """Returns the busy stages whose costs may be changing now, except those that the trial explains."""
     return [
         n
-        for n in _unexplained_doubts(state, trial)
+        for n in _unexplained_doubts(state)
         if n in recent.stages
         and recent.stages[n].busy >= state.settings.min_busy_share * state.knobs.workers[n]
     ]
 
 
-def _unexplained_doubts(state: PlannerState, trial: TrialChange | None) -> list[str]:
-    """Returns the stages whose costs may be changing now, except those that `trial` explains."""
+def _unexplained_doubts(state: PlannerState) -> list[str]:
+    """Returns the stages whose costs may be changing now, except those that the trial explains."""
+    trial = state.trial
     return [
         n
         for n, cost in state.services.items()

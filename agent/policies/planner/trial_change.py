@@ -38,9 +38,11 @@ class TrialChange:
         """Returns whether the change, to these knobs, may have made a stage dearer after so many ticks.
 
         The stage has other workers, or the new workers of others have just begun to share the lock with it."""
-        return (
-            not self.leaves_alone(stage, knobs) or age <= self.start_up + self.settings.settle_ticks
-        )
+        return not self.leaves_alone(stage, knobs) or self.is_new(age)
+
+    def is_new(self, age: float) -> bool:
+        """Returns whether its workers may still start, or have just begun to work."""
+        return age <= self.start_up + self.settings.settle_ticks
 
     @property
     def hoped(self) -> float:
@@ -76,7 +78,7 @@ class TrialChange:
         """Returns whether the latest interval shows harm, once all workers have started."""
         return (
             self.rises
-            and age > self.start_up + self.settings.settle_ticks
+            and not self.is_new(age)
             and rates.stall > self.settings.negligible_share
             and self.gain(rates) < self.settings.mostly_share
         )

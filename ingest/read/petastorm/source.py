@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import threading
 import types
 import warnings
 from collections.abc import Iterator
@@ -63,6 +64,8 @@ class PetastormSource:
         self.schema = self._stored if spec is None else transform_schema(self._stored, spec)
         """The Unischema that Petastorm infers from the first file, after the TransformSpec."""
         self.row_groups, self.chosen_rows = self._selected(*shard)
+        self._workers = threading.local()
+        """The worker of each thread, and the list to which it adds what it has read."""
 
     def results(self, pool: Iterator[Any]) -> Iterator[Any]:
         """Returns Petastorm's Reader over the results of a pool, without the dataset that it would open."""
@@ -78,12 +81,12 @@ class PetastormSource:
 
     def work(self, task: ReadTask, charge: Charge) -> Decoded:
         """Decodes a row group."""
-        from petastorm.cache import NullCache
-
-        groups, published = self._groups, list[Any]()
-        about = (self, "", self._stored, None, [_PIECE], NullCache(), self._spec, self.schema)
-        worker = _worker_class()(0, published.append, (*about, None, False, None))
-        worker._dataset, worker.task = _DATASET, task
+        mine, groups = self._workers, self._groups
+        if not hasattr(mine, "worker"):
+            self._make_worker(mine)
+        worker, published = mine.worker, mine.published
+        worker.task = task
+        published.clear()
 
         def decode(read: Read) -> Any:
             worker.process(0, None, (0, 1))
@@ -97,7 +100,17 @@ class PetastormSource:
                 )
             return table if self._predicate is None else table.select(groups.needed)
 
-        return Decoded(task, groups.read(task.read, decode), charge)
+        rows = groups.read(task.read, decode)
+        worker.task = None
+        return Decoded(task, rows, charge)
+
+    def _make_worker(self, mine: Any) -> None:
+        from petastorm.cache import NullCache
+
+        mine.published = []
+        about = (self, "", self._stored, None, [_PIECE], NullCache(), self._spec, self.schema)
+        mine.worker = _worker_class()(0, mine.published.append, (*about, None, False, None))
+        mine.worker._dataset = _DATASET
 
     def stored_rows(self, task: ReadTask) -> pa.Table:
         """Returns the stored columns of the rows that the predicate keeps."""
