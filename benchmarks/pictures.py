@@ -75,7 +75,7 @@ PICTURES = (
     Picture(
         file="peers",
         title="Rows a second, each loader at the best of its settings (more is better)",
-        entry="2026-11-27 · The release once more, on its last commit",
+        entry="2026-11-29 · The race of decoders",
         table="best setting",
         series=(
             Series(name="million rows/s; each line is ten times the one before", column="rows/s"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks.pictures import ROOT, figures, read_log, table_of
 
-ENTRY = "2026-11-27 · The release once more, on its last commit"
+ENTRY = "2026-11-29 · The race of decoders"
 TUNED = "2026-11-28 · The tuned race with all loaders"
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
@@ -20,29 +20,18 @@ _HEAD = (
     "resumes on more or fewer ranks",
 )
 _LOADERS = (
-    (
-        "torch DataLoader, by hand",
-        "torch DataLoader by hand",
-        ("no", "no", "your code", "your code"),
-    ),
-    ("SPDL", "SPDL", ("no", "queue lengths", "your code", "your code")),
-    ("tf.data", "tf.data; its AUTOTUNE", ("workers, buffers", "its buffers", "on one host", "no")),
-    (
-        "Petastorm",
-        "petastorm BatchedDataLoader",
-        ("no", "queue lengths", "order by seed, no resume", "no"),
-    ),
-    ("mosaicml-streaming", "mosaicml-streaming", ("no", "disk cache", "yes", "yes")),
-    ("LanceDB, its streaming dataset", "LanceDB", ("no", "queue lengths", "yes", "yes")),
-    ("Ray Data", "Ray Data", ("workers, hosts", "object store", "no", "no")),
-    (
-        "Hugging Face, mapped Arrow",
-        "Hugging Face, its memory-mapped Arrow",
-        ("no", "left to the kernel", "yes", "your code"),
-    ),
-    ("litData", "litData", ("no", "disk cache", "yes", "yes")),
+    ("torch DataLoader by hand", ("no", "no", "your code", "your code")),
+    ("Grain", ("no", "queue lengths", "yes", "your code")),
+    ("SPDL", ("no", "queue lengths", "your code", "your code")),
+    ("tf.data", ("workers, buffers", "its buffers", "on one host", "no")),
+    ("petastorm", ("no", "queue lengths", "order by seed, no resume", "no")),
+    ("mosaicml-streaming", ("no", "disk cache", "yes", "yes")),
+    ("LanceDB", ("no", "queue lengths", "yes", "yes")),
+    ("Ray Data", ("workers, hosts", "object store", "no", "no")),
+    ("Hugging Face, its memory-mapped Arrow", ("no", "left to the kernel", "yes", "your code")),
+    ("litData", ("no", "disk cache", "yes", "yes")),
 )
-"""A loader's name in README, how its row in the log begins, and what it can do."""
+"""How a loader's row in the log begins, and what it can do."""
 
 
 def written(log: str) -> str:
@@ -57,8 +46,8 @@ def written(log: str) -> str:
         "|---" * len(_HEAD) + "|",
         f"| **Sluice** | {ours[rate_at]} rows/s | {able} |",
     ]
-    for name, begins, properties in _LOADERS:
-        row = next(row for row in rows if row[0].startswith(begins))
+    for name, properties in _LOADERS:
+        row = next(row for row in rows if row[0].startswith(name))
         ratio = figures(row[ratio_at])[0]
         text = f"**{ratio:.2f}**" if ratio > 1 else f"{ratio:.2f}"
         lines.append("| " + " | ".join((name, text, *properties)) + " |")
