@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.common.errors import OperatorError
 from sluice.etl.ops.base import KINDS, Operator
@@ -76,11 +77,10 @@ class Python(Operator):
             ]
         )
         if not isinstance(result, pa.Array) or len(result) != len(column):
-            what = (
-                f"{len(result)} values" if isinstance(result, pa.Array) else type(result).__name__
-            )
             raise OperatorError(
-                f"{self.function} returned {what}, not an Arrow array for {len(column)} rows"
+                f"{self.function} returned "
+                f"{f'{len(result)} values' if isinstance(result, pa.Array) else type(result).__name__}, not an Arrow "
+                f"array for {len(column)} rows"
             )
         if result.type != _TYPES[self.output]:
             raise OperatorError(
@@ -88,6 +88,13 @@ class Python(Operator):
             )
         if self.output == "id":
             result = result.fill_null(1)
+        if self.size:
+            ids = pc.list_flatten(result) if self.output == "ids" else result
+            wrong = ids.filter(pc.or_(pc.less(ids, 0), pc.greater_equal(ids, self.size)))
+            if len(wrong):
+                raise ValueError(
+                    f"the id {wrong[0]} is not from 0 to {self.size - 1}, as size says"
+                )
         return result
 
     def cardinality(self, _state: pa.Table | None) -> int | None:

@@ -315,10 +315,12 @@ def _choose_marks(
     if not sure:
         return _MARKS[0], ambiguous
 
-    def count_fitting(marks: tuple[str, str]) -> tuple[int, ...]:
-        return tuple(sum(marks in marked[name] for name in names) for names in (sure, ambiguous))
-
-    return max(_MARKS, key=count_fitting), []
+    return max(
+        _MARKS,
+        key=lambda marks: [
+            sum(marks in marked[name] for name in names) for names in (sure, ambiguous)
+        ],
+    ), []
 
 
 def _are_few(wrong: Cells, cells: Cells, is_label: bool) -> bool:

@@ -475,6 +475,14 @@ def test_a_function_gets_a_large_whole_number_as_the_nearest_float(whole):
     assert own.apply(pa.array([whole]), double).to_pylist() == [2.0 * whole]
 
 
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_an_id_of_a_function_that_its_size_does_not_allow_is_an_error(wrong):
+    own = Python(function="m:f", inputs=("number",), output="ids", size=4)
+    made = pa.array([[wrong], None], pa.list_(pa.int32()))
+    with raises(ValueError, f"the id {wrong} ", "0 to 3"):
+        own.apply(pa.array([1, 2]), lambda _: made)
+
+
 @given(st.lists(st.none() | st.text("aB9 Éß-_", max_size=9)))
 def test_small_letters_and_patterns(texts):
     column = pa.array(texts, TEXT)

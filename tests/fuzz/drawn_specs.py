@@ -163,7 +163,7 @@ def tagged(numbers: pa.Array, texts: pa.Array) -> pa.Array:
 def parity(values: pa.Array) -> pa.Array:
     return pa.array(
         [
-            None if value is None or not math.isfinite(value) else int(value % 2) + 2
+            None if value is None or not math.isfinite(value) else (value % 2 >= 1) + 2
             for value in values.to_pylist()
         ],
         pa.int32(),
