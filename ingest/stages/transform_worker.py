@@ -7,7 +7,6 @@ which the function fails are found by halving the batch.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,7 +96,7 @@ class TransformStage:
         self._workers: dict[WorkerProcess, None] = {}  # in the order of their start
         self._closed = False
 
-    @functools.cached_property
+    @property
     def cardinalities(self) -> dict[str, int]:
         """The known cardinalities of the columns that the function gets."""
         known = self.columns.cardinalities
