@@ -55,7 +55,7 @@ def train(
             ranks.ranks,
             activity,
             ending,
-            workers=lambda: signals.workers(),  # noqa: PLW0108 # set later
+            workers=signals.worker_stacks,
         ),
     ):
         try:

@@ -63,6 +63,10 @@ class StopSignals:
         os.close(self._read)
         os.close(self._write)
 
+    def worker_stacks(self) -> str:
+        """Returns the current stacks of the worker processes."""
+        return self.workers()
+
     def _run(self) -> None:
         due: list[tuple[float, Callable[[], None]]] = []
         while not self._ended.is_set():

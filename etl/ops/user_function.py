@@ -77,10 +77,11 @@ class Python(Operator):
             ]
         )
         if not isinstance(result, pa.Array) or len(result) != len(column):
+            what = (
+                f"{len(result)} values" if isinstance(result, pa.Array) else type(result).__name__
+            )
             raise OperatorError(
-                f"{self.function} returned "
-                f"{f'{len(result)} values' if isinstance(result, pa.Array) else type(result).__name__}, not an Arrow "
-                f"array for {len(column)} rows"
+                f"{self.function} returned {what}, not an Arrow array for {len(column)} rows"
             )
         if result.type != _TYPES[self.output]:
             raise OperatorError(
@@ -88,7 +89,7 @@ class Python(Operator):
             )
         if self.output == "id":
             result = result.fill_null(1)
-        if self.size:
+        if self.output in ("id", "ids"):
             ids = pc.list_flatten(result) if self.output == "ids" else result
             wrong = ids.filter(pc.or_(pc.less(ids, 0), pc.greater_equal(ids, self.size)))
             if len(wrong):

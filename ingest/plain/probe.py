@@ -344,8 +344,7 @@ def _refuse(  # noqa: PLR0917 # called once
     except ValueRefused as refused:
         is_id = refused.at is not None and kind is np.int32
         how = f", for instance hash={{{name!r}: 1_000_000}}" if is_id else ""
-        is_listed = is_list(values.type)
-        rows = pc.list_parent_indices(values) if is_listed else range(len(values))
+        rows = pc.list_parent_indices(values) if is_list(values.type) else range(len(values))
         raise ColumnError(refused.message(where, name, rows) + how) from None
 
 

@@ -16,6 +16,7 @@ says, and what each page says: its definition levels. The indices of a dictionar
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -113,12 +114,8 @@ def page_heads(address: Any, chunks: Any, rows: Any, waits: Any, pages: Any, cou
             else:
                 break
             page = pages[c, n]
-            page.address, page.size, page.rows, page.form = (
-                address + np.uint64(at),
-                stored,
-                values,
-                form,
-            )
+            page.address, page.size = address + np.uint64(at), stored
+            page.rows, page.form = values, form
             page.unpacked, page.codec, page.checksum = unpacked * (codec > 0), codec, checksum
             page.waits = waits and codec > SNAPPY and form == VALUES and not optional
             if not page.waits:
@@ -315,17 +312,15 @@ class StoredRows:
         room = _take(buffers, page_heads(address, chunks, self.num_rows, waits, pages, counts))
         wrong = prepare_pages(chunks, pages, counts, np.uint64(room.ctypes.data), FUNCTIONS)
         if wrong:
+            how = "differs from its checksum (CRC-32)" if wrong > 0 else "cannot be unpacked"
             raise DamagedPage(
-                f"column {fields[abs(wrong) - 1].name!r}: a page "
-                f"{'differs from its checksum (CRC-32)' if wrong > 0 else 'cannot be unpacked'}. The file is damaged; "
-                "write it again"
+                f"column {fields[abs(wrong) - 1].name!r}: a page {how}. The file is damaged; write it again"
             )
-        kept = np.flatnonzero(counts)
-        pages = pages[kept, : counts.max()]
-        self._fields += map(fields.__getitem__, kept.tolist())
+        pages = pages[counts > 0, : counts.max()]
+        self._fields += itertools.compress(fields, counts)
         self._pages.append(pages)
         self.stored = tuple(field.name for field in self._fields)
-        is_in_data = (pages["unpacked"] == 0) | (pages["waits"] > 0)
+        is_in_data = pages["address"] - address < data.nbytes
         used = [data, room] if is_in_data.any() else [room]
         self._memory += used
         self.nbytes += sum(array.nbytes for array in used)

@@ -331,9 +331,8 @@ def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any, funct
             continue
         count = high - low
         if page.waits:
-            source, size = page.address, page.size
             if count < page.rows or not unpack_page(
-                page.codec, functions, source, size, into, page.unpacked
+                page.codec, functions, page.address, page.size, into, page.unpacked
             ):
                 return False
         elif page.form == VALUES:
@@ -350,8 +349,9 @@ def _unpack_rows(pages: Any, start: Any, stop: Any, width: Any, into: Any, funct
 
 def unpack_column(pages: npt.NDArray[np.void], start: int, stop: int, into: Any) -> bool:
     """Unpacks the values of some rows of one column. False: a page is damaged."""
-    at = np.uint64(into.ctypes.data)
-    return bool(_unpack_rows(pages, start, stop, into.itemsize, at, FUNCTIONS))
+    return bool(
+        _unpack_rows(pages, start, stop, into.itemsize, np.uint64(into.ctypes.data), FUNCTIONS)
+    )
 
 
 def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> int:
@@ -366,8 +366,9 @@ def scatter(pages: npt.NDArray[np.void], starts: Any, ends: Any, *how: Any) -> i
     Returns 0, or 1 + p * columns + c if a page of column c in piece p is damaged. Returns -1 - c if a value of column c
     does not fit."""
     values = np.empty(3 * ends[-1], np.int32)  # those of 8 bytes, then those to move
-    at = np.uint64(values.ctypes.data)
-    return int(_scatter_columns(at, FUNCTIONS, pages, starts, ends, *how))
+    return int(
+        _scatter_columns(np.uint64(values.ctypes.data), FUNCTIONS, pages, starts, ends, *how)
+    )
 
 
 @compile_function
@@ -392,8 +393,9 @@ def _scatter_columns(  # noqa: PLR0917
             words, floats = int32_at(into), _float32_at(into)
             is_wide = kind >= DOUBLES_TO_FLOATS
             width, unpacked = (8, address) if is_wide else (4, into)
-            first, last = starts[p], starts[p] + count
-            if not _unpack_rows(pages[p, c], first, last, width, unpacked, functions):
+            if not _unpack_rows(
+                pages[p, c], starts[p], starts[p] + count, width, unpacked, functions
+            ):
                 return 1 + p * pages.shape[1] + c
             if is_wide:
                 if not _narrow(kind, address, count, into):

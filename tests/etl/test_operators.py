@@ -471,7 +471,7 @@ def double(x: pa.Array) -> pa.Array:
 
 @pytest.mark.parametrize("whole", [2**53 + 1, -(2**63)])
 def test_a_function_gets_a_large_whole_number_as_the_nearest_float(whole):
-    own = Python(function=f"{__name__}:double", inputs=("number",), output="number")
+    own = Python(function=f"{__name__}:double", inputs=("number",), output="number", size=1)
     assert own.apply(pa.array([whole]), double).to_pylist() == [2.0 * whole]
 
 

@@ -33,7 +33,14 @@ from tests.raises import raises
 pytestmark = pytest.mark.slow
 
 NAME = "tests.ingest.worker_functions:"
-PROCESS = Knobs(backend={"mine": "process"})
+
+
+def placed_in(backend):
+    """Knobs under which the transform runs there."""
+    return Knobs(backend={"mine": backend})
+
+
+PROCESS = placed_in("process")
 both = pytest.mark.parametrize("backend", ["thread", "process"])
 
 
@@ -88,7 +95,7 @@ def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeyp
 
         def turn(step):
             if step == 2:
-                loader.apply(Knobs(backend={"mine": "process"}))
+                loader.apply(placed_in("process"))
             elif 2 < step < 60:
                 starting.append(loader.snapshot().stage("mine").starting)
                 assert not loader.pipeline.worker_pids
@@ -200,7 +207,7 @@ def test_a_stage_gives_its_processes_back_when_it_goes_over_to_threads(table):
         stream = (batch for _ in range(50) for batch in loader)
         while not loader.pipeline.worker_pids:
             next(stream)
-        loader.apply(Knobs(backend={"mine": "thread"}))
+        loader.apply(placed_in("thread"))
         assert loader.knobs.workers["mine"] == 1
         while loader.pipeline.worker_pids:
             next(stream)
@@ -245,7 +252,7 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(table, name):
 @both
 def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
     few = Transform(NAME + "only_two", "mine", reads=("I1", "C1"))
-    with loading(table, few, Knobs(backend={"mine": backend})) as loader:
+    with loading(table, few, placed_in(backend)) as loader:
         batch = next(iter(loader))
         assert (batch.dense[:, 0] == 2).all()
         assert (batch.values.view(26, -1)[0] == 2).all()
@@ -256,7 +263,7 @@ def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
 def test_an_array_that_a_function_puts_in_anothers_place_counts(table, backend):
     with loading(table, lambda columns: None, Knobs()) as loader:
         before = next(iter(loader))
-    with loading(table, NAME + "put_in_place", Knobs(backend={"mine": backend})) as loader:
+    with loading(table, NAME + "put_in_place", placed_in(backend)) as loader:
         batch = next(iter(loader))
     assert (batch["I1"] == 7).all()
     for name, array in {
@@ -282,7 +289,7 @@ def bags(tmp_path_factory):
 
 
 def loading_bags(bags, function, backend):
-    knobs = Knobs(backend={"mine": backend})
+    knobs = placed_in(backend)
     return loading(bags["table"], NAME + function, knobs, roles=bags["roles"])
 
 
@@ -325,7 +332,7 @@ def test_torch_has_one_thread_in_a_worker_and_as_many_as_before_in_others(table,
     before, elsewhere = torch.get_num_threads(), []
     torch.set_num_threads(3)
     try:
-        with loading(table, NAME + "threads_of_torch", Knobs(backend={"mine": backend})) as loader:
+        with loading(table, NAME + "threads_of_torch", placed_in(backend)) as loader:
             assert {float(value) for batch in loader for value in batch["I1"]} == {1.0}
         later = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
         later.start()
@@ -387,7 +394,7 @@ class TestFaults:
             next(batches)
             assert loader.pipeline.worker_pids
             with raises(KnobError, "'mine'", "'thread'"):
-                loader.apply(Knobs(backend={"mine": "thread"}))
+                loader.apply(placed_in("thread"))
 
     def test_close_does_not_wait_for_a_hanging_worker(self, table, scene):
         loader = loading(table, NAME + "hold")
@@ -433,7 +440,7 @@ class TestMemory:
     def test_what_does_not_fit_is_tried_again_alone(self, table, scene, backend):
         with loading(table, NAME + "shifted", Knobs()) as loader:
             expected = [contents(batch) for batch in loader]
-        knobs = Knobs(backend={"mine": backend})
+        knobs = placed_in(backend)
         with loading(table, NAME + "shifted_without_memory_at_first", knobs) as loader:
             assert [contents(batch) for batch in loader] == expected
             assert loader.pipeline.restarts == 0
@@ -447,7 +454,7 @@ class TestMemory:
             loading(
                 table,
                 NAME + "boundless",
-                Knobs(backend={"mine": backend}),
+                placed_in(backend),
                 errors=quarantined(tmp_path),
             ) as loader,
             pytest.raises(
@@ -465,9 +472,7 @@ class TestRows:
     def test_the_error_names_file_row_group_and_row(self, table, backend):
         files = twin.Table(table.files_of("train"))
         with (
-            loading(
-                table, NAME + "fails_on_odd_labels", Knobs(backend={"mine": backend})
-            ) as loader,
+            loading(table, NAME + "fails_on_odd_labels", placed_in(backend)) as loader,
             raises(
                 QuarantineError,
                 "row group",
@@ -490,7 +495,7 @@ class TestRows:
         with loading(
             table,
             few,
-            Knobs(backend={"mine": backend}),
+            placed_in(backend),
             errors=errors,
             last="pad",
             batch_size=320,
@@ -522,7 +527,7 @@ class TestRows:
             loading(
                 table,
                 NAME + "no_such_name",
-                Knobs(backend={"mine": backend}),
+                placed_in(backend),
                 errors=quarantined(tmp_path),
             ) as loader,
             pytest.raises(QuarantineError, match="NameError is an error of the program"),

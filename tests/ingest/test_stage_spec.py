@@ -19,13 +19,23 @@ STAGES = pipeline([transform("first", movable=True), transform("second", movable
 )
 def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, first):
     limits = limits_of(STAGES, cores, BACKENDS)
-    assert [*limits.workers.values()] == [(1, n) for n in most]
+    assert limits.workers == dict(
+        zip(
+            ("decode", "shuffle", "batch", "first", "second"),
+            [(1, n) for n in most],
+            strict=True,
+        )
+    )
     assert tuple(stage.first_workers(cores) for stage in STAGES) == first
 
 
 def test_decoding_never_waits_for_a_far_store_so_it_needs_no_more_than_the_cores():
-    workers = limits_of(pipeline([], fetches=True), 8, BACKENDS).workers
-    assert [workers["fetch"], workers["decode"]] == [(1, 64), (1, 8)]
+    stages = pipeline([], fetches=True)
+    most = limits_of(stages, 8, BACKENDS).workers
+    assert [(one.name, most[one.name], one.first_workers(8)) for one in stages[:2]] == [
+        ("fetch", (1, 64), 32),
+        ("decode", (1, 8), 8),
+    ]
 
 
 def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffling():

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
-def ratio(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+def ratio(columns: Arrays) -> Arrays:
     """A changed number, a new number, an id of two others, and a bag of a row's ids."""
     c1, c5 = columns["C1"], columns["C5"]
     both = np.stack([c1 % 7, c5 % 7], axis=1).reshape(-1).astype(np.int32)
@@ -29,15 +28,15 @@ def doubled(columns: Arrays) -> None:
     columns["I1"][:] = columns["I1"] * 2
 
 
-def fewer_rows(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+def fewer_rows(columns: Arrays) -> Arrays:
     return {"x": columns["I1"][1:]}
 
 
-def other_type(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+def other_type(columns: Arrays) -> Arrays:
     return {"x": columns["I1"].astype(np.float64)}
 
 
-def beyond(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+def beyond(columns: Arrays) -> Arrays:
     return {"x": np.where(np.arange(len(columns["I1"])) == 3, 9, 1).astype(np.int32)}
 
 
@@ -45,16 +44,16 @@ def nothing(_columns: Arrays) -> None:
     pass
 
 
-def unasked(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+def unasked(columns: Arrays) -> Arrays:
     return {"x": columns["C1"], "C1": columns["C1"] + 1}
 
 
-def writes_where_it_may_not(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+def writes_where_it_may_not(columns: Arrays) -> Arrays:
     columns["C1"][:] = 0
     return {"x": columns["C1"]}
 
 
-def fails_on_some(columns: Arrays) -> dict[str, npt.NDArray[Any]]:
+def fails_on_some(columns: Arrays) -> Arrays:
     if ((columns["number"] > 4) & (columns["number"] < 4.1)).any():
         raise ValueError("a row that it cannot take")
     return {"x": np.full(len(columns["number"]), 5, np.int32)}

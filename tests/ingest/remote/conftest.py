@@ -8,10 +8,12 @@ import threading
 import pytest
 
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import Unit
 from sluice.ingest.stages.shuffle import ReadTask
+from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
 
 TOKEN = "the token of these tests"
@@ -22,6 +24,19 @@ def job_and_units(source, batch_size=160):
     with open_loader(source, batch_size=batch_size, reader="arrow") as loader:
         schedule, job = loader.plan.schedule(0), job_of(loader._input)
     return job, [Unit.of(ReadTask(schedule, read)) for read in schedule.reads]
+
+
+def halving_loader(table, epochs, **how):
+    """A loader with a transform that remote workers can do."""
+    halved = Transform("tests.ingest.remote.functions:halved", "mine")
+    return open_loader(table, batch_size=160, epochs=epochs, fill=0.0, transforms=[halved], **how)
+
+
+def remote_knobs(each):
+    """So many requests of each kind at once, all to remote workers."""
+    return Knobs(
+        workers={"decode": each, "mine": each}, backend={"decode": "remote", "mine": "remote"}
+    )
 
 
 @pytest.fixture

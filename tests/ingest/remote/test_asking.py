@@ -24,7 +24,6 @@ from pyarrow import flight
 from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.errors import NoWorkerAnswers
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
@@ -34,8 +33,7 @@ from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
 from sluice.ingest.remote.worker import main as worker_main
-from sluice.ingest.stages.transform import Transform
-from tests.ingest.remote.conftest import TOKEN, job_and_units
+from tests.ingest.remote.conftest import TOKEN, halving_loader, job_and_units, remote_knobs
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -375,16 +373,6 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
 ):
     """Also the function that workers were to call is called here. Then workers are asked again."""
 
-    def loading(**how):
-        return open_loader(
-            table,
-            batch_size=160,
-            epochs=60,
-            fill=0.0,
-            transforms=[Transform("tests.ingest.remote.functions:halved", "mine")],
-            **how,
-        )
-
     def values(loader):
         return [
             [part.tolist() for part in (batch.label, batch.values, batch.dense)] for batch in loader
@@ -395,8 +383,10 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
         Reachable,
         permission=Permission(functions=frozenset(["tests.ingest.remote.functions:halved"])),
     )
-    remote = Knobs(workers={"decode": 2, "mine": 2}, backend={"decode": "remote", "mine": "remote"})
-    with loading() as here, loading(workers=named(held), knobs=remote) as loader:
+    with (
+        halving_loader(table, 60) as here,
+        halving_loader(table, 60, workers=named(held), knobs=remote_knobs(2)) as loader,
+    ):
         expected = values(here)
         order = here.order_hash
         assert values(loader) == expected

@@ -13,10 +13,10 @@ from zlib import crc32
 
 import pytest
 
-from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs
+from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.stages.transform import Transform
+from tests.ingest.remote.conftest import halving_loader, remote_knobs
 from tests.open_loader import open_loader
 from tests.raises import assert_names
 from tests.run_program import run_program
@@ -55,25 +55,10 @@ def hashes(loader, epochs, at=lambda epoch, step: None, values=None):
 
 
 def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_come_and_go(table):
-    def loading(**how):
-        return open_loader(
-            table,
-            batch_size=160,
-            epochs=6,
-            fill=0.0,
-            transforms=[Transform("tests.ingest.remote.functions:halved", "mine")],
-            **how,
-        )
-
-    def knobs(each):
-        return Knobs(
-            workers={"decode": each, "mine": each}, backend={"decode": "remote", "mine": "remote"}
-        )
-
     expected, found = [], []
-    with loading() as loader:
+    with halving_loader(table, 6) as loader:
         order = hashes(loader, 6, values=expected)
-    with loading(workers="local:2", knobs=knobs(2)) as loader:
+    with halving_loader(table, 6, workers="local:2", knobs=remote_knobs(2)) as loader:
         fleet, seen, killed, charged = loader._remote.fleet, set(), [], []
         account, fleet.charge = fleet.charge, lambda size: (charged.append(size), account(size))
 
@@ -93,10 +78,10 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
             if step == 5 and epoch in (0, 4):
                 kill()
             if (epoch, step) == (2, 0):
-                loader.apply(knobs(1))
+                loader.apply(remote_knobs(1))
                 workers(1)
             if (epoch, step) == (4, 0):
-                loader.apply(knobs(2))
+                loader.apply(remote_knobs(2))
 
         assert hashes(loader, 6, at, found) == order
         assert loader.remote["units"] > 0
