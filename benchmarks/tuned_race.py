@@ -92,7 +92,7 @@ class Pace:
 
 
 FULL = Pace(survey=4.0, turn=30.0, change=20.0, rounds=3)
-SHORT = Pace(survey=1.5, turn=6.0, change=5.0, rounds=1)
+SHORT = Pace(survey=1.5, turn=12.0, change=5.0, rounds=1)
 
 
 @dataclass(slots=True)

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from sluice.ingest.machine import core_wait_s
 
 QUICK_S, SLOW_S = 0.004, 0.1
-"""Seconds between two samples at the start, and later. A sample takes some 80 µs of a core, mostly in the kernel."""
+"""Seconds between two samples at the start, and later. A sample takes some 80 µs of a core."""
 _LATE_S = 0.001
 """A sample that is less late shows no lock, so that the probe need not ask how long it waited for a core."""
-_QUICK_SAMPLES = 250
+_START_SAMPLES, _QUICK_SAMPLES = 32, 250
+# In the first ones, imports and compilers hold the lock.
 
 
 class LockProbe:
@@ -38,7 +39,6 @@ class LockProbe:
         self._lock = threading.RLock()  # the garbage collector may call `leave` at any moment
         self._runs = False
         self._samples = 0
-        self._waited_s = 0.0
         self.held_s = 0.0
 
     def enter(self, user: object) -> None:
@@ -65,14 +65,12 @@ class LockProbe:
         """Sleeps and adds what that shows. If the sample is late by one switch interval, the lock was held."""
         sleep_s = QUICK_S if self._samples < _QUICK_SAMPLES else SLOW_S
         self._samples += 1
-        began = self._clock()
+        began, waited_s = self._clock(), self._core_wait_s()
         self._sleep(sleep_s)
         passed_s = self._clock() - began
         late_s = passed_s - sleep_s
-        if late_s > _LATE_S:
-            waited_s = self._core_wait_s()
-            late_s -= waited_s - self._waited_s
-            self._waited_s = waited_s
+        if late_s > _LATE_S and self._samples > _START_SAMPLES:
+            late_s -= self._core_wait_s() - waited_s
             self.held_s += passed_s * min(1.0, max(0.0, late_s) / sys.getswitchinterval())
 
 

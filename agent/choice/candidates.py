@@ -56,24 +56,22 @@ def list_candidates(seen: Observation) -> list[Candidate]:
     asking = seen.state.limits.asking
     most_asking = max(knobs.workers[asking], seen.state.allowed(asking)[1])
     for candidate in (*_proposed(seen), *_balanced(seen), *_near(seen)):
-        asks_more = candidate.knobs.workers[asking] > most_asking
-        if asks_more or any(candidate.knobs == one.knobs for one in listed):
+        knobs = candidate.knobs
+        if knobs.workers[asking] > most_asking or any(knobs == one.knobs for one in listed):
             continue
-        memory = replace(forecast, knobs=candidate.knobs).memory(candidate.knobs)
         # The planner checks the memory of its own proposals.
-        if candidate.name == "planner" or memory <= most:
+        if candidate.name == "planner" or replace(forecast, knobs=knobs).memory(knobs) <= most:
             listed.append(candidate)
     return listed
 
 
 def _proposed(seen: Observation) -> Iterator[Candidate]:
     """Yields the planner's proposal and the best setting so far."""
-    forecast = seen.forecast
     if seen.proposal is not None:
         yield Candidate(
             name="planner",
             knobs=seen.proposal,
-            rows_per_s=forecast.rate(seen.proposal.workers),
+            rows_per_s=seen.forecast.rate(seen.proposal.workers),
             promised=seen.planned[2].predicted_rows_per_s or 0.0,
             early=seen.early,
         )
@@ -82,7 +80,7 @@ def _proposed(seen: Observation) -> Iterator[Candidate]:
         yield Candidate(
             name="best",
             knobs=best.knobs,
-            rows_per_s=forecast.rate(best.knobs.workers),
+            rows_per_s=seen.forecast.rate(best.knobs.workers),
             promised=best.rows_per_s,
         )
 
@@ -91,7 +89,7 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     """Yields the fewest workers for some rates, and for the highest with all computing transforms in processes."""
     forecast, limits = seen.forecast, seen.state.limits
     moved, free_bytes = forecast, forecast.free_bytes
-    for name in _movable(seen, limiting_stage(seen)):
+    for name in _movable(seen):
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
         in_threads = forecast.separate_costs[name].backend != "process"
         process_bytes = _expected_process(forecast, name)
@@ -126,10 +124,8 @@ def _near(seen: Observation) -> Iterator[Candidate]:
     ):
         near = knobs.with_workers(**{name: changed})
         yield Candidate(name=step, knobs=near, rows_per_s=forecast.rate(near.workers))
-    moved = next(_movable(seen, name), None)
-    if moved is None:
-        return
-    if 2 * _expected_process(forecast, moved) <= forecast.free_bytes:
+    moved = next(_movable(seen), None)
+    if moved is not None and 2 * _expected_process(forecast, moved) <= forecast.free_bytes:
         other = forecast.switched(moved, lambda cost: cost.relieved())
         shaped, rate = other.best(ranges_of_move(seen.state, other, moved), fewest=False)
         yield Candidate(name="backend", knobs=limits.clamp(shaped), rows_per_s=rate)
@@ -153,33 +149,34 @@ def limiting_stage(seen: Observation) -> str:
     return max(seen.forecast.joined_costs, key=lambda n: seen.recent.stages[n].cpu)
 
 
-def _movable(seen: Observation, limiting: str) -> Iterator[str]:
+def _movable(seen: Observation) -> Iterator[str]:
     """Yields the stages with workers and another back end: the limiting one first, then those that use most cores.
 
-    Where nothing holds the interpreter's lock, as the probe shows, a stage in threads gains nothing in processes: it
-    waits, or computes without the lock. Neither does a stage that only waits, unless the lock is held most of the
-    time."""
-    costs, recent = seen.forecast.joined_costs, seen.recent
+    A stage in threads gains in processes where the interpreter's lock, as the probe shows, would be held most of the
+    time if the pipeline used all cores. A stage that only waits uses no more cores."""
+    costs, recent, limiting = seen.forecast.joined_costs, seen.recent, limiting_stage(seen)
     held = 1.0 if recent.lock is None else recent.lock
     for name in sorted(costs, key=lambda n: (n != limiting, -recent.stages[n].cpu)):
         backend, stage = costs[name].backend, recent.stages[name]
-        computes = stage.cpu >= _COMPUTES * stage.busy
-        is_locked = held >= (_COMPUTES if computes else seen.forecast.settings.mostly_share)
-        if (is_locked or backend == "process") and seen.state.limits.movable(name, backend):
+        usable = recent.cpu_quota if stage.cpu >= _COMPUTES * stage.busy else recent.cpu
+        needed = max(_COMPUTES * usable, seen.forecast.settings.mostly_share * recent.cpu)
+        if (held * usable >= needed or backend == "process") and seen.state.limits.movable(
+            name, backend
+        ):
             yield name
 
 
 def shrink_to_memory(forecast: Forecast, knobs: Knobs) -> Knobs | None:
     """Returns the knobs, made smaller until they fit in the share of the free memory that an initial setting may take;
     None if nothing fits."""
-    settings, limits = forecast.settings, forecast.limits
+    settings = forecast.settings
     allowed = min(
         forecast.memory(forecast.knobs) + settings.mostly_share * forecast.free_bytes,
         forecast.most_bytes,
     )
     share = 1.0
     for _ in range(2 * settings.search_steps):
-        fitting = limits.clamp(
+        fitting = forecast.limits.clamp(
             replace(
                 knobs,
                 workers={n: math.ceil(share * count) for n, count in knobs.workers.items()},
