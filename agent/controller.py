@@ -223,8 +223,9 @@ class Controller:
                     }
                 )
         policy = self._policy
-        known = None if recalled is None else learned
-        self._looks.start(policy.name, policy.made_of, limits, knobs, known)
+        self._looks.start(
+            policy.name, policy.made_of, limits, knobs, None if recalled is None else learned
+        )
         self._state = state if recalled is None else recalled
         self._limits = limits
         self._learned = learned if recalled is None else None

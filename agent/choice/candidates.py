@@ -91,9 +91,12 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     moved, free_bytes = forecast, forecast.free_bytes
     for name in _movable(seen):
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
-        in_threads = forecast.separate_costs[name].backend != "process"
         process_bytes = _expected_process(forecast, name)
-        if computing and in_threads and 2 * process_bytes <= free_bytes:
+        if (
+            computing
+            and forecast.separate_costs[name].backend != "process"
+            and 2 * process_bytes <= free_bytes
+        ):
             moved = moved.switched(name, lambda cost: cost.relieved())
             free_bytes -= process_bytes
     shapes = [(name, forecast, times) for name, times in _TIMES.items()]

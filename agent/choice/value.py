@@ -137,13 +137,10 @@ class LookInputs(NamedTuple):
     candidates: ndarray
 
 
-def _log(value: float, low: float = -3.0, high: float = 3.0) -> float:
-    return min(high, max(low, math.log(max(value, 1e-9))))
-
-
 def _ratio(value: float, base: float) -> float:
     """Returns the logarithm of a ratio, for rates that may be infinite."""
-    return _log(min(value, UNBOUNDED) / max(min(base, UNBOUNDED), 1e-6))
+    ratio = min(value, UNBOUNDED) / max(min(base, UNBOUNDED), 1e-6)
+    return min(3.0, max(-3.0, math.log(max(ratio, 1e-9))))
 
 
 def features(seen: Observation, candidates: Sequence[Candidate]) -> LookInputs:
@@ -347,8 +344,7 @@ def answer(weights: Mapping[str, ndarray], given: LookInputs) -> tuple[ndarray, 
         value = layer("value", np.maximum(0, layer("whole", pooled)))
         gains.append(value[:, 0] - value[0, 0])
         spreads.append(np.log1p(np.exp(np.minimum(value[:, 1], 30.0))))
-    between = np.std(gains, axis=0)
-    spread = np.hypot(np.mean(spreads, axis=0), between)
+    spread = np.hypot(np.mean(spreads, axis=0), np.std(gains, axis=0))
     spread[0] = 0.0
     return np.mean(gains, axis=0), spread
 

@@ -109,9 +109,13 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
     before = {s.name: s for s in earlier.stages}
     stages = {s.name: _stage(before[s.name], s, seconds) for s in later.stages if s.name in before}
     stall = wait / (wait + compute) if wait + compute > 0 else 0.0
+    rows_per_s = rows / seconds
+    if stages and stall >= DEFAULT.mostly_share:
+        # Buffers fill or drain, so the stage with the largest share of busy workers shows the rate.
+        rows_per_s = max(stages.values(), key=lambda n: n.busy / n.workers).rows_per_s
     return PipelineRates(
         seconds=seconds,
-        rows_per_s=_passed(stages) if stages and stall >= DEFAULT.mostly_share else rows / seconds,
+        rows_per_s=rows_per_s,
         stall=stall,
         demand_rows_per_s=rows / compute if compute > 0 and rows > 0 else None,
         cpu=cpu / seconds,
@@ -127,12 +131,6 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
         else 0.0,
         away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0),
     )
-
-
-def _passed(stages: Mapping[str, StageRates]) -> float:
-    """Returns the rows per second of the stage with the largest share of busy workers."""
-    busiest = max(stages.values(), key=lambda stage: stage.busy / stage.workers)
-    return busiest.rows_per_s
 
 
 def _optional(name: str, earlier: Snapshot, later: Snapshot, seconds: float) -> float | None:

@@ -53,33 +53,31 @@ def _pipeline(seed: int, buffers: float) -> Scenario:
 
 def _slow(scenario: Scenario, name: str, times: float) -> Scenario:
     (cost_s,) = [stage.cost_s for stage in scenario.stages if stage.name == name]
-    fault = ScheduledChange(at=FAULT_AT, key=f"stages.{name}.cost_s", value=times * cost_s)
-    return dataclasses.replace(scenario, changes=(fault,))
-
-
-def _first_change(scenario: Scenario, seed: int):
-    """The knobs before and after the first change since the fault, and its reason."""
-    found, before = [], [scenario.first_knobs]
-
-    def note(snapshot, knobs, reason):
-        if knobs != before[0] and snapshot.at > FAULT_AT:
-            found.append((before[0], knobs, reason))
-        before[0] = knobs
-
-    run(scenario, make("planner"), seed=seed, observe=note)
-    return found[0]
+    return dataclasses.replace(
+        scenario,
+        changes=(ScheduledChange(at=FAULT_AT, key=f"stages.{name}.cost_s", value=times * cost_s),),
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["decode", "lookup"])
 def test_a_dearer_stage_gets_workers_before_the_trainer_waits(seed, name):
-    times = random.Random(seed).uniform(2, 4)
-    scenario = _slow(_pipeline(seed, buffers=40), name, times)
-    before, knobs, reason = _first_change(scenario, seed)
+    scenario = _slow(_pipeline(seed, buffers=40), name, random.Random(seed).uniform(2, 4))
+    last, made = scenario.first_knobs, []
+
+    def note(snapshot, knobs, reason):
+        nonlocal last
+        if knobs != last and snapshot.at > FAULT_AT:
+            made.append((last, knobs, reason))
+        last = knobs
+
+    run(scenario, make("planner"), seed=seed, observe=note)
+    before, knobs, reason = made[0]
     assert knobs.workers[name] > before.workers[name]
     assert reason.details["stall"] == 0
-    trainer = scenario.consumer.batch_rows / scenario.consumer.step_s
-    assert reason.details["demand_rows_per_s"] == pytest.approx(trainer, rel=0.05)
+    assert reason.details["demand_rows_per_s"] == pytest.approx(
+        scenario.consumer.batch_rows / scenario.consumer.step_s, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -93,3 +93,9 @@ def test_a_cost_that_rose_soon_after_an_undone_change_counts_once_the_change_can
     effect of its own change. It waited 400 seconds before the next try, and had .66 of the rows."""
     scenario = pipeline("hidden", 15056, changing=True)
     assert _outcome(scenario).knobs.workers["stage1"] > 8
+
+
+def test_a_stage_that_lost_workers_and_became_dearer_has_changed_by_itself():
+    """The planner took that for an effect of its own change, and had .19 of the rows."""
+    scenario = pipeline("held out", 796164)
+    assert run(scenario, make("planner"), seed=796164).knobs.workers["stage0"] > 16

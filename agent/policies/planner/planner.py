@@ -159,8 +159,10 @@ class Planner(Policy):
         )
         if latest is None or not (forecast := forecast_of(state, latest)).joined_costs:
             return {}
-        rate = forecast.rate(state.knobs.workers)
-        return {**details(forecast, latest, state.knobs, rate), "what_if": what_if(forecast)}
+        return {
+            **details(forecast, latest, state.knobs, forecast.rate(state.knobs.workers)),
+            "what_if": what_if(forecast),
+        }
 
 
 def _count_remote_work(snapshot: Snapshot, state: PlannerState) -> tuple[Snapshot, PlannerState]:
@@ -279,11 +281,14 @@ def _by_itself(state: PlannerState, latest: PipelineRates, now: StageCost) -> bo
 
     A cost leaps away from that of as many workers, so their number alone explains no leap. While a change is on trial,
     only a leap counts. The trial then ends without a verdict, because the rate would show the new cost and not the
-    effect of the change. A leap that halves the rows may be harm that the change does late, so it is undone first."""
+    effect of the change. A leap that halves the rows may be harm that the change does late, so it is undone first. A
+    stage that lost workers starts none that may explain a leap."""
     before, trial = state.services[now.name], state.trial
     leaped = now.leaps > before.leaps
     if trial is not None:
-        return leaped and not trial.is_new(state.age) and not trial.crashed(state.age, latest)
+        fewer = latest.stages[now.name].workers < trial.before.workers.get(now.name, 0)
+        may_start = trial.is_new(state.age) and not fewer
+        return leaped and not may_start and not trial.crashed(state.age, latest)
     return leaped or now.trends > before.trends
 
 
@@ -327,11 +332,11 @@ def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> Pl
         if s.name in state.services
     }
     demand = latest.demand_rows_per_s
-    other = max(0.0, latest.cpu - latest.running)
     return replace(
         state,
         services={**state.services, **services},
-        other_cpu=state.other_cpu + settings.learning_weight * (other - state.other_cpu),
+        other_cpu=state.other_cpu
+        + settings.learning_weight * (max(0.0, latest.cpu - latest.running) - state.other_cpu),
         average_rows_per_s=state.average_rows_per_s
         + settings.learning_weight * (latest.rows_per_s - state.average_rows_per_s),
         demands=(*state.demands, demand)[-settings.patience_ticks :] if demand else state.demands,

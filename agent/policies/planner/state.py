@@ -49,8 +49,11 @@ def caps_of_throttled(state: PlannerState, snapshot: Snapshot) -> Mapping[str, W
     if state.last is None or snapshot.throttled <= state.last.throttled:
         return state.caps
     name = state.limits.asking
-    until = state.tick + state.settings.cap_ticks
-    cap = WorkerCap(state.limits.workers[name][0], state.knobs.workers[name], until)
+    cap = WorkerCap(
+        state.limits.workers[name][0],
+        state.knobs.workers[name],
+        state.tick + state.settings.cap_ticks,
+    )
     return {**state.caps, name: cap}
 
 

@@ -25,7 +25,7 @@ class TrialChange:
 
     @property
     def rises(self) -> bool:
-        return self.kind in ("grow", "probe", "switch", "fuse", "split")
+        return self.kind not in ("release", "memory")
 
     def leaves_alone(self, stage: str, knobs: Knobs) -> bool:
         """Returns whether the change, to these knobs, left the workers of this stage as they were."""
@@ -61,11 +61,8 @@ class TrialChange:
             if self.rises
             else gain >= 1 - settings.min_gain
         )
-        if clear or fed:
-            patience: float = settings.settle_ticks
-        else:
-            patience = self.start_up + settings.patience_ticks
-        if age < patience:
+        patience = self.start_up + settings.patience_ticks
+        if age < (settings.settle_ticks if clear or fed else patience):
             return None
         return (
             clear
