@@ -206,12 +206,12 @@ class Controller:
 
         What was learned is used once. If the policy cannot use it, it stays for the next start. Another thread that
         calls `learned` meanwhile gets the old or the new result."""
-        learned = self._learned
-        state = self._policy.initial(limits, knobs)
+        learned, policy = self._learned, self._policy
+        state = policy.initial(limits, knobs)
         recalled = None
         if learned is not None:
             try:
-                recalled = self._policy.recall(state, learned)
+                recalled = policy.recall(state, learned)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 learned = None
                 self._record(
@@ -222,7 +222,6 @@ class Controller:
                         f"ignored: {type(error).__name__}: {error}",
                     }
                 )
-        policy = self._policy
         self._looks.start(
             policy.name, policy.made_of, limits, knobs, None if recalled is None else learned
         )

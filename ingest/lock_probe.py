@@ -16,11 +16,11 @@ from collections.abc import Callable
 from sluice.ingest.machine import core_wait_s
 
 QUICK_S, SLOW_S = 0.004, 0.1
-"""Seconds between two samples at the start, and later. A sample takes some 80 µs of a core."""
+"""Seconds between two samples at the start, and later. A sample takes some 80 µs of a core, mostly in the kernel."""
 _LATE_S = 0.001
-"""A sample that is less late shows no lock, so that the probe need not ask how long it waited for a core."""
+"""A sample that is less late shows the kernel's own delay, and no lock."""
+# In the first samples, imports and compilers hold the lock. They do not count.
 _START_SAMPLES, _QUICK_SAMPLES = 32, 250
-# In the first ones, imports and compilers hold the lock.
 
 
 class LockProbe:

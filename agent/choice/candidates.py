@@ -56,11 +56,11 @@ def list_candidates(seen: Observation) -> list[Candidate]:
     asking = seen.state.limits.asking
     most_asking = max(knobs.workers[asking], seen.state.allowed(asking)[1])
     for candidate in (*_proposed(seen), *_balanced(seen), *_near(seen)):
-        knobs = candidate.knobs
-        if knobs.workers[asking] > most_asking or any(knobs == one.knobs for one in listed):
+        wanted = candidate.knobs
+        if wanted.workers[asking] > most_asking or any(wanted == one.knobs for one in listed):
             continue
         # The planner checks the memory of its own proposals.
-        if candidate.name == "planner" or replace(forecast, knobs=knobs).memory(knobs) <= most:
+        if candidate.name == "planner" or replace(forecast, knobs=wanted).memory(wanted) <= most:
             listed.append(candidate)
     return listed
 
@@ -89,7 +89,7 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     """Yields the fewest workers for some rates, and for the highest with all computing transforms in processes."""
     forecast, limits = seen.forecast, seen.state.limits
     moved, free_bytes = forecast, forecast.free_bytes
-    for name in _movable(seen):
+    for name in _movable(seen, limiting_stage(seen)):
         computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
         process_bytes = _expected_process(forecast, name)
         if (
@@ -127,7 +127,7 @@ def _near(seen: Observation) -> Iterator[Candidate]:
     ):
         near = knobs.with_workers(**{name: changed})
         yield Candidate(name=step, knobs=near, rows_per_s=forecast.rate(near.workers))
-    moved = next(_movable(seen), None)
+    moved = next(_movable(seen, name), None)
     if moved is not None and 2 * _expected_process(forecast, moved) <= forecast.free_bytes:
         other = forecast.switched(moved, lambda cost: cost.relieved())
         shaped, rate = other.best(ranges_of_move(seen.state, other, moved), fewest=False)
@@ -152,20 +152,19 @@ def limiting_stage(seen: Observation) -> str:
     return max(seen.forecast.joined_costs, key=lambda n: seen.recent.stages[n].cpu)
 
 
-def _movable(seen: Observation) -> Iterator[str]:
+def _movable(seen: Observation, limiting: str) -> Iterator[str]:
     """Yields the stages with workers and another back end: the limiting one first, then those that use most cores.
 
     A stage in threads gains in processes where the interpreter's lock, as the probe shows, would be held most of the
     time if the pipeline used all cores. A stage that only waits uses no more cores."""
-    costs, recent, limiting = seen.forecast.joined_costs, seen.recent, limiting_stage(seen)
+    costs, recent = seen.forecast.joined_costs, seen.recent
     held = 1.0 if recent.lock is None else recent.lock
     for name in sorted(costs, key=lambda n: (n != limiting, -recent.stages[n].cpu)):
         backend, stage = costs[name].backend, recent.stages[name]
         usable = recent.cpu_quota if stage.cpu >= _COMPUTES * stage.busy else recent.cpu
         needed = max(_COMPUTES * usable, seen.forecast.settings.mostly_share * recent.cpu)
-        if (held * usable >= needed or backend == "process") and seen.state.limits.movable(
-            name, backend
-        ):
+        is_locked = held * usable >= needed
+        if (is_locked or backend == "process") and seen.state.limits.movable(name, backend):
             yield name
 
 

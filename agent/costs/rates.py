@@ -112,7 +112,7 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
     rows_per_s = rows / seconds
     if stages and stall >= DEFAULT.mostly_share:
         # Buffers fill or drain, so the stage with the largest share of busy workers shows the rate.
-        rows_per_s = max(stages.values(), key=lambda n: n.busy / n.workers).rows_per_s
+        rows_per_s = max(stages.values(), key=lambda stage: stage.busy / stage.workers).rows_per_s
     return PipelineRates(
         seconds=seconds,
         rows_per_s=rows_per_s,

@@ -56,13 +56,11 @@ class TrialChange:
         gain = self.gain(recent)
         settings = self.settings
         fed = recent.stall <= settings.negligible_share
-        clear = (
-            gain >= 1 + settings.mostly_share * (self.hoped - 1)
-            if self.rises
-            else gain >= 1 - settings.min_gain
+        clear = gain >= (
+            1 + settings.mostly_share * (self.hoped - 1) if self.rises else 1 - settings.min_gain
         )
-        patience = self.start_up + settings.patience_ticks
-        if age < (settings.settle_ticks if clear or fed else patience):
+        wait = settings.settle_ticks if clear or fed else self.start_up + settings.patience_ticks
+        if age < wait:
             return None
         return (
             clear
