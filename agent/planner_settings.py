@@ -111,15 +111,15 @@ class PlannerSettings:
 def check_numbers(settings: Any) -> None:
     """Raises ValueError, by name, for a field that is no number above 0, or is out of the range of its kind: whole
     numbers and ratios are at least 1, and shares at most 1."""
-    for one in fields(settings):
-        value = getattr(settings, one.name)
-        whole = isinstance(one.default, int)
-        least = 1 if whole or one.name.endswith("_ratio") else 0
-        most = 1.0 if one.name.endswith("_share") else math.inf
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        whole = isinstance(setting.default, int)
+        least = 1 if whole or setting.name.endswith("_ratio") else 0
+        most = 1.0 if setting.name.endswith("_share") else math.inf
         fits = (is_whole if whole else is_number)(value, least, most)
         if not fits or not value:
             raise ValueError(
-                f"{one.name}: {value!r} is not a {'whole ' * whole}number {_RANGES[least, most]}"
+                f"{setting.name}: {value!r} is not a {'whole ' * whole}number {_RANGES[least, most]}"
             )
 
 

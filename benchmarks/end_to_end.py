@@ -33,7 +33,7 @@ def batch_of(rows: int) -> int:
 
 
 def plain(raw: Path, _work: Path, rows: int) -> dict[str, Any]:
-    found = run_python(
+    outcome = run_python(
         "-W",
         "ignore",
         "benchmarks/plain_pipeline.py",
@@ -49,9 +49,9 @@ def plain(raw: Path, _work: Path, rows: int) -> dict[str, Any]:
         "--over-layers",
         *LAYERS["over"],
     )
-    said = found.pop("last")
+    said = outcome.pop("last")
     return {
-        **found,
+        **outcome,
         "auc": said["auc"],
         "prepare_s": said["prepare_s"],
         "samples_per_s": said["samples_per_s"],
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     args = parser.parse_args(argv)
     args.work.mkdir(parents=True, exist_ok=True)
     arms = {"plain": plain, "sluice": ours}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for rows in args.rows:
         raw = args.work / f"raw-{rows}.tsv"
         if not raw.exists():
@@ -126,20 +126,21 @@ def main(argv: list[str]) -> dict[str, Any]:
             say(f"{rows:,} rows, round {number + 1}: {json.dumps(rounds[-1])}")
         middle = {
             name: {
-                key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]
+                key: statistics.median(turn[name][key] for turn in rounds)
+                for key in rounds[0][name]
             }
             for name in arms
         }
         faster = statistics.median(
-            one["plain"]["seconds"] / one["sluice"]["seconds"] for one in rounds
+            turn["plain"]["seconds"] / turn["sluice"]["seconds"] for turn in rounds
         )
         cheaper = statistics.median(
-            one["plain"]["cpu_s"] / one["sluice"]["cpu_s"] for one in rounds
+            turn["plain"]["cpu_s"] / turn["sluice"]["cpu_s"] for turn in rounds
         )
-        found[str(rows)] = {**middle, "times_faster": faster, "times_less_processor": cheaper}
-        say(table([{"arm": name, **one} for name, one in middle.items()]))
+        results[str(rows)] = {**middle, "times_faster": faster, "times_less_processor": cheaper}
+        say(table([{"arm": name, **figures} for name, figures in middle.items()]))
         say(f"{rows:,} rows: {faster:.2f} times as fast, {cheaper:.2f} times less processor time\n")
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -202,21 +202,21 @@ def content(folder: Path) -> dict[str, int]:
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for batch in ds.dataset(
         [str(p) for p in folder.rglob("*.parquet")], format="parquet"
     ).to_batches():
-        found["rows"] += batch.num_rows
-        found["clicks"] += pc.sum(batch["label"].cast("int64")).as_py()
+        sums["rows"] += batch.num_rows
+        sums["clicks"] += pc.sum(batch["label"].cast("int64")).as_py()
         for n in CATEGORIES:
             ids = batch[n].to_numpy().astype(np.int64)
-            found["missing"] += int((ids == 1).sum())
+            sums["missing"] += int((ids == 1).sum())
             if n not in HASHED:
-                found["known"] += int((ids >= FIRST).sum())
-                found["ids"] += int(ids[ids >= FIRST].sum())
+                sums["known"] += int((ids >= FIRST).sum())
+                sums["ids"] += int(ids[ids >= FIRST].sum())
         for n in INTEGERS:
-            found["dense"] += int(np.rint(batch[n].to_numpy().astype(np.float64) * 1000).sum())
-    return dict(found)
+            sums["dense"] += int(np.rint(batch[n].to_numpy().astype(np.float64) * 1000).sum())
+    return dict(sums)
 
 
 def main(argv: list[str]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             key for key in (f"u{draw.randrange(args.users)}" for _ in range(_ASKED)) if key in store
         ]
         times = [draw.randrange(_LAST) for _ in keys]
-        found = {
+        figures = {
             "rows": args.rows,
             "keys": len(store),
             "columns": store.values.num_columns,
@@ -102,8 +102,8 @@ def main(argv: list[str]) -> dict[str, Any]:
             "newest_per_s": rate(lambda: store.newest(keys), len(keys)),
             "as_of_per_s": rate(lambda: store.as_of(keys, times, before=True), len(keys)),
         }
-    say(", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in found.items()))
-    return found
+    say(", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in figures.items()))
+    return figures
 
 
 if __name__ == "__main__":

@@ -57,18 +57,18 @@ def result_of(process: subprocess.Popen[str], what: str) -> dict[str, Any]:
     out, err = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{what} ended with {process.returncode}: {out[-1000:]}\n{err[-3000:]}")
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
 
 
 def run_case(name: str, args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    found = {}
+    results = {}
     for side, device in (("device", args.device), ("cpu", "cpu")):
         folder = work / side
         folder.mkdir(parents=True)
         words = ["benchmarks.gpu_cases", name, str(folder), str(args.steps), str(args.batch_size)]
-        found[side] = result_of(launch(args.ranks, device, words), f"{name} on {device}")
-    return compare(name, found["device"], found["cpu"], work)
+        results[side] = result_of(launch(args.ranks, device, words), f"{name} on {device}")
+    return compare(name, results["device"], results["cpu"], work)
 
 
 class GpuUse:
@@ -111,8 +111,10 @@ def train_table(words: tuple[str, ...], args: argparse.Namespace, work: Path) ->
     sizes = ["--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
     process = launch(args.ranks, args.device, ["dlrm.train", *given, *sizes, *words])
     with GpuUse(args.ranks if args.device == "cuda" else 0, torch.cuda.utilization) as use:
-        found = result_of(process, f"training with {' '.join(words)}")
-    return {key: found[key] for key in ("samples_per_s", "stall_fraction")} | {"gpu_use": use.mean}
+        trained = result_of(process, f"training with {' '.join(words)}")
+    return {key: trained[key] for key in ("samples_per_s", "stall_fraction")} | {
+        "gpu_use": use.mean
+    }
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -150,7 +152,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             name: train_table(words, args, work)
             for name, words in (("before", BEFORE), ("after", AFTER))
         }
-        say(table([{"tuning": name, **found} for name, found in tuning.items()]))
+        say(table([{"tuning": name, **figures} for name, figures in tuning.items()]))
     names = (
         [torch.cuda.get_device_name(i) for i in range(args.ranks)] if args.device == "cuda" else []
     )
@@ -158,7 +160,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         "gpus": names,
         "ranks": args.ranks,
         "torch": torch.__version__,
-        "equal": all(one["equal"] for one in cases),
+        "equal": all(case["equal"] for case in cases),
         "cases": cases,
         **tuning,
     }

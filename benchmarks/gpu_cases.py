@@ -169,9 +169,9 @@ def compare(name: str, device: Mapping[str, Any], cpu: Mapping[str, Any], work: 
     case = CASES[name]
     readers = [Checkpoint(latest(work / side)[0]) for side in ("device", "cpu")]
     keys = [key for key in readers[0].sizes if key.startswith("model.")]
-    one, other = (reader.tensors(keys) for reader in readers)
+    on_device, other = (reader.tensors(keys) for reader in readers)
     losses = max(abs(a / b - 1) for a, b in zip(device["losses"], cpu["losses"], strict=True))
-    weights = max((one[key].float() - other[key].float()).abs().max().item() for key in keys)
+    weights = max((on_device[key].float() - other[key].float()).abs().max().item() for key in keys)
     return {
         "case": name,
         "backend": device["backend"],
@@ -187,8 +187,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     name, folder, steps, rows = argv
     quiet()
     with world() as here:
-        found = train_case(here, name, Path(folder), steps=int(steps), rows=int(rows))
-        return found if here.first else None
+        result = train_case(here, name, Path(folder), steps=int(steps), rows=int(rows))
+        return result if here.first else None
 
 
 if __name__ == "__main__":

@@ -140,8 +140,8 @@ PICTURES = (
 def figures(cell: str) -> list[float]:
     """The numbers in a cell of the log, as `**.2 %**`, `3.96 M; 3.71 M` or `11,714` has them."""
     return [
-        float(found["number"].replace(",", "")) * _UNITS[found["unit"]]
-        for found in _NUMBER.finditer(cell)
+        float(match["number"].replace(",", "")) * _UNITS[match["unit"]]
+        for match in _NUMBER.finditer(cell)
     ]
 
 
@@ -152,8 +152,8 @@ def read_log() -> str:
 
 def table_of(log: str, entry: str, head: str) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table in an entry whose first named column begins so."""
-    _, found, rest = f"\n{log}".partition(f"\n# {entry}\n")
-    if not found:
+    _, heading, rest = f"\n{log}".partition(f"\n# {entry}\n")
+    if not heading:
         raise PictureError(f"docs/log has no entry {entry!r}")
     lines = rest.partition("\n# ")[0].splitlines()
     for at, line in enumerate(lines):
@@ -181,7 +181,7 @@ def _cells(line: str) -> list[str]:
 def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
     """Each row's name, and its figure in each series."""
     columns, rows = table_of(log, picture.entry, picture.table)
-    found = []
+    pairs = []
     for row in rows:
         if row[0].startswith(picture.leave_out):
             continue
@@ -197,8 +197,8 @@ def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
                     f"{columns[at]!r}"
                 )
             of_row.append(numbers[series.nth])
-        found.append((picture.names.get(row[0], row[0]), of_row))
-    return found
+        pairs.append((picture.names.get(row[0], row[0]), of_row))
+    return pairs
 
 
 def drawn(picture: Picture, log: str) -> str:

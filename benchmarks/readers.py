@@ -61,17 +61,17 @@ def main(argv: list[str]) -> dict[str, Any]:
         )
         ratios, times = [], {"petastorm": [], "arrow": []}
         for pair in range(args.pairs):
-            found = {
+            turns = {
                 name: run_python("-c", _TURN, table, name, args.batch_size, args.epochs)["last"]
                 for name in (("arrow", "petastorm") if pair % 2 else ("petastorm", "arrow"))
             }
-            assert found["arrow"]["order_hash"] == found["petastorm"]["order_hash"]
-            for name, one in found.items():
-                times[name].append(one["ns"])
-            ratios.append(found["petastorm"]["ns"] / found["arrow"]["ns"])
+            assert turns["arrow"]["order_hash"] == turns["petastorm"]["order_hash"]
+            for name, turn in turns.items():
+                times[name].append(turn["ns"])
+            ratios.append(turns["petastorm"]["ns"] / turns["arrow"]["ns"])
             say(
-                f"pair {pair + 1}: petastorm {found['petastorm']['ns']:6.1f}, arrow {found['arrow']['ns']:6.1f} ns of "
-                f"processor time a row: {ratios[-1]:.3f}"
+                f"pair {pair + 1}: petastorm {turns['petastorm']['ns']:6.1f}, arrow "
+                f"{turns['arrow']['ns']:6.1f} ns of processor time a row: {ratios[-1]:.3f}"
             )
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     say(

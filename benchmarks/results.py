@@ -31,10 +31,10 @@ class Results:
         """What was found for this question, measured now if it never was."""
         name = _name(asked)
         if name not in self._found:
-            found = measure()
+            measured = measure()
             with self._path.open("a") as file:
-                file.write(json.dumps({"asked": asked, "found": found}) + "\n")
-            self._found[name] = found
+                file.write(json.dumps({"asked": asked, "found": measured}) + "\n")
+            self._found[name] = measured
         return self._found[name]
 
 
@@ -70,12 +70,12 @@ class Cases:
             text=True,
             check=False,
         )
-        found = (
+        outcome = (
             json.loads(done.stdout.splitlines()[-1])
             if done.returncode == 0
             else {"error": done.stderr[-2000:]}
         )
-        line = json.dumps({"case": name, **found})
+        line = json.dumps({"case": name, **outcome})
         print(line, flush=True)
         with self._path.open("a") as file:
             file.write(line + "\n")

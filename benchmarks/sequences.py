@@ -90,8 +90,8 @@ def sluice(folder: str, last: int, seconds: float) -> dict[str, Any]:
     history = History(by="uid", time="timestamp", columns=COLUMNS, last=last)
     roles = "label=label;dense=played_ratio,track_length;sparse=item_id,is_organic"
     with Loader(folder, batch_size=BATCH, roles=roles, history=history) as loader:
-        found = consume(((len(b), len(b.values)) for b in epochs(loader)), began, seconds)
-        return found | {"least_limit": loader.memory()["minimum"], "knobs": str(loader.knobs)}
+        figures = consume(((len(b), len(b.values)) for b in epochs(loader)), began, seconds)
+        return figures | {"least_limit": loader.memory()["minimum"], "knobs": str(loader.knobs)}
 
 
 def epochs(loader: Iterable[Any]) -> Iterable[Any]:
@@ -242,22 +242,22 @@ def main() -> None:
         for kind, workers in HANDS:
             options = {"folder": str(arrays), "kind": kind, "workers": workers, **shared}
             cases.run(f"{kind}_{workers} {turn}", "sequences", "by_hand", options)
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    names = dict.fromkeys(one["case"].split()[0] for one in found)
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    names = dict.fromkeys(result["case"].split()[0] for result in results)
     medians = {
-        name: medians_of([o for o in found if o["case"].startswith(f"{name} ")]) for name in names
+        name: medians_of([o for o in results if o["case"].startswith(f"{name} ")]) for name in names
     }
     ratios = {
         f"sluice_over_{kind}": medians["sluice"]["rows_per_s"]
-        / max(one["rows_per_s"] for name, one in medians.items() if name.startswith(kind))
+        / max(figures["rows_per_s"] for name, figures in medians.items() if name.startswith(kind))
         for kind in ("by_sample", "by_batch", "shuffled")
     }
     print(json.dumps({"last": given.last, **ratios, **medians}))
 
 
-def medians_of(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    numbers = [name for name, value in found[0].items() if isinstance(value, (int, float))]
-    return {name: statistics.median(one[name] for one in found) for name in numbers}
+def medians_of(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    numbers = [name for name, value in results[0].items() if isinstance(value, (int, float))]
+    return {name: statistics.median(result[name] for result in results) for name in numbers}
 
 
 if __name__ == "__main__":

@@ -64,27 +64,27 @@ class Seen:
 
 def requests(rows: list[dict[str, Any]], each: int) -> list[bytes]:
     """Requests of so many rows, as bytes on the wire."""
-    found = []
+    bodies = []
     for first in range(0, len(rows) - each + 1, each):
         body = json.dumps({"rows": rows[first : first + each]}).encode()
-        found.append(
+        bodies.append(
             b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
             + str(len(body)).encode()
             + b"\r\n\r\n"
             + body
         )
-    return found
+    return bodies
 
 
 def synthetic_clicks() -> list[dict[str, Any]]:
     clicks = Clicks(7).rows(10_000_000, _ROWS)
     codes = {name: clicks.codes(name) for name in CATEGORIES}
-    found = []
+    rows = []
     for n in range(_ROWS):
         row: dict[str, Any] = {
             name: int(clicks.counts[name][n]) for name in INTEGERS if not _null(clicks, name, n)
         }
-        found.append(
+        rows.append(
             row
             | {
                 name: f"{int(codes[name][n]):08x}"
@@ -92,7 +92,7 @@ def synthetic_clicks() -> list[dict[str, Any]]:
                 if not _null(clicks, name, n)
             }
         )
-    return found
+    return rows
 
 
 def _null(clicks: Any, name: str, n: int) -> bool:
@@ -201,15 +201,15 @@ def beside(
                         port, server, asked, clients, args.seconds
                     )
             say(f"round {number + 1}: {rounds[-1]}")
-    found: dict[str, Any] = {"rounds": rounds}
+    result: dict[str, Any] = {"rounds": rounds}
     for clients in (1, args.clients):
         for figure in ("per_s", "median_ms", "p99_ms", "server_us_a_request"):
             ratios = [
-                one[f"sluice_{clients}"][figure] / max(1e-9, one[f"plain_{clients}"][figure])
-                for one in rounds
+                turn[f"sluice_{clients}"][figure] / max(1e-9, turn[f"plain_{clients}"][figure])
+                for turn in rounds
             ]
-            found[f"{clients}_clients_{figure}"] = round(statistics.median(ratios), 3)
-    return found
+            result[f"{clients}_clients_{figure}"] = round(statistics.median(ratios), 3)
+    return result
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -254,14 +254,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     with serving(command, cores) as (port, server, told):
         say(told.strip())
         asyncio.run(closed_loop(port, asked, 1, _WARM / 200))
-        found: dict[str, Any] = {"one_client": measured(port, server, asked, 1, args.seconds)}
-        say(f"one client: {found['one_client']}")
-        found["clients"] = many = measured(port, server, asked, args.clients, args.seconds)
+        figures: dict[str, Any] = {"one_client": measured(port, server, asked, 1, args.seconds)}
+        say(f"one client: {figures['one_client']}")
+        figures["clients"] = many = measured(port, server, asked, args.clients, args.seconds)
         say(f"{args.clients} clients: {many}")
         tens = measured(port, server, requests(rows, _TEN), args.clients, args.seconds)
-        found["tens"] = {**tens, "rows_per_s": _TEN * tens["per_s"]}
-        say(f"{args.clients} clients, {_TEN} rows a request: {found['tens']}")
-        return {**found, "tables": told.splitlines()[0]}
+        figures["tens"] = {**tens, "rows_per_s": _TEN * tens["per_s"]}
+        say(f"{args.clients} clients, {_TEN} rows a request: {figures['tens']}")
+        return {**figures, "tables": told.splitlines()[0]}
 
 
 if __name__ == "__main__":

@@ -130,8 +130,8 @@ class Submitted:
         if process.returncode:
             raise RuntimeError(f"the job ended with {process.returncode}: {''.join(said)[-2000:]}")
         sampler.join()
-        found: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return found
+        result: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return result
 
     @contextlib.contextmanager
     def _ended_with_us(self) -> Iterator[None]:
@@ -144,16 +144,16 @@ class Submitted:
 
     def _sample(self) -> None:
         while self.process.poll() is None:
-            driver = {one.pid for one in _family(self.process.pid)}
+            driver = {process.pid for process in _family(self.process.pid)}
             now = dict.fromkeys(self.peak_mib, 0)
-            for one in _family(os.getpid())[1:]:
+            for process in _family(os.getpid())[1:]:
                 try:
-                    times = one.cpu_times()
-                    self.spent[one.pid] = times.user + times.system
-                    if one.pid in driver and one.name().startswith(("java", "python")):
-                        now["driver"] += one.memory_full_info().pss // MIB
-                    elif _OF_EXECUTORS & set(one.cmdline()):
-                        now["executors"] += one.memory_full_info().pss // MIB
+                    times = process.cpu_times()
+                    self.spent[process.pid] = times.user + times.system
+                    if process.pid in driver and process.name().startswith(("java", "python")):
+                        now["driver"] += process.memory_full_info().pss // MIB
+                    elif _OF_EXECUTORS & set(process.cmdline()):
+                        now["executors"] += process.memory_full_info().pss // MIB
                 except psutil.Error:  # it has just ended
                     continue
             self.peak_mib = {side: max(peak, now[side]) for side, peak in self.peak_mib.items()}
@@ -168,9 +168,9 @@ def _family(root: int) -> list[psutil.Process]:
         return []
 
 
-def _is_executor(one: psutil.Process) -> bool:
+def _is_executor(process: psutil.Process) -> bool:
     try:
-        return one.name() == "java" and not _OF_EXECUTORS.isdisjoint(one.cmdline())
+        return process.name() == "java" and not _OF_EXECUTORS.isdisjoint(process.cmdline())
     except psutil.Error:  # it has ended meanwhile
         return False
 
@@ -263,10 +263,10 @@ def on_cluster(
 def kill(whom: str, stage: str, came: list[str]) -> None:
     """Ends one executor of this process's cluster, or one worker with its executor, as a machine that is gone would;
     `came` is added to if there was one."""
-    executors = [one for one in _family(os.getpid()) if _is_executor(one)]
+    executors = [process for process in _family(os.getpid()) if _is_executor(process)]
     if executors:
-        for one in [executors[0].parent(), executors[0]][whom == "executor" :]:
-            one.send_signal(signal.SIGKILL)
+        for process in [executors[0].parent(), executors[0]][whom == "executor" :]:
+            process.send_signal(signal.SIGKILL)
         came.append(f"{whom} killed while {stage}")
         say(f"{came[-1]}: {executors[0].pid}")
 

@@ -77,7 +77,7 @@ def timed(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    found: dict[str, dict[str, float]] = {}
+    reached: dict[str, dict[str, float]] = {}
     left = list(phases.items())
     printed = ""
     assert process.stdout is not None
@@ -86,7 +86,7 @@ def timed(
             printed += line
             if left and left[0][1] in line:
                 spent = psutil.Process(process.pid).cpu_times()
-                found[left.pop(0)[0]] = {
+                reached[left.pop(0)[0]] = {
                     "seconds": time.perf_counter() - began,
                     "cpu_s": spent.user + spent.system,
                 }
@@ -96,7 +96,7 @@ def timed(
     process.wait()
     if left:
         raise RuntimeError(f"{arguments[:4]} ended before {left[0][0]!r}: {printed[-2000:]}")
-    return found
+    return reached
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> dict[str, Any]:
                 for phase, spent in timed(words, phases, args.cold, caches).items():
                     seen.setdefault((program, phase), []).append(spent)
         say(f"round {number + 1} of {args.rounds}")
-    found = [
+    rows = [
         {
             "program": program,
             "phase": phase,
@@ -123,8 +123,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         }
         for (program, phase), spent in sorted(seen.items(), key=lambda item: item[0][0])
     ]
-    say(table(found))
-    return {"rounds": args.rounds, "phases": found}
+    say(table(rows))
+    return {"rounds": args.rounds, "phases": rows}
 
 
 if __name__ == "__main__":

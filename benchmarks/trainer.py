@@ -42,10 +42,10 @@ ROWS, COLUMNS, DENSE = 100_000, 26, 13
 def synthetic(rows: int, count: int) -> list[Batch]:
     """Ids as uneven as clicks are: the density falls with the id."""
     random = torch.Generator().manual_seed(1)
-    found = []
+    batches = []
     for step in range(count):
         ids = (ROWS * torch.rand(COLUMNS, rows, generator=random) ** 3).int()
-        found.append(
+        batches.append(
             Batch(
                 dense=torch.rand(DENSE, rows, generator=random).T,
                 values=ids.flatten(),
@@ -57,7 +57,7 @@ def synthetic(rows: int, count: int) -> list[Batch]:
                 step=step,
             )
         )
-    return found
+    return batches
 
 
 def step(parts: TrainingParts, batch: Batch, number: int, here: Ranks) -> None:
@@ -109,30 +109,32 @@ def dtypes(data: str, batch_size: int, here: Ranks) -> dict[str, Any]:
     CPU."""
     table = FeatureTable.open(data)
     config = Config(data=table.uri, version=table.version, batch_size=batch_size)
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_dtype: dict[str, list[dict[str, Any]]] = {}
     for seed in range(3):
         for name in (*TABLE_DTYPES, "fp16, nearest"):
-            one = replace(config, seed=seed, model=ModelConfig(table_dtype=name.partition(",")[0]))
+            variant = replace(
+                config, seed=seed, model=ModelConfig(table_dtype=name.partition(",")[0])
+            )
             with (
                 patch.object(assemble, "replace_tables", lambda *_: [])
                 if "," in name
                 else nullcontext()
             ):
-                found.setdefault(name, []).append(learned(one, table, here, split="test"))
+                by_dtype.setdefault(name, []).append(learned(variant, table, here, split="test"))
             say(
-                f"{name:<14} seed {seed} auc {found[name][-1]['auc']:.4f} "
-                f"{found[name][-1]['core_us_per_sample']:.1f} µs of a core a sample"
+                f"{name:<14} seed {seed} auc {by_dtype[name][-1]['auc']:.4f} "
+                f"{by_dtype[name][-1]['core_us_per_sample']:.1f} µs of a core a sample"
             )
     return {
         name: {
-            "auc": statistics.mean(one["auc"] for one in runs),
+            "auc": statistics.mean(run["auc"] for run in runs),
             "less": statistics.mean(
-                a["auc"] - b["auc"] for a, b in zip(found["fp32"], runs, strict=True)
+                a["auc"] - b["auc"] for a, b in zip(by_dtype["fp32"], runs, strict=True)
             ),
-            "core_us_per_sample": statistics.median(one["core_us_per_sample"] for one in runs),
+            "core_us_per_sample": statistics.median(run["core_us_per_sample"] for run in runs),
             "weight_bytes": runs[0]["weight_bytes"],
         }
-        for name, runs in found.items()
+        for name, runs in by_dtype.items()
     }
 
 

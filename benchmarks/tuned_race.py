@@ -250,12 +250,12 @@ def means(lanes: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, An
             "loader": loader,
             "setting": name,
             "geometric mean": statistics.geometric_mean(tuned) if tuned else "",
-            "of the lanes": ", ".join(lane for lane in TUNABLE if lane in found),
-            "least of any lane": min(found.values(), default=""),
+            "of the lanes": ", ".join(lane for lane in TUNABLE if lane in by_lane),
+            "least of any lane": min(by_lane.values(), default=""),
             "killed": kills[loader, name],
         }
-        for (loader, name), found in ratios.items()
-        for tuned in [[found[lane] for lane in TUNABLE if lane in found]]
+        for (loader, name), by_lane in ratios.items()
+        for tuned in [[by_lane[lane] for lane in TUNABLE if lane in by_lane]]
     ]
 
 
@@ -285,15 +285,15 @@ def main(argv: list[str]) -> dict[str, Any]:
     names, pace = lanes_of(options.lanes), SHORT if options.short else FULL
     kinds = installed(KINDS, [OURS.name, *options.only] if options.only else [])
     os.environ.update(KEYS)
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         make_table(Path(folder))
         with FarStore(Path(folder)) as store:
             race = TunedRace(Path(folder), store.address, pace, Screen())
             for name in names:
                 say(f"\n{name}: {LANES[name].about}")
-                found[name] = race.run(LANES[name], kinds)
-                say(table(found[name]))
+                results[name] = race.run(LANES[name], kinds)
+                say(table(results[name]))
     result = {
         "date": f"{datetime.date.today()}",
         "processor": Machine().model(),
@@ -301,8 +301,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         "versions": race.versions,
         "not installed": [kind.name for kind in KINDS if not kind.python.exists()],
         "short": options.short,
-        "lanes": found,
-        "means": means(found),
+        "lanes": results,
+        "means": means(results),
     }
     say(f"\n{table(result['means'])}")
     if options.output:

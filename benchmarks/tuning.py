@@ -88,7 +88,7 @@ def compare(scenario: Scenario, seeds: int) -> dict[str, float]:
 
 
 def settings_table(seeds: int) -> dict[str, Any]:
-    found = {}
+    tables = {}
     ratios_of = "auto ÷ autotune | ÷ even | intune ÷ autotune"
     head = f"| setting | {' | '.join(_POLICIES)} | {ratios_of} |"
     say(f"\n{_PUBLISHED}\n{head}\n|" + "---|" * (len(_POLICIES) + 4))
@@ -104,12 +104,12 @@ def settings_table(seeds: int) -> dict[str, Any]:
                 + " | ".join(f"{r:.2f}" for r in [*ratios, scores["intune"] / scores["autotune"]])
                 + " |"
             )
-            found[name] = scores
-    return found
+            tables[name] = scores
+    return tables
 
 
 def sweep_table(seeds: int) -> dict[str, Any]:
-    found = {}
+    tables = {}
     shown = ("even", "autotune", "plumber", "intune", "planner", "auto")
     say(
         "\n| criteo | "
@@ -128,8 +128,8 @@ def sweep_table(seeds: int) -> dict[str, Any]:
             + " | ".join(f"{scores[p]:.3f}" for p in shown)
             + f" | {scores['auto'] / scores['autotune']:.2f} | {scores['auto'] / scores['even']:.2f} |"
         )
-        found[name] = scores
-    return found
+        tables[name] = scores
+    return tables
 
 
 TABLES = {"settings": settings_table, "sweeps": sweep_table}

@@ -54,15 +54,15 @@ def open_table(
         permission=permission,
     )
     source = source.transformed(short_transforms(transforms))
-    found = int(source.version[:12], 16) if source.table is None else source.table.version
-    if version not in (None, found):
+    current = int(source.version[:12], 16) if source.table is None else source.table.version
+    if version not in (None, current):
         raise TableError(
-            f"{data}: the files or the spec have changed: version {version} was asked for, and this is {found}. Put "
+            f"{data}: the files or the spec have changed: version {version} was asked for, and this is {current}. Put "
             "back what was there, or begin another run. To train on versions, use a Delta or Iceberg table"
         )
     return ForeignTable(
         uri=data if "://" in data else os.path.abspath(data),
-        version=found,
+        version=current,
         fields=_fields(source),
         files=tuple(
             replace(file, split=split)
@@ -80,17 +80,17 @@ def open_table(
 def _fields(source: ParquetFiles) -> tuple[Field, ...]:
     """Returns the columns with their numbers of ids, from the operators or else from the footers."""
     unsized = [
-        one.name
-        for one in source.fields
-        if one.role in ("sparse", "id_list") and one.cardinality is None
+        field.name
+        for field in source.fields
+        if field.role in ("sparse", "id_list") and field.cardinality is None
     ]
     sizes = source.sizes(unsized)
     return tuple(
         replace(
-            one,
-            cardinality=sizes.get(one.name, one.cardinality),
+            field,
+            cardinality=sizes.get(field.name, field.cardinality),
             # A footer counts all ids of a column, and does not show the longest bag.
-            bag=(0, source.bags[one.name], 0) if one.name in source.bags else None,
+            bag=(0, source.bags[field.name], 0) if field.name in source.bags else None,
         )
-        for one in source.fields
+        for field in source.fields
     )

@@ -20,14 +20,14 @@ def runs(column: Mapping[str, Any], rows: int) -> Runs:
     total = sum(column["bins"].values())
     if not total:
         return ()
-    found = []
+    spans = []
     for name, count in column["bins"].items():
         kind, _, number = name.partition(" ")
         low, high = (2 ** int(number), 2 ** (int(number) + 1)) if kind == "octave" else (0, _LOW)
         # Ids beyond the table were hashed, or belong to another version.
         low, high = min(low, rows - 1), min(high, rows)
-        found.append((low, max(high, low + 1), count / total))
-    return tuple(sorted(found))
+        spans.append((low, max(high, low + 1), count / total))
+    return tuple(sorted(spans))
 
 
 def share(use: Runs, rows: int, low: int, high: int) -> float:

@@ -517,7 +517,7 @@ def tables_of(
         raise ConfigError(
             f"width: {model.width} is not a multiple of 4, which the fused kernels need"
         )
-    found = []
+    tables = []
     for f in fields:
         if f.role not in ("sparse", "id_list"):
             continue
@@ -527,7 +527,7 @@ def tables_of(
             )
         # Ids that the loader makes were not counted.
         seen = None if f.online or f.transforms else (profile or {}).get(f.name)
-        found.append(
+        tables.append(
             Table(
                 name=f.name,
                 rows=f.cardinality,
@@ -537,13 +537,13 @@ def tables_of(
                 use=lookup_frequencies.runs(seen, f.cardinality) if seen else (),
             )
         )
-    if not found:
+    if not tables:
         raise ConfigError(
             'the table has no sparse column: a DLRM needs at least one (role "sparse" in the spec)'
         )
     if not any(f.role == "label" for f in fields):
         raise ConfigError('the table has no label column (role "label" in the spec)')
-    return tuple(found)
+    return tuple(tables)
 
 
 # A resumed run must keep these settings. Other values would train another model, or on other rows.

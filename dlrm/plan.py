@@ -68,20 +68,20 @@ class PlanOptions:
 
 def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> list[Any]:
     try:
-        found = [int(part.replace("_", "")) if whole else float(part) for part in text.split(",")]
+        numbers = [int(part.replace("_", "")) if whole else float(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(
             f"{flag}: {text!r} is not a list of numbers with commas between them"
         ) from None
-    if min(found) <= 0:
-        raise UsageError(f"{flag}: {min(found)} is not above 0")
-    if count is None or len(found) == count:
-        return found
-    if len(found) != 1:
+    if min(numbers) <= 0:
+        raise UsageError(f"{flag}: {min(numbers)} is not above 0")
+    if count is None or len(numbers) == count:
+        return numbers
+    if len(numbers) != 1:
         raise UsageError(
-            f"{flag}: {len(found)} numbers for {count} tables; give one for all, or one for each"
+            f"{flag}: {len(numbers)} numbers for {count} tables; give one for all, or one for each"
         )
-    return found * count
+    return numbers * count
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -89,15 +89,15 @@ def main(argv: list[str]) -> dict[str, Any]:
     machine, rows = read(args.machine), _numbers("--rows", args.rows, None)
     widths = _numbers("--width", args.width, len(rows))
     lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
-    found = tuple(
+    tables = tuple(
         Table(name=f"t{i}", rows=r, width=w, lookups=n)
         for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True))
     )
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
-    weights = sum(storage.weights(t.rows, t.width) for t in found)
-    state = sum(storage.state(t.rows, t.width) for t in found)
+    weights = sum(storage.weights(t.rows, t.width) for t in tables)
+    state = sum(storage.state(t.rows, t.width) for t in tables)
     say(
-        f"{len(found)} tables, {sum(t.rows for t in found):,} rows: {gb(weights)} of {args.dtype} weights, "
+        f"{len(tables)} tables, {sum(t.rows for t in tables):,} rows: {gb(weights)} of {args.dtype} weights, "
         f"{gb(state)} of {args.optimiser} state"
     )
     say(
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     ways: dict[str, dict[str, Any]] = {}
     for way in ("auto", *SHARDING_KINDS):
         try:
-            placement = place(found, machine, storage, asked(way, found, machine.ranks))
+            placement = place(tables, machine, storage, asked(way, tables, machine.ranks))
         except PlacementError as error:
             placed[way] = error
             ways[way] = {"fits": False, "why": str(error)}
@@ -139,8 +139,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         if isinstance(chosen, DoesNotFit):
             print(json.dumps(result), flush=True)  # The error follows, but the figures are useful.
         raise chosen
-    say(describe(chosen, found, machine))
-    return {**result, **_describe_chosen(args, found, chosen)}
+    say(describe(chosen, tables, machine))
+    return {**result, **_describe_chosen(args, tables, chosen)}
 
 
 def _describe_chosen(

@@ -83,6 +83,6 @@ def fetch(numbers: torch.Tensor) -> tuple[torch.Tensor, Callable[[], bool]]:
     """Starts a copy to the host. Returns the copy, and a function that tells whether it has arrived."""
     if not numbers.is_cuda:
         return numbers, lambda: True
-    found = torch.empty_like(numbers, device="cpu", pin_memory=True)
-    found.copy_(numbers, non_blocking=True)
-    return found, CudaLane(numbers.device).mark()
+    copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    return copy, CudaLane(numbers.device).mark()

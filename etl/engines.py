@@ -61,13 +61,13 @@ def choose(
 
 def only_spark(spec: Spec) -> str | None:
     """Returns why only Spark can do a job of this spec, or None if the local engine can do it."""
-    found = [
+    sections = [
         *(["[dedup]"] if spec.rows.dedup else []),
         *(["[[join]]"] if spec.rows.joins else []),
         *dict.fromkeys("[[lag]]" if h.lag else "[[history]]" for h in spec.rows.histories),
     ]
-    if found:
-        return f"{' and '.join(found)} of {spec.name}: rows meet other rows there, which only Spark brings together"
+    if sections:
+        return f"{' and '.join(sections)} of {spec.name}: rows meet other rows there, which only Spark brings together"
     return None
 
 

@@ -60,14 +60,14 @@ _HEAD = ("column", "role", "type", "ids", "width", "range", "nulls", "unseen", "
 def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
     """Returns the cells of a column, from the profile of the version's newest part."""
     record = table.record if table.records else None
-    found: Mapping[str, Any] = record.profile.get(f.name, {}) if record else {}
+    profile: Mapping[str, Any] = record.profile.get(f.name, {}) if record else {}
     moved = record.drift.get(f.name, {}) if record else {}
-    rows = max(1, found.get("rows", 0))
-    span = f"{found['least']:.4g} … {found['largest']:.4g}" if "least" in found else ""
-    if f.role == "label" and "sum" in found:
-        span = f"rate {found['sum'] / rows:.4f}"
+    rows = max(1, profile.get("rows", 0))
+    span = f"{profile['least']:.4g} … {profile['largest']:.4g}" if "least" in profile else ""
+    if f.role == "label" and "sum" in profile:
+        span = f"rate {profile['sum'] / rows:.4f}"
     raw = record.raw_nulls.get(f.inputs[0] if f.inputs else f.name) if record else None
-    nulls = raw if raw is not None else found.get("nulls", 0) / rows
+    nulls = raw if raw is not None else profile.get("nulls", 0) / rows
     bag = "" if f.bag is None else f"{f.bag[0]} / {f.bag[1]:.1f} / {f.bag[2]}"
     kind = f"by {f.transforms[0]}" if f.made else f.type
     return (
@@ -78,7 +78,7 @@ def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
         str(f.width or ""),
         span,
         _percent(nulls),
-        _percent(found.get("unseen", 0) / rows),
+        _percent(profile.get("unseen", 0) / rows),
         bag,
         f"{moved['psi']:.3f}" if moved else "",
     )

@@ -37,8 +37,8 @@ def write_clicks(folder: Path, rows: int, *, seed: int, shop: int = 0, drift: fl
     ids = (IDS * random.random((rows, COLUMNS)) ** 2).astype(np.int32)
     looked_up = np.stack([vectors[c, ids[:, c]] for c in range(COLUMNS)], 1)
     logit = numbers @ np.linspace(0.8, -0.4, NUMBERS) - 1
-    for one, other in zip(range(0, COLUMNS, 2), range(1, COLUMNS, 2), strict=True):
-        logit = logit + 0.6 * (looked_up[:, one] * looked_up[:, other]).sum(1)
+    for column, other in zip(range(0, COLUMNS, 2), range(1, COLUMNS, 2), strict=True):
+        logit = logit + 0.6 * (looked_up[:, column] * looked_up[:, other]).sum(1)
     clicks = (random.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     folder.mkdir(parents=True)
     pq.write_table(
@@ -64,17 +64,17 @@ def load_batches(folder: Path, batch_size: int = 256, *, shuffle: bool = True) -
         order=Order(shuffle=shuffle, last="pad"),
         tuning="fixed",
     ) as loader:
-        found = []
+        batches = []
         for batch in loader:
             real = batch.weight > 0
-            found.append(
+            batches.append(
                 (
                     batch.dense[real],
                     batch.values.view(COLUMNS, -1)[:, real].long(),
                     batch.label[real],
                 )
             )
-    return found
+    return batches
 
 
 class Model(torch.nn.Module):

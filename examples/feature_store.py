@@ -144,19 +144,19 @@ class FeatureStore:
 
 def _column(table: FeatureTable, role: str, named: str | None) -> str:
     """Returns the column of a role. Raises TableError if there is none, or if there are several and `named` is None."""
-    found = [f.name for f in table.stored if f.role == role]
-    there_are = ", ".join(found) or "none"
-    if named is not None and named not in found:
+    columns = [f.name for f in table.stored if f.role == role]
+    there_are = ", ".join(columns) or "none"
+    if named is not None and named not in columns:
         raise TableError(
             f"{table.uri}: {named!r} is no column of role {role} (there are: {there_are})"
         )
-    if named is None and len(found) != 1:
-        advice = f"say which by {role}=…" if found else f'add one to the spec (role = "{role}")'
+    if named is None and len(columns) != 1:
+        advice = f"say which by {role}=…" if columns else f'add one to the spec (role = "{role}")'
         raise TableError(
             f"{table.uri}: a feature store needs one column of role {role}, and the table has "
             f"{there_are}: {advice}"
         )
-    return named if named is not None else found[0]
+    return named if named is not None else columns[0]
 
 
 def _rows(table: FeatureTable) -> pa.Table:

@@ -81,16 +81,16 @@ class SluiceDataLoader:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for batch in self.loader:
             columns = batch.as_dict()
-            found = {
+            matrices = {
                 name: self._matrix(name, columns[name]) for name in (*self._features, *self._labels)
             }
             if batch.rows < len(batch):  # the last batch is filled up with other rows
                 real = batch.weight > 0
-                found = {
+                matrices = {
                     name: column if len(column) == batch.rows else column[real]
-                    for name, column in found.items()
+                    for name, column in matrices.items()
                 }
-            yield found
+            yield matrices
 
     def _matrix(self, name: str, column: torch.Tensor | BagColumn) -> torch.Tensor:
         """Returns a column. A sequence becomes a matrix, because FuxiCTR pads all sequences to one length."""

@@ -143,7 +143,7 @@ def resumes_exactly(files: str, folder: Path, batch_size: int) -> bool:
         ).lightning_module.parameters()
         for path in (None, str(folder / "middle.ckpt"))
     ]
-    return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    return all(torch.equal(tensor, other) for tensor, other in zip(*ends, strict=True))
 
 
 def loaded(batches: Iterable[dict[str, torch.Tensor]]) -> int:

@@ -55,9 +55,11 @@ def measure_in_turns(
         (name for name in ways if name != ours), key=lambda name: statistics.median(rates[name])
     )
     return {
-        "rows_per_s": {name: round(statistics.median(found)) for name, found in rates.items()},
+        "rows_per_s": {
+            name: round(statistics.median(measured)) for name, measured in rates.items()
+        },
         "cpu_us_per_row": {
-            name: round(statistics.median(found), 3) for name, found in costs.items()
+            name: round(statistics.median(measured), 3) for name, measured in costs.items()
         },
         "beside": best,
         "ratio": _ratio(rates[ours], rates[best]),

@@ -71,8 +71,8 @@ def compare_students(
     teacher, alone = model(1), model(2)
     torch.save(teacher.state_dict(), checkpoint)
     return {
-        name: compute_auc(one, data["test"])
-        for name, one in (
+        name: compute_auc(model, data["test"])
+        for name, model in (
             ("teacher", teacher),
             ("student alone", alone),
             ("student beside the teacher", model(2, distillation_loss(teacher))),
@@ -94,8 +94,8 @@ def compare_transfers(
         return best(lambda rate: train_model(start(), data["train"], rate=rate), data["held out"])
 
     return {
-        name: compute_auc(one, data["test"])
-        for name, one in (
+        name: compute_auc(model, data["test"])
+        for name, model in (
             ("as it is", kept()),
             ("moved", on_from(kept)),
             ("anew", on_from(lambda: new_model(seed))),
@@ -138,17 +138,17 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
                 }
             )
             print("  ".join(f"{name} {auc:.4f}" for name, auc in runs[-1].items()), flush=True)
-    found = {name: round(statistics.mean(run[name] for run in runs), 4) for name in runs[0]}
-    beside = found["student beside the teacher"]
-    found |= {
-        "below the teacher": round(found["teacher"] - beside, 4),
-        "above itself alone": round(beside - found["student alone"], 4),
-        "moved above anew": round(found["moved"] - found["anew"], 4),
+    scores = {name: round(statistics.mean(run[name] for run in runs), 4) for name in runs[0]}
+    beside = scores["student beside the teacher"]
+    scores |= {
+        "below the teacher": round(scores["teacher"] - beside, 4),
+        "above itself alone": round(beside - scores["student alone"], 4),
+        "moved above anew": round(scores["moved"] - scores["anew"], 4),
         "true chances": round(true[2], 4),
         "true chances, other shop": round(true[5], 4),
     }
-    print(json.dumps(found))
-    return found
+    print(json.dumps(scores))
+    return scores
 
 
 if __name__ == "__main__":

@@ -115,10 +115,10 @@ class Batch:
     def numpy(self) -> dict[str, Any]:
         """Returns all columns by name as numpy arrays, which are views. A column of bags is a `BagColumn` of arrays."""
         return {
-            name: BagColumn(one.values.numpy(), one.lengths.numpy())
-            if isinstance(one, BagColumn)
-            else one.numpy()
-            for name, one in self.as_dict().items()
+            name: BagColumn(column.values.numpy(), column.lengths.numpy())
+            if isinstance(column, BagColumn)
+            else column.numpy()
+            for name, column in self.as_dict().items()
         }
 
     def pandas(self) -> pd.DataFrame:
@@ -129,10 +129,10 @@ class Batch:
             raise LoadingError("batches as frames need pandas: pip install pandas") from None
         return pd.DataFrame(
             {
-                name: np.split(one.values, np.cumsum(one.lengths)[:-1])
-                if isinstance(one, BagColumn)
-                else one
-                for name, one in self.numpy().items()
+                name: np.split(column.values, np.cumsum(column.lengths)[:-1])
+                if isinstance(column, BagColumn)
+                else column
+                for name, column in self.numpy().items()
             }
         )
 

@@ -38,55 +38,59 @@ def bound(
     transforms: Sequence[TableTransform], stored: Sequence[Field], permission: Permission
 ) -> list[Transform]:
     """Makes transforms over these stored columns ready to be called. Raises an error now for one that cannot run."""
-    found, fields = [], tuple(stored)
-    for one in transforms:
-        before, fields = fields, transformed(fields, (one,))
+    made, fields = [], tuple(stored)
+    for transform in transforms:
+        before, fields = fields, transformed(fields, (transform,))
         there, now = {f.name: f for f in before}, {f.name: f for f in fields}
-        inputs = inputs_of(one, before)
-        names = [output.name for output in one.outputs] or list(inputs)
+        inputs = inputs_of(transform, before)
+        names = [output.name for output in transform.outputs] or list(inputs)
         added = tuple(name for name in names if name not in there)
         outputs = {
             name: now[name].cardinality if now[name].role != "dense" else None for name in names
         }
         make = functools.partial(
-            Transform, name=one.name, reads=inputs, outputs=outputs, added=added
+            Transform, name=transform.name, reads=inputs, outputs=outputs, added=added
         )
-        if one.ops:
-            found.append(make(Chain(one, [there[name] for name in inputs]), pure=True))
+        if transform.ops:
+            made.append(make(Chain(transform, [there[name] for name in inputs]), pure=True))
         else:
             try:
-                permission.load(one.function, f"transform {one.name!r}")
+                permission.load(transform.function, f"transform {transform.name!r}")
             except ops.OperatorError as error:
-                why = "" if "--allow-code" in str(error) else f"transform {one.name!r}: "
+                why = "" if "--allow-code" in str(error) else f"transform {transform.name!r}: "
                 raise ops.OperatorError(f"{why}{error}{f'; {_PLACE}' if why else ''}") from None
-            found.append(make(one.function, limit_s=one.limit_s))
-    return list(_merge_equal(found, fields))
+            made.append(make(transform.function, limit_s=transform.limit_s))
+    return list(_merge_equal(made, fields))
 
 
-def _merge_equal(found: Iterable[Transform], fields: Sequence[Field]) -> Iterator[Transform]:
+def _merge_equal(transforms: Iterable[Transform], fields: Sequence[Field]) -> Iterator[Transform]:
     """Merges adjacent chains that change one column each by the same operators: they take a matrix of these columns, in
     the order of `fields`, in which they may lie together."""
     places = {f.name: number for number, f in enumerate(fields)}
 
-    def kind(one: Transform) -> Any:
-        chain = one.function
+    def kind(transform: Transform) -> Any:
+        chain = transform.function
         if not isinstance(chain, Chain) or not chain.equals:
-            return one.name
-        return chain.equals, id_kind(fields[places[one.reads[0]]].cardinality)
+            return transform.name
+        return chain.equals, id_kind(fields[places[transform.reads[0]]].cardinality)
 
-    for _, run in itertools.groupby(found, kind):
+    for _, run in itertools.groupby(transforms, kind):
         same = list(run)
-        names = sorted((name for one in same for name in one.reads), key=places.__getitem__)
+        names = sorted(
+            (name for transform in same for name in transform.reads), key=places.__getitem__
+        )
         if len(same) == 1 or len(set(names)) < len(same):
             yield from same
         else:
             chain: Any = same[0].function
             yield Transform(
                 takes_matrix(chain.of_matrix),
-                "+".join(one.name for one in same),
+                "+".join(transform.name for transform in same),
                 pure=True,
                 reads=tuple(names),
-                outputs={name: size for one in same for name, size in one.outputs.items()},
+                outputs={
+                    name: size for transform in same for name, size in transform.outputs.items()
+                },
             )
 
 
@@ -106,54 +110,58 @@ class ColumnTransforms:
         """Returns the columns after all transforms, in a batch's types. A column of bags comes with `NAME.lengths`."""
         if not self._calls:
             return arrays
-        found: Arrays = {}
+        columns: Arrays = {}
         for f in self._fields:
             is_bag = f.name in self._bags
             empty = _zeros(f, 0 if is_bag else rows)
             # The values are copied, because a function may write into them.
-            found[f.name] = empty if f.made else np.array(arrays[f.name], empty.dtype)
+            columns[f.name] = empty if f.made else np.array(arrays[f.name], empty.dtype)
             if is_bag:
                 lengths = arrays.get(lengths_name(f.name), np.zeros(rows))
-                found[lengths_name(f.name)] = np.array(lengths, np.int32)
+                columns[lengths_name(f.name)] = np.array(lengths, np.int32)
         for call, function in self._calls:
-            names = (of for name in call.reads for of in (name, lengths_name(name)))
+            names = (column for name in call.reads for column in (name, lengths_name(name)))
             given = protocol.call_function(
                 function,
-                visible_columns(call, {name: found[name] for name in names if name in found}),
+                visible_columns(call, {name: columns[name] for name in names if name in columns}),
             )
-            found |= apply_result(call, given, found, self._bags, {}, f"transform {call.name!r}")
-        return found
+            columns |= apply_result(
+                call, given, columns, self._bags, {}, f"transform {call.name!r}"
+            )
+        return columns
 
 
 class Chain:
     """A transform of built-in operators over some columns of a batch."""
 
-    def __init__(self, one: TableTransform, inputs: Sequence[Field]):
-        self._one, self._inputs = one, tuple(inputs)
+    def __init__(self, transform: TableTransform, inputs: Sequence[Field]):
+        self._transform, self._inputs = transform, tuple(inputs)
         try:
             self(self._nothing())
         except (ops.OperatorError, TypeError, ValueError, pa.ArrowException) as error:
-            raise one.fault(str(error)) from None
+            raise transform.fault(str(error)) from None
 
     @property
     def equals(self) -> tuple[Any, ...]:
         """Equal for chains that do the same to their column. Empty: it does not change one column of single values."""
         names = [f.name for f in self._inputs]
-        changed = [output.name for output in self._one.outputs]
+        changed = [output.name for output in self._transform.outputs]
         single = len(names) == 1 and names == changed and self._inputs[0].role != "id_list"
-        return (self._one.ops, self._inputs[0].role) if single else ()
+        return (self._transform.ops, self._inputs[0].role) if single else ()
 
     def of_matrix(self, matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Applies the operators to a matrix [rows, columns] of columns like its own."""
         columns = np.ascontiguousarray(matrix.T)
-        made = applied(self._one.ops, pa.array(columns.reshape(-1)))
+        made = applied(self._transform.ops, pa.array(columns.reshape(-1)))
         values: npt.NDArray[Any] = made.to_numpy(zero_copy_only=False)
         return values.reshape(columns.shape).T
 
     def __call__(self, arrays: Arrays) -> Arrays:
         columns = [_column(f, arrays) for f in self._inputs]
-        values = applied(self._one.ops, as_one_column(columns, [f.name for f in self._inputs]))
-        outputs = [output.name for output in self._one.outputs]
+        values = applied(
+            self._transform.ops, as_one_column(columns, [f.name for f in self._inputs])
+        )
+        outputs = [output.name for output in self._transform.outputs]
         if pa.types.is_list(values.type):
             elements, lengths = flat(values)
             return {
@@ -164,12 +172,12 @@ class Chain:
 
     def _nothing(self) -> Arrays:
         """One row of zeros, to check that the operators accept these columns."""
-        found: Arrays = {}
+        arrays: Arrays = {}
         for f in self._inputs:
-            found[f.name] = _zeros(f, 1)
+            arrays[f.name] = _zeros(f, 1)
             if f.role == "id_list":
-                found[lengths_name(f.name)] = np.ones(1, np.int32)
-        return found
+                arrays[lengths_name(f.name)] = np.ones(1, np.int32)
+        return arrays
 
 
 def _zeros(field: Field, rows: int) -> npt.NDArray[Any]:

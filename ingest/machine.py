@@ -111,14 +111,14 @@ class Machine:
 
     def tree(self) -> list[int]:
         """Returns the ids of this process and its descendants. psutil would read all processes of the host for this."""
-        found = [self._pid]
-        for pid in found:
+        pids = [self._pid]
+        for pid in pids:
             for task in self._names(f"proc/{pid}/task"):
-                found += [
+                pids += [
                     int(child)
                     for child in (self._text(f"proc/{pid}/task/{task}/children") or "").split()
                 ]
-        return found
+        return pids
 
     def _own_limits(self) -> Iterator[int]:
         """Returns the limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not, so what
@@ -147,11 +147,11 @@ class Machine:
 
     def _words(self, path: str) -> dict[str, str]:
         """Returns the first word after the name in each line of a file of /proc."""
-        found = {}
+        words = {}
         for line in (self._text(path) or "").splitlines():
             name, _, value = line.partition(":")
-            found[name] = value.split()[0] if value.split() else ""
-        return found
+            words[name] = value.split()[0] if value.split() else ""
+        return words
 
     def _names(self, path: str) -> list[str]:
         try:

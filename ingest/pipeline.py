@@ -273,7 +273,7 @@ class Pipeline(StagePools):
                     ),
                     size=self._cutter.size,
                     measure=_rows_and_bytes,
-                    passes=lambda one, number=number: one.done > number,
+                    passes=lambda batches, number=number: batches.done > number,
                 )
             self._request_remote_workers()
             return series

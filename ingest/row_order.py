@@ -369,12 +369,12 @@ class RowsPlan:
         """Yields the windows of a stream, each with as many slices as fit."""
         number = first = rows = 0
         in_window: list[Slice] = []
-        for one in slices:
+        for whole in slices:
             # A slice above the limit is cut into equal pieces.
-            count = -(-one.rows // self._window_limit(number))
-            cuts = [one.start + one.rows * n // count for n in range(count + 1)]
+            count = -(-whole.rows // self._window_limit(number))
+            cuts = [whole.start + whole.rows * n // count for n in range(count + 1)]
             for start, stop in itertools.pairwise(cuts):
-                piece = Slice(one.file, one.group, start, stop)
+                piece = Slice(whole.file, whole.group, start, stop)
                 if in_window and rows + piece.rows > self._window_limit(number):
                     yield Window(stream, number, first, tuple(in_window))
                     number += 1
@@ -427,7 +427,7 @@ class RowsPlan:
 
     def _reads(self, windows: list[Window]) -> list[Read]:
         """Plans one read for all parts of a row group that are needed at about the same time."""
-        found: list[tuple[Slice, list[WindowPart]]] = []
+        reads: list[tuple[Slice, list[WindowPart]]] = []
         latest: dict[tuple[int, int], tuple[int, list[WindowPart]]] = {}
         for index, window in enumerate(windows):
             at = 0
@@ -436,12 +436,12 @@ class RowsPlan:
                 needed, parts = latest.get(key, (-1, []))
                 if not parts or window.first - needed > self.window_rows:
                     parts = []
-                    found.append((piece, parts))
+                    reads.append((piece, parts))
                 parts.append(WindowPart(index, at, piece.start, piece.stop))
                 latest[key] = (window.first, parts)
                 at += piece.rows
         return [
-            Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts)) for s, parts in found
+            Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts)) for s, parts in reads
         ]
 
     @property

@@ -59,7 +59,7 @@ class RunConditions:
 
     def outcome(self, loader: BatchLoader) -> dict[str, Any]:
         """Returns what to add to the last line of a program's output."""
-        found: dict[str, Any] = {
+        outcome: dict[str, Any] = {
             "memory": loader.memory(),
             "worker_restarts": loader.pipeline.restarts,
             "quarantined": loader.quarantined,
@@ -67,10 +67,14 @@ class RunConditions:
         }
         if self._wishes.workers:
             remote = loader.remote
-            found |= {"remote": remote, "workers": remote["workers"], "retries": remote["retries"]}
+            outcome |= {
+                "remote": remote,
+                "workers": remote["workers"],
+                "retries": remote["retries"],
+            }
         if self._injection is not None:
-            found["faults"] = self._injection.outcome
-        return found
+            outcome["faults"] = self._injection.outcome
+        return outcome
 
 
 def _split_disturbance(table: str) -> tuple[str, str]:

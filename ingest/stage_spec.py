@@ -91,7 +91,7 @@ def pipeline(
         *rows,
         SHUFFLE,
         BATCH,
-        *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)),
+        *(replace(transform, fusable=n > 0) for n, transform in enumerate(transforms)),
     )
 
 

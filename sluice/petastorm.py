@@ -202,10 +202,10 @@ def _files(urls: str | Sequence[str]) -> tuple[list[DataFile], list[FileColumns]
         if "://" not in url:
             raise PetastormError(f"{url}: write a URL, for instance file://{os.path.abspath(url)}")
         path = unquote(url.removeprefix("file://"))
-        found = None if "://" in path else find_files(path)
-        if found and found.table:
-            raise PetastormError(f"{url}: this is a {found.form} table; take sluice.Loader")
-        paths += found.paths if found else [path]
+        source = None if "://" in path else find_files(path)
+        if source and source.table:
+            raise PetastormError(f"{url}: this is a {source.form} table; take sluice.Loader")
+        paths += source.paths if source else [path]
     sizes = (0 if "://" in path else os.path.getsize(path) for path in paths)
     files = [
         DataFile(path=path, rows=0, bytes=size) for path, size in zip(paths, sizes, strict=True)

@@ -57,7 +57,7 @@ def list_candidates(seen: Observation) -> list[Candidate]:
     most_asking = max(knobs.workers[asking], seen.state.allowed(asking)[1])
     for candidate in (*_proposed(seen), *_balanced(seen), *_near(seen)):
         wanted = candidate.knobs
-        if wanted.workers[asking] > most_asking or any(wanted == one.knobs for one in listed):
+        if wanted.workers[asking] > most_asking or any(wanted == other.knobs for other in listed):
             continue
         # The planner checks the memory of its own proposals.
         if candidate.name == "planner" or replace(forecast, knobs=wanted).memory(wanted) <= most:

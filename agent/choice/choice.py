@@ -128,10 +128,10 @@ class Chooser(Policy):
         """Returns the number of the chosen candidate, and all values."""
         assert look.seen is not None
         values = self._values.values(look.seen, look.candidates)
-        gains, spreads = (np.array(one) for one in zip(*values, strict=True))
+        gains, spreads = (np.array(column) for column in zip(*values, strict=True))
         caution = caution_after(self._values.caution, look.seen)
         # The planner proposes nothing twice that has failed, so only its proposals may be hoped for.
-        planned = [one.name == "planner" for one in look.candidates]
+        planned = [candidate.name == "planner" for candidate in look.candidates]
         return pick(gains, spreads, np.where(planned, caution, max(0.0, caution))), values
 
     def look(self, snapshot: Snapshot, state: ChoiceState) -> LookChoice:
@@ -227,7 +227,7 @@ class LookChoice:
         """The number of the planner's decision among the candidates. None: there is nothing to choose."""
         if self.seen is None:
             return None
-        names = [one.name for one in self.candidates]
+        names = [candidate.name for candidate in self.candidates]
         return names.index("planner") if "planner" in names and not self.seen.early else 0
 
 
@@ -263,8 +263,10 @@ def _reason(look: LookChoice, number: int, values: Sequence[Value]) -> Reason:
     if not values:
         return planned
     told = [
-        f"{_NAMED[one.name]} ({100 * value.gain:+.0f} %)" if one.name != "stay" else "to stay"
-        for one, value in zip(look.candidates, values, strict=True)
+        f"{_NAMED[candidate.name]} ({100 * value.gain:+.0f} %)"
+        if candidate.name != "stay"
+        else "to stay"
+        for candidate, value in zip(look.candidates, values, strict=True)
     ]
     others = ", ".join(text for i, text in enumerate(told) if i != number)
     moved = "" if chosen.name == "stay" else moves(look.seen.knobs, chosen.knobs)
@@ -277,8 +279,12 @@ def _reason(look: LookChoice, number: int, values: Sequence[Value]) -> Reason:
             "chosen_by": "network",
             "chosen": chosen.name,
             "candidates": [
-                {"name": one.name, "value": round(value.gain, 4), "spread": round(value.spread, 4)}
-                for one, value in zip(look.candidates, values, strict=True)
+                {
+                    "name": candidate.name,
+                    "value": round(value.gain, 4),
+                    "spread": round(value.spread, 4),
+                }
+                for candidate, value in zip(look.candidates, values, strict=True)
             ],
         },
     )

@@ -33,7 +33,7 @@ class Effects:
 
     def measured(self, knobs: Knobs, rows_per_s: float, tick: float) -> Effects:
         """Returns the effects with the rate of the knobs in force."""
-        others = [one for one in self.settings if one.knobs != knobs]
+        others = [effect for effect in self.settings if effect.knobs != knobs]
         return replace(self, settings=(*others, Effect(knobs, rows_per_s, tick))[-_KEPT:])
 
     def broken_off(self, tick: float) -> Effects:
@@ -47,8 +47,8 @@ class Effects:
     @property
     def best(self) -> Effect | None:
         """The setting with the highest rate."""
-        return max(self.settings, key=lambda one: one.rows_per_s, default=None)
+        return max(self.settings, key=lambda effect: effect.rows_per_s, default=None)
 
     def of(self, knobs: Knobs) -> Effect | None:
         """Returns the effect of these knobs, if they were in force."""
-        return next((one for one in self.settings if one.knobs == knobs), None)
+        return next((effect for effect in self.settings if effect.knobs == knobs), None)

@@ -148,8 +148,11 @@ def features(seen: Observation, candidates: Sequence[Candidate]) -> LookInputs:
     return LookInputs(
         np.array([_stage(seen, name, i, len(names)) for i, name in enumerate(names)], np.float32),
         np.array(_pipeline(seen), np.float32),
-        np.array([[_change(seen, one, name) for name in names] for one in candidates], np.float32),
-        np.array([_candidate(seen, one) for one in candidates], np.float32),
+        np.array(
+            [[_change(seen, candidate, name) for name in names] for candidate in candidates],
+            np.float32,
+        ),
+        np.array([_candidate(seen, candidate) for candidate in candidates], np.float32),
     )
 
 

@@ -159,18 +159,18 @@ class StageCost:
             other_backends=known,
         )
 
-    def _learn(self, workers: int, found: Point, last_surprise: float) -> StageCost:
+    def _learn(self, workers: int, measured: Point, last_surprise: float) -> StageCost:
         """Returns the cost with the point `found` taken in.
 
         A difference that noise explains moves the point. A larger one changes the whole curve once the next look shows
         it too."""
         known = self.points.get(workers)
-        ratio = found.busy_s / self.busy_s(workers) if self.points else 1.0
+        ratio = measured.busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning_weight * (
             min(abs(ratio - 1), 1.0) - self.residual
         )
         if known is None or not known.seen:
-            return replace(self, residual=residual, points={**self.points, workers: found})
+            return replace(self, residual=residual, points={**self.points, workers: measured})
         # A settled stage that becomes dearer needs an answer soon, so a smaller difference counts there. Two looks in a
         # row that exceed all earlier noise are rare, whatever its distribution.
         settings, surprise = self.settings, math.log(ratio)
@@ -181,7 +181,7 @@ class StageCost:
             surprise = 0.0
         if surprise * last_surprise > 0:
             # The curve keeps its shape, because the contention that bent it is still there.
-            cpu_ratio = found.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
+            cpu_ratio = measured.cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
             return replace(
                 self,
                 drifts=self.drifts + 1,
@@ -194,7 +194,7 @@ class StageCost:
         noise = max(self.settings.forget_factor * self._noise, abs(last_surprise))
         if surprise:
             return replace(self, residual=residual, surprise=surprise, _noise=noise)
-        nearer = known.towards(found.busy_s, found.cpu_s, self.settings.learning_weight)
+        nearer = known.towards(measured.busy_s, measured.cpu_s, self.settings.learning_weight)
         learned = replace(
             self,
             residual=residual,

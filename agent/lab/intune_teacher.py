@@ -71,9 +71,9 @@ class Explorer(InTune):
         self._layers = learned(self._layers, sample)
         return self._layers
 
-    def choose(self, found: ndarray) -> ndarray:
+    def choose(self, values: ndarray) -> ndarray:
         tried = self.random.integers(len(STEPS), size=PLACES)
-        return np.where(self.random.random(PLACES) < self.chance, tried, super().choose(found))
+        return np.where(self.random.random(PLACES) < self.chance, tried, super().choose(values))
 
 
 def fresh(random: np.random.Generator) -> Layers:

@@ -129,15 +129,15 @@ def comparison(rows: Sequence[Row], policies: Sequence[str]) -> str:
     for policy in policies:
         line = f"| {policy} |"
         for name, _ in groups:
-            one = figures[policy]["groups"][name]
+            group = figures[policy]["groups"][name]
             better = (
                 ""
                 if policy == policies[0]
                 else "{:+.1f} ({:+.1f} to {:+.1f})".format(
-                    *(100 * value for value in one["behind"])
+                    *(100 * value for value in group["behind"])
                 )
             )
-            line += f" {one['mean']:.3f}, {one['median']:.3f}, {one['p5']:.3f} | {one['kills']} | {better} |"
+            line += f" {group['mean']:.3f}, {group['median']:.3f}, {group['p5']:.3f} | {group['kills']} | {better} |"
         lines.append(line)
     return "\n".join(lines)
 

@@ -108,7 +108,9 @@ def _loss(weights: dict[str, Any], network: int, batch: dict[str, Any], ramp: fl
     # The 0.8 quantile of the error's size.
     over = (gain.detach() - true).abs() - spread
     wide = (torch.maximum(0.8 * over, -0.2 * over) * each).sum(1)
-    squares = sum((one * one).sum() for name, one in weights.items() if name.endswith("weight"))
+    squares = sum(
+        (weight * weight).sum() for name, weight in weights.items() if name.endswith("weight")
+    )
     return (errors + ramp * lost + 0.5 * wide).mean() + _DECAY * squares
 
 
@@ -163,7 +165,7 @@ def judge(weights: Arrays, looks: Sequence[LabelledLook], caution: float) -> Cho
         deviates.append(chosen != look.planned)
         errors.append(np.abs(gains - true).mean())
     return ChoiceVerdict(
-        caution, *(float(np.mean(one)) for one in (gained, best, deviates, errors))
+        caution, *(float(np.mean(figure)) for figure in (gained, best, deviates, errors))
     )
 
 

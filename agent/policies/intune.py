@@ -150,9 +150,9 @@ class InTune(Policy):
         """Returns the layers after a step of learning from the latest decisions."""
         return learned(state.layers, state.seen)
 
-    def choose(self, found: ndarray) -> ndarray:
+    def choose(self, values: ndarray) -> ndarray:
         """Returns the number of the choice at each place, from the values of all choices there."""
-        chosen: ndarray = found.argmax(axis=1)
+        chosen: ndarray = values.argmax(axis=1)
         return chosen
 
 
@@ -238,11 +238,11 @@ def learned(layers: Layers, seen: Sequence[Transition], rate: float = RATE) -> L
     A steeper gradient goes no further than one of length 1. Otherwise a surprise would undo what was taught."""
     inputs, chosen, gains, after, share = (np.stack(part) for part in zip(*seen, strict=True))
     passed = _forward(layers, inputs)
-    found, chosen = passed[-1].reshape(-1, PLACES, len(STEPS)), chosen[..., None]
+    judged, chosen = passed[-1].reshape(-1, PLACES, len(STEPS)), chosen[..., None]
     ahead = (values(layers, after).max(axis=2) * share).sum(axis=1)
     goals = (gains + _DISCOUNT * ahead)[:, None, None]
-    errors = np.zeros_like(found)
-    off = np.take_along_axis(found, chosen, 2) - goals
+    errors = np.zeros_like(judged)
+    off = np.take_along_axis(judged, chosen, 2) - goals
     np.put_along_axis(errors, chosen, (2 * share[..., None] * off / len(seen)).astype("f4"), 2)
     back, steps = errors.reshape(len(seen), -1), dict[str, ndarray]()
     for i in reversed(range(len(SIZES) - 1)):

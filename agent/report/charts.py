@@ -143,14 +143,14 @@ def _panel(panel: Panel, series: Sequence[tuple[int, Series]], *, is_small: bool
     """Returns a panel with these series and the numbers of their colours."""
     most = FEW_POINTS if is_small else MOST_POINTS
     drawn = [columns(s, panel.axis.top, most) for _, s in series]
-    values = [value for one in drawn for value in one["value"]]
+    values = [value for line in drawn for value in line["value"]]
     return {
         "form": panel.axis.form,
         "name": panel.name,
         **asdict(scale(panel.axis, values, ends_only=is_small)),
         "series": [
-            {"name": s.name, "style": s.style, "colour": n, **one}
-            for (n, s), one in zip(series, drawn, strict=True)
+            {"name": s.name, "style": s.style, "colour": n, **line}
+            for (n, s), line in zip(series, drawn, strict=True)
         ],
     }
 

@@ -37,14 +37,14 @@ def hero(
         ],
         "bands": [
             {
-                "from": one.at,
+                "from": incident.at,
                 "to": until,
-                "label": one.label,
-                "what": one.what,
-                "text": f"{one.label}. {one.sentence}",
-                "tone": TONES.get(one.result, ""),
+                "label": incident.label,
+                "what": incident.what,
+                "text": f"{incident.label}. {incident.sentence}",
+                "tone": TONES.get(incident.result, ""),
             }
-            for one, until in lasting(incidents, figures.seconds)
+            for incident, until in lasting(incidents, figures.seconds)
         ],
     }
     return charts.embedded(moments, "moments") + chart(
@@ -101,14 +101,14 @@ def stages(run: Run, figures: RunOutcome) -> str:
     """Returns a small chart for each stage: its workers, and the share of their time at useful work."""
     knobs = _knobs_over_time(run)
     last = (knobs[-1].get("knobs") or {}) if knobs else {}
-    found = [_stage(run, one) for one in workers(run)]
+    shown = [_stage(run, pool) for pool in workers(run)]
     waits = figures.stall_last is not None and figures.stall_last > SMALL_STALL
-    busiest = max(((one.busy or 0.0, one.workers.name) for one in found), default=(0.0, ""))
+    busiest = max(((stage.busy or 0.0, stage.workers.name) for stage in shown), default=(0.0, ""))
     bottleneck = busiest[1] if waits and busiest[0] >= _BUSY else ""
     drawn = [
-        _stage_chart(one, last, one.workers.name == bottleneck)
-        for one in found
-        if one.workers.points
+        _stage_chart(stage, last, stage.workers.name == bottleneck)
+        for stage in shown
+        if stage.workers.points
     ]
     about = "Top: number of workers. Bottom: share of time spent working"
     about = ", ".join(filter(None, [about, _of_each(run)]))
@@ -279,17 +279,17 @@ def _headroom(loader: Sequence[Line]) -> Points:
 def lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
     """Returns each incident with its end: when the rate recovered, or at the next incident. Without a result, an
     incident ends at once."""
-    following = [*(one.at for one in incidents[1:]), end]
-    found = []
-    for one, until in zip(incidents, following, strict=False):
-        if not one.result:
-            until_s = one.at
-        elif one.result in GOOD_RESULTS and one.recovered_s is not None:
-            until_s = min(until, one.at + one.recovered_s)
+    following = [*(incident.at for incident in incidents[1:]), end]
+    spans = []
+    for incident, until in zip(incidents, following, strict=False):
+        if not incident.result:
+            until_s = incident.at
+        elif incident.result in GOOD_RESULTS and incident.recovered_s is not None:
+            until_s = min(until, incident.at + incident.recovered_s)
         else:
             until_s = until
-        found.append((one, until_s))
-    return found
+        spans.append((incident, until_s))
+    return spans
 
 
 def _knobs_over_time(run: Run) -> list[Line]:

@@ -102,7 +102,7 @@ class LookWriter:
             ]
         }
         if chosen != self._knobs:
-            line["chose"] = [None if one is None else one.to_dict() for one in chosen]
+            line["chose"] = [None if setting is None else setting.to_dict() for setting in chosen]
         self._last, self._knobs = texts, chosen
         return line
 
@@ -179,7 +179,8 @@ def read(run: Path) -> list[Start]:
                 values = [values[i] if new == _SAME else new for i, new in enumerate(seen)]
                 if "chose" in line:
                     chosen = [
-                        None if one is None else Knobs.from_dict(one) for one in line["chose"]
+                        None if setting is None else Knobs.from_dict(setting)
+                        for setting in line["chose"]
                     ]
                 knobs, proposal = chosen
                 if knobs is None:

@@ -194,7 +194,7 @@ def _rates(run: Run) -> dict[str, Any]:
     last = settled and (after[-settled_of(after, since=changed) :] if faults else settled)
     first_rows = next((m["at"] for m in run.of("loader") if m.get("rows_per_s")), 0.0)
     settled_s = _settled_s(calm, settled, settling[0]["at"], first_rows) if settling else None
-    results = [one.result for one in changes(run)[: len(settling)]]
+    results = [effect.result for effect in changes(run)[: len(settling)]]
     return {
         "rows_per_s_first": mean(before, "rows_per_s"),
         "rows_per_s_settled": mean(settled, "rows_per_s"),
@@ -244,7 +244,9 @@ def summary(run: Run, end: Line | None = None) -> dict[str, Any]:
     return {
         "headline": sentences(run)[0],
         **asdict(outcome(run)),
-        "occasions": [{**asdict(one), "sentence": one.sentence} for one in find_incidents(run)],
+        "occasions": [
+            {**asdict(incident), "sentence": incident.sentence} for incident in find_incidents(run)
+        ],
     }
 
 
@@ -252,7 +254,7 @@ def last_lines(told: Line) -> list[str]:
     """Returns what a program prints at the end of a run. `told` is the run's `summary`."""
     return [
         told["headline"],
-        *(f"{one['label']}. {one['sentence']}" for one in told["occasions"]),
+        *(f"{occasion['label']}. {occasion['sentence']}" for occasion in told["occasions"]),
     ]
 
 
@@ -327,7 +329,9 @@ def sentences(run: Run) -> list[str]:
             knobs = "; the knobs were not changed"
             if part.of("decision"):
                 knobs += " before the first fault"
-        elif {one.result for one in changes(part)[: figures.changes_settling]} <= _NOT_COMPARED:
+        elif {
+            effect.result for effect in changes(part)[: figures.changes_settling]
+        } <= _NOT_COMPARED:
             knobs = f", after {many}"
         else:
             knobs = f"; {many} brought no measurable gain"
@@ -341,8 +345,8 @@ def sentences(run: Run) -> list[str]:
         parts.append(f"{when}, {_bottleneck(figures.stall_last)}")
     parts += _late_rank(part) + _slow_rank(part)
     if figures.auc is not None:
-        of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
-        parts.append(f"AUC {figures.auc:.4f}{of}.")
+        reachable = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
+        parts.append(f"AUC {figures.auc:.4f}{reachable}.")
     if figures.faults:
         parts.append(f"The tuning failed: {figures.faults[0]}.")
     if not figures.ended:
@@ -363,7 +367,7 @@ def _late_rank(run: Run) -> list[str]:
     """Returns a sentence about the rank that the others waited for. [] if none was late most of the time."""
     if not (those := _same_rank(run, "late")):
         return []
-    others, own = (fmean(one[name] for one in those) for name in ("others", "input"))
+    others, own = (fmean(entry[name] for entry in those) for name in ("others", "input"))
     text = (
         f"The other ranks waited {percent(others)} of their time for rank {those[0]['rank']} on {those[0]['host']}, "
         f"which waited {percent(own)} of its time for input."
@@ -375,7 +379,7 @@ def _slow_rank(run: Run) -> list[str]:
     """Returns a sentence about the rank that computed for longest. [] if none was slow most of the time."""
     if not (those := _same_rank(run, "slow")):
         return []
-    ratio = fmean(one["times"] for one in those)
+    ratio = fmean(entry["times"] for entry in those)
     text = (
         f"Rank {those[0]['rank']} on {those[0]['host']} computes {times(ratio)} times as long for a step as the median "
         "of the other ranks: its cores are slower, or it has more work."
@@ -387,16 +391,16 @@ def _same_rank(run: Run, name: str) -> list[Line]:
     """Returns the training lines' entries of this name with the most frequent rank. [] if it is in less than half of
     the lines."""
     lines = run.of("train")
-    found: list[Line] = [line[name] for line in lines if line.get(name)]
-    rank = mode(one["rank"] for one in found) if found else None
-    those = [one for one in found if one["rank"] == rank]
+    entries: list[Line] = [line[name] for line in lines if line.get(name)]
+    rank = mode(entry["rank"] for entry in entries) if entries else None
+    those = [entry for entry in entries if entry["rank"] == rank]
     return those if len(those) >= len(lines) / 2 else []
 
 
 def tell(run: Run) -> str:
     """Returns a description of the run for a terminal."""
     decided = changes(run)
-    own = sum(one.own for one in decided)
+    own = sum(decision.own for decision in decided)
     lines = [verdict(run)]
     if decided:
         lines.append(f"{own} of {len(decided)} changes were the network's own choices.")
@@ -417,7 +421,7 @@ def tell(run: Run) -> str:
             f"     why: {reason.get('text') or 'no reason given'}",
         ]
     if incidents := find_incidents(run):
-        lines += ["", *(f"  {one.label}. {one.sentence}" for one in incidents)]
+        lines += ["", *(f"  {incident.label}. {incident.sentence}" for incident in incidents)]
     if recommended := advice(run, outcome(run).rows_per_s_last):
         lines += ["", *recommended]
     return "\n".join(lines)
@@ -495,7 +499,7 @@ def advice(run: Run, rate: float | None) -> list[str]:
             f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; prediction error "
             f"{_off(model['residual'])}{old}."
         )
-    errors = sorted(abs(one.error) for one in changes(run) if one.error is not None)
+    errors = sorted(abs(effect.error) for effect in changes(run) if effect.error is not None)
     if errors:
         many = "one change" if len(errors) == 1 else f"{len(errors)} changes"
         middle = errors[len(errors) // 2]

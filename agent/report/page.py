@@ -97,7 +97,7 @@ def filled(*, title: str, name: str, headline: str, rest: str, footer: str, **pa
     )
 
 
-def _tiles(found: RunOutcome, when: str) -> str:
+def _tiles(figures: RunOutcome, when: str) -> str:
     """Returns the most important figures of the run, each with its name."""
     tiles = []
 
@@ -106,35 +106,35 @@ def _tiles(found: RunOutcome, when: str) -> str:
             f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(small)}</small></dd></div>"
         )
 
-    if found.rows_per_s_settled is not None:
-        first = found.rows_per_s_first
+    if figures.rows_per_s_settled is not None:
+        first = figures.rows_per_s_first
         tile(
             f"Rows a second, {when}",
-            count(found.rows_per_s_settled),
-            f"{count(first)} before tuning" if found.changes_faster and first is not None else "",
+            count(figures.rows_per_s_settled),
+            f"{count(first)} before tuning" if figures.changes_faster and first is not None else "",
         )
-    if found.stall_settled is not None:
+    if figures.stall_settled is not None:
         tile(
             f"Trainer waits, {when}",
-            percent(found.stall_settled),
-            f"{percent(found.stall_first)} before tuning"
-            if found.changes_faster and found.stall_first is not None
+            percent(figures.stall_settled),
+            f"{percent(figures.stall_first)} before tuning"
+            if figures.changes_faster and figures.stall_first is not None
             else "",
         )
-    tile("Decisions", str(found.decisions))
-    if found.peak_memory is not None:
+    tile("Decisions", str(figures.decisions))
+    if figures.peak_memory is not None:
         tile(
             "Most memory",
-            format_bytes(found.peak_memory),
-            f"of {format_bytes(found.memory_limit)}" if found.memory_limit else "",
+            format_bytes(figures.peak_memory),
+            f"of {format_bytes(figures.memory_limit)}" if figures.memory_limit else "",
         )
-    if found.auc is not None:
+    if figures.auc is not None:
         share = (
-            f"{percent(min(1.0, (found.auc - 0.5) / (found.bayes_auc - 0.5)))} of the reachable gain"
-            if found.bayes_auc and found.bayes_auc > 0.5
+            f"{percent(min(1.0, (figures.auc - 0.5) / (figures.bayes_auc - 0.5)))} of the reachable gain"
+            if figures.bayes_auc and figures.bayes_auc > 0.5
             else ""
         )
-        tile("AUC, held out", f"{found.auc:.4f}", share)
+        tile("AUC, held out", f"{figures.auc:.4f}", share)
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 

@@ -47,8 +47,8 @@ def table(
     `kind` is the CSS class of the table, `row` that of each row, and `classes` are those of the cells of a row."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     opened = [
-        f"<td{_attribute('class', of)}{_attribute('data-name', name)}>"
-        for name, of in itertools.zip_longest(head, classes, fillvalue="")
+        f"<td{_attribute('class', style)}{_attribute('data-name', name)}>"
+        for name, style in itertools.zip_longest(head, classes, fillvalue="")
     ]
     lines = "".join(
         f"<tr{_attribute('class', row)}>"
@@ -68,11 +68,15 @@ def incidents_section(incidents: Sequence[Incident]) -> str:
     if not incidents:
         return ""
     rows = [
-        [one.label, verdict(one.result or "too short to judge"), escape(one.sentence)]
-        for one in incidents
+        [
+            incident.label,
+            verdict(incident.result or "too short to judge"),
+            escape(incident.sentence),
+        ]
+        for incident in incidents
     ]
     inside = table(("", "result", "effect"), rows, kind="story", row="occasion", classes=("o", "v"))
-    results = [one.result or "too short to judge" for one in incidents]
+    results = [incident.result or "too short to judge" for incident in incidents]
     return f"<section><h2>What happened</h2>{_folded(inside, results)}</section>"
 
 

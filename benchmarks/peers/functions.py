@@ -27,15 +27,15 @@ def times() -> int:
 
 def walk(texts: Iterable[str | bytes]) -> np.ndarray:
     """Walks through the words of each text, as a first text feature does: in pure Python, some 20 µs a row."""
-    found, repeats = [], times()
+    numbers, repeats = [], times()
     for text in texts:
         total = 0
         for _ in range(repeats):
             for word in text.split():
                 for letter in range(8):
                     total = (31 * total + len(word) + letter) % 1009
-        found.append(total / 1009)
-    return np.array(found, np.float32)
+        numbers.append(total / 1009)
+    return np.array(numbers, np.float32)
 
 
 def bucket(dense: np.ndarray) -> np.ndarray:

@@ -69,10 +69,10 @@ def arms(job: Job, prepared: Prepared) -> dict[str, Arm]:
     class Mapped(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[Batch]:
             info = torch.utils.data.get_worker_info()
-            number, of = (info.id, info.num_workers) if info else (0, 1)
+            number, workers = (info.id, info.num_workers) if info else (0, 1)
             random = np.random.default_rng(number)
             while True:
-                for at in random.permutation(len(mapped) // ROWS)[number::of]:
+                for at in random.permutation(len(mapped) // ROWS)[number::workers]:
                     yield from batches(mapped[int(at) * ROWS : (int(at) + 1) * ROWS], random)
 
     def run(data: torch.utils.data.IterableDataset, workers: int) -> Iterator[int]:

@@ -165,11 +165,11 @@ def tree(root: int) -> dict[int, float]:
 
 def versions() -> dict[str, str]:
     """The versions of those packages of a race that this environment has."""
-    found = {}
+    installed = {}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def serve(arms: Callable[[Job, Prepared], dict[str, Arm]]) -> None:
@@ -184,14 +184,14 @@ def serve(arms: Callable[[Job, Prepared], dict[str, Arm]]) -> None:
     )
     os.environ["RACE_FOLDER"] = job.folder
     prepared = Prepared()
-    found = arms(job, prepared)
+    offered = arms(job, prepared)
 
     def answer(what: Any) -> None:
         print(json.dumps(what), file=out, flush=True)
 
     answer(
         {
-            "arms": list(found),
+            "arms": list(offered),
             "prepared_bytes": prepared.bytes,
             "prepared_seconds": prepared.seconds,
             "prepared_for": prepared.settings,
@@ -201,6 +201,6 @@ def serve(arms: Callable[[Job, Prepared], dict[str, Arm]]) -> None:
     for line in sys.stdin:
         name, seconds = json.loads(line)
         try:
-            answer(asdict(turn(found[name], seconds, job)))
+            answer(asdict(turn(offered[name], seconds, job)))
         except Exception as error:  # whatever a peer raises belongs into its line of the table
             answer({"error": f"{type(error).__name__}: {error}"})

@@ -38,8 +38,8 @@ class ShuffledBatches(torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[Batch]:
         info = torch.utils.data.get_worker_info()
-        number, of = (info.id, info.num_workers) if info else (0, 1)
-        random, mine = np.random.default_rng(number), self.groups[number::of]
+        number, workers = (info.id, info.num_workers) if info else (0, 1)
+        random, mine = np.random.default_rng(number), self.groups[number::workers]
         for path, group in (
             mine[i] for _ in itertools.count() for i in random.permutation(len(mine))
         ):

@@ -129,11 +129,11 @@ class Contest:
         best, starts = self._mean("best", "rows_per_s"), self.starts.get(policy, ())
         if not starts:
             return {}
-        shares = np.array([one.share(best) for one in starts])
+        shares = np.array([start.share(best) for start in starts])
         low, high = np.percentile(
             np.random.default_rng(0).choice(shares, (_DRAWS, len(shares))).mean(axis=1), [2.5, 97.5]
         )
-        reached = statistics.median(one.reached_s(best) for one in starts)
+        reached = statistics.median(start.reached_s(best) for start in starts)
         return {
             "starts": len(starts),
             "share_10s": round(float(shares.mean()), 3),
@@ -151,11 +151,11 @@ class Contest:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures that the program's last line reports."""
-        found = {}
+        policies = {}
         for name, settled in self.settled.items():
             own = self.score(name)
             ratio = self.cpu_ratio(name)
-            found[name] = {
+            policies[name] = {
                 "score": round(own.value, 3),
                 "low": round(own.low, 3),
                 "high": round(own.high, 3),
@@ -178,7 +178,7 @@ class Contest:
             "best_over_cores": round(self.spread, 2),
             "rows_per_s": {name: round(self._mean(name, "rows_per_s")) for name in self.arms},
             "noise": [round(again.low, 3), round(again.high, 3)],
-            "policies": found,
+            "policies": policies,
         }
 
 
@@ -251,7 +251,7 @@ def contest(
     ):
         with open_bench() as bench:
             begun[name].append(settle(bench, policies[name], settle_s))
-    settled = {name: found[-1] for name, found in begun.items()}
+    settled = {name: attempts[-1] for name, attempts in begun.items()}
     with open_bench() as bench:
 
         def turn(knobs: Knobs) -> Turn:
@@ -266,7 +266,7 @@ def contest(
             "best": bench.setting(best),
             "best again": bench.setting(best),
             **({"lean": bench.setting(lean)} if lean is not None else {}),
-            **{name: found.knobs for name, found in settled.items()},
+            **{name: attempt.knobs for name, attempt in settled.items()},
         }
         turns: dict[str, list[Turn]] = {name: [] for name in arms}
         order = np.random.default_rng(
@@ -300,7 +300,7 @@ def hold(
         clicks = small_table(Path(folder) / "clicks", **TABLE)
         for setup in (s for s in SETUPS if not setups or s.name in setups):
             say(f"live: {setup.name}: {setup.about}")
-            contests[setup.name] = found = contest(
+            contests[setup.name] = result = contest(
                 lambda setup=setup: Session(setup, clicks),  # type: ignore[misc]
                 setup.settings,
                 {name: make(name) for name in policies},
@@ -309,12 +309,12 @@ def hold(
                 settle_s=settle_s,
                 starts=starts,
             )
-            for name, settled in found.settled.items():
+            for name, settled in result.settled.items():
                 say(
                     f"{name} settled on {settled.knobs}"
                     + (f", stopped: {settled.frozen}" if settled.frozen else "")
                 )
-            say(table({setup.name: found}))
+            say(table({setup.name: result}))
     return contests
 
 
@@ -331,16 +331,16 @@ def table(contests: Mapping[str, Contest]) -> str:
         f"{'changes':>9}{'last':>8}{'CPU ÷ lean':>12}{'first 10 s':>24}{'95 % after':>12}"
     )
     lines = [head]
-    for name, found in contests.items():
-        again = found.score("best again")
-        for policy, settled in found.settled.items():
-            ratio = found.cpu_ratio(policy)
+    for name, result in contests.items():
+        again = result.score("best again")
+        for policy, settled in result.settled.items():
+            ratio = result.cpu_ratio(policy)
             lines.append(
-                f"{name:18}{found.best:34}{found.spread:>8.2f}  {policy:10}"
-                f"{str(found.score(policy)) if found.spread >= COUNTS else 'does not count':>22}"
+                f"{name:18}{result.best:34}{result.spread:>8.2f}  {policy:10}"
+                f"{str(result.score(policy)) if result.spread >= COUNTS else 'does not count':>22}"
                 f"{f'{again.low:.2f} to {again.high:.2f}':>15}{len(settled.changes):>9}"
                 f"{max(settled.changes, default=0.0):>6.1f} s{'' if ratio is None else f'{ratio:.2f}':>12}"
-                f"{_told(found.start(policy))}"
+                f"{_told(result.start(policy))}"
             )
     return "\n".join(lines)
 

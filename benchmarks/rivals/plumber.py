@@ -36,16 +36,16 @@ def solve(
         [cost / unit] + [-1.0 if j == i else 0.0 for j in range(count)]
         for i, cost in enumerate(cpu_per_row)
     ]
-    found = linprog(
+    solution = linprog(
         [-1.0] + [0.0] * count,
         A_ub=[*rows, [0.0] + [1.0] * count],
         b_ub=[0.0] * count + [cores],
         bounds=[(0, None)] + [(0, m) for m in most],
         method="highs",
     )
-    if not found.success:
-        raise RuntimeError(f"the linear programme has no solution: {found.message}")
-    return float(found.x[0]) / unit, [float(x) for x in found.x[1:]]
+    if not solution.success:
+        raise RuntimeError(f"the linear programme has no solution: {solution.message}")
+    return float(solution.x[0]) / unit, [float(x) for x in solution.x[1:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,10 +129,10 @@ class Checkpoint:
     def _layout(self) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any]]:
         """The contents of layout.json: the tensors, and all values that are not tensors."""
         try:
-            found = json.loads((self.path / LAYOUT).read_text())
-            if found["format"] != FORMAT:
+            layout = json.loads((self.path / LAYOUT).read_text())
+            if layout["format"] != FORMAT:
                 raise ValueError(
-                    f"its format is {found['format']!r}, and this program reads {FORMAT}"
+                    f"its format is {layout['format']!r}, and this program reads {FORMAT}"
                 )
             tensors = {
                 key: StoredTensor(
@@ -140,9 +140,9 @@ class Checkpoint:
                     tuple(stored["size"]),
                     tuple(TensorChunk(tuple(a), tuple(b), c, d) for a, b, c, d in stored["chunks"]),
                 )
-                for key, stored in found["tensors"].items()
+                for key, stored in layout["tensors"].items()
             }
-            return tensors, dict(found["values"])
+            return tensors, dict(layout["values"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 f"checkpoint {self.path}: {LAYOUT} cannot be read: {type(error).__name__}: {error}"
@@ -259,7 +259,7 @@ class Checkpoint:
             if stored is None:
                 raise CheckpointError(f"checkpoint {self.path} holds no {piece.key}")
             size = tuple(piece.tensor.shape)
-            found = 0
+            filled = 0
             if len(size) != len(stored.size):
                 raise CheckpointError(
                     f"checkpoint {self.path}: {piece.key} has the size {stored.size} there, and "
@@ -269,10 +269,10 @@ class Checkpoint:
                 shared = chunk.overlap(piece.first or (0,) * len(size), size)
                 if shared is not None:
                     parts.setdefault(chunk.file, []).append((chunk.name, *shared, piece))
-                    found += math.prod(place.stop - place.start for place in shared[0])
-            if found != math.prod(size):
+                    filled += math.prod(place.stop - place.start for place in shared[0])
+            if filled != math.prod(size):
                 raise CheckpointError(
-                    f"checkpoint {self.path} holds {found} of {math.prod(size)} elements of "
+                    f"checkpoint {self.path} holds {filled} of {math.prod(size)} elements of "
                     f"{piece.key}, whose size is {stored.size} there"
                 )
         try:
@@ -333,7 +333,7 @@ def leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[
     """Yields each value of a state: its key in a checkpoint, the value, and a function that replaces it."""
     for key, value in list(values.items()) if isinstance(values, dict) else enumerate(values):
         if isinstance(value, dict) or (
-            isinstance(value, list) and any(isinstance(one, Tensor) for one in value)
+            isinstance(value, list) and any(isinstance(element, Tensor) for element in value)
         ):
             yield from leaves(value, f"{prefix}{key}.")
         else:
@@ -348,7 +348,7 @@ def pieces_of(key: str, value: Any) -> Iterator[TensorPart]:
 
 def not_finite(pieces: Iterable[TensorPart]) -> list[str]:
     """Returns a text for each tensor with NaN or infinity, with their number."""
-    found = []
+    described = []
     for piece in pieces:
         values = piece.tensor
         if not (values.is_floating_point() and values.numel()):
@@ -356,14 +356,14 @@ def not_finite(pieces: Iterable[TensorPart]) -> list[str]:
         # `aminmax` needs no memory, and returns NaN if there is one.
         if not torch.isfinite(torch.stack(torch.aminmax(values.detach()))).all():
             wrong = int((~torch.isfinite(values)).sum())
-            found.append(f"{piece.key} ({wrong:,} of {values.numel():,})")
-    return found
+            described.append(f"{piece.key} ({wrong:,} of {values.numel():,})")
+    return described
 
 
-def describe_tensors(found: Sequence[str]) -> str:
+def describe_tensors(texts: Sequence[str]) -> str:
     """Joins the first of these texts, with the number of the others."""
-    more = f" and {len(found) - _MOST_NAMED} more tensors" if len(found) > _MOST_NAMED else ""
-    return f"numbers that are not finite: {', '.join(found[:_MOST_NAMED])}{more}"
+    more = f" and {len(texts) - _MOST_NAMED} more tensors" if len(texts) > _MOST_NAMED else ""
+    return f"numbers that are not finite: {', '.join(texts[:_MOST_NAMED])}{more}"
 
 
 def write_pieces(

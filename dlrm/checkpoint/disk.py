@@ -78,7 +78,7 @@ class CheckpointDisk:
 
 def damaged_files(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list[str]:
     """Returns a text for each of the named files that differs from what was written."""
-    found = []
+    damages = []
     for name in names:
         now = 0
         try:
@@ -88,10 +88,10 @@ def damaged_files(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -
                 while chunk := file.read(_CHUNK):
                     now = zlib.crc32(chunk, now)
         except OSError as error:
-            found.append(f"{name} cannot be read ({error.strerror})")
+            damages.append(f"{name} cannot be read ({error.strerror})")
         else:
             if now != sums[name]:
-                found.append(
+                damages.append(
                     f"{name} is not as it was written (CRC-32 {now:08x} instead of {sums[name]:08x})"
                 )
-    return found
+    return damages

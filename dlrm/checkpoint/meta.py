@@ -161,8 +161,8 @@ class CheckpointMeta:
         files.write_atomically(folder / META, json.dumps(asdict(written), indent=1))
         files.sync_folder(folder.parent)  # before LATEST points there
         files.write_atomically(folder.parent / LATEST, folder.name + "\n")
-        path, found = latest(folder.parent)
-        if (path, found.saved) != (folder, number):
+        path, meta = latest(folder.parent)
+        if (path, meta.saved) != (folder, number):
             raise CheckpointError(
                 f"{folder.parent / LATEST} leads to {path.name}, although {folder.name} was written "
                 "there: another program writes into this run folder"
@@ -173,14 +173,14 @@ class CheckpointMeta:
 def complete_checkpoints(checkpoints: Path) -> dict[str, int]:
     """Returns the names of a run's complete checkpoints, in the order of saving, each with the number of its save. 0:
     its meta.json is unreadable."""
-    found = {}
+    numbers = {}
     for path in checkpoints.glob(f"step-*/{META}"):
         try:
             number = json.loads(path.read_text()).get("saved", 0)
         except (OSError, ValueError, AttributeError, RecursionError):
             number = 0
-        found[path.parent.name] = number if isinstance(number, int) else 0
-    return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
+        numbers[path.parent.name] = number if isinstance(number, int) else 0
+    return dict(sorted(numbers.items(), key=lambda item: (item[1], item[0])))
 
 
 def latest(checkpoints: Path) -> tuple[Path, CheckpointMeta]:
@@ -200,12 +200,12 @@ def find_checkpoint(checkpoints: Path, *, take_best: bool) -> tuple[Path, Checkp
     if not take_best:
         return latest(checkpoints)
     _require_run(checkpoints.parent)
-    found = best(checkpoints)
-    if found is None:
+    chosen = best(checkpoints)
+    if chosen is None:
         raise CheckpointError(
             f"no checkpoint in {checkpoints} was evaluated: leave --best out for the newest"
         )
-    return found[0], read(found[0])
+    return chosen[0], read(chosen[0])
 
 
 def check(path: Path, world: Ranks | None = None) -> None:

@@ -192,7 +192,7 @@ class Checkpoints:
         for host, free, size in self._world.gather_objects(own):
             hosts.setdefault(host, []).append((free, size))
         # Every rank looks at every host, so that all ranks raise the same error.
-        found = {
+        by_host = {
             host: SaveMemory(
                 ranks=len(ranks),
                 state_bytes=sum(size for _, size in ranks),
@@ -200,7 +200,7 @@ class Checkpoints:
             )
             for host, ranks in hosts.items()
         }
-        return found[self._world.host]
+        return by_host[self._world.host]
 
     def _write(
         self,
@@ -223,9 +223,9 @@ class Checkpoints:
         file = f"rank-{self._world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
-            found = write_pieces(self.files, path, file, mine, host)
-            _verify_checksums(path, {file: found["sum"]})
-            return found
+            entry = write_pieces(self.files, path, file, mine, host)
+            _verify_checksums(path, {file: entry["sum"]})
+            return entry
 
         written = self._on_all_ranks(path, write)
         first = self._world.first
@@ -233,7 +233,9 @@ class Checkpoints:
         def complete() -> None:
             described = layout_of(written, values)
             self.files.write(path / LAYOUT, [described])
-            sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(described)}
+            sums = {entry["file"]: entry["sum"] for entry in written} | {
+                LAYOUT: zlib.crc32(described)
+            }
             _verify_checksums(path, {LAYOUT: sums[LAYOUT]})
             self.files.sync_folder(
                 path
@@ -247,16 +249,16 @@ class Checkpoints:
     def _on_all_ranks(self, path: Path, act: Callable[[], Any]) -> list[Any]:
         """Calls `act` on every rank and returns all results. Raises CheckpointError on every rank if one call
         failed."""
-        found = None
+        result = None
         wrong = None
         try:
-            found = act()
+            result = act()
         except Exception as error:
             wrong = _first_line(error)
-        answers = self._world.gather_objects((found, wrong), self._world.saving)
+        answers = self._world.gather_objects((result, wrong), self._world.saving)
         failed = [text for _, text in answers if text is not None]
         if not failed:
-            return [one for one, _ in answers]
+            return [answer for answer, _ in answers]
         with suppress(OSError, CheckpointError):
             if self._world.first and path.name not in self._needed():
                 self.files.clear(path, META)
@@ -289,9 +291,9 @@ class Checkpoints:
 
 def _verify_checksums(folder: Path, sums: Mapping[str, int]) -> None:
     """Raises OSError if files on the disk do not match these checksums."""
-    found = damaged_files(folder, sums, sums)
-    if found:
-        raise OSError("; ".join(found))
+    damages = damaged_files(folder, sums, sums)
+    if damages:
+        raise OSError("; ".join(damages))
 
 
 def _write_error(path: Path, why: str) -> CheckpointError:

@@ -44,11 +44,11 @@ class Findings:
         """The message if a prediction is not a number, so that the quality is unknown; otherwise None."""
         if self.quality.logloss is not None:
             return None
-        found = "a prediction is not a number, so the model cannot be judged"
+        reason = "a prediction is not a number, so the model cannot be judged"
         if self.largest_dense is None:
-            return found
+            return reason
         column, value = self.largest_dense
-        return f"{found}; the largest input is {value:g} in {column!r}"
+        return f"{reason}; the largest input is {value:g} in {column!r}"
 
 
 @torch.no_grad()

@@ -28,8 +28,8 @@ class FieldAttention(nn.Module):
             layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        found = torch.matmul(torch.matmul(query, key.transpose(2, 3)).softmax(3), value)
-        both: Tensor = found.transpose(1, 2).flatten(2) + self.rest(x)
+        attended = torch.matmul(torch.matmul(query, key.transpose(2, 3)).softmax(3), value)
+        both: Tensor = attended.transpose(1, 2).flatten(2) + self.rest(x)
         return both.relu()
 
 

@@ -76,7 +76,7 @@ class CrossLayers(nn.Module):
             if rank
             else {"layers.{}.weight": (wide, wide), "layers.{}.bias": (wide,)}
         )
-        return {name.format(n): found for n in range(layers) for name, found in of_layer.items()}
+        return {name.format(n): owners for n in range(layers) for name, owners in of_layer.items()}
 
 
 def second_order(vectors: Tensor) -> Tensor:

@@ -156,12 +156,12 @@ class TableLayout:
 
 
 def _find_column(name: str, what: str, columns: Sequence[Table]) -> Table:
-    found = next((t for t in columns if t.name == name), None)
-    if found is None:
+    column = next((t for t in columns if t.name == name), None)
+    if column is None:
         raise ConfigError(
             f"{what}: no sparse column {name!r}{nearest(name, [t.name for t in columns])}"
         )
-    return found
+    return column
 
 
 class Ranker(nn.Module):
@@ -207,12 +207,12 @@ class Ranker(nn.Module):
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
     ) -> torch.Tensor:
         """Returns a logit for each row. `rows`: the number of rows without padding. None: there is no padding."""
-        found: Any = self.tables(sparse)
-        if isinstance(found, LazyAwaitable):
-            found = found.wait()
+        looked_up: Any = self.tables(sparse)
+        if isinstance(looked_up, LazyAwaitable):
+            looked_up = looked_up.wait()
         # One split makes each table's vectors. The gradient of a slice is as large as all vectors, so the backward pass
         # of a slice for each table takes ten times as long.
-        pooled = found.to_dict() if isinstance(found, KeyedTensor) else found
+        pooled = looked_up.to_dict() if isinstance(looked_up, KeyedTensor) else looked_up
         vectors = torch.stack([pooled[name] for name in self._own], 1)
         if self._decay and vectors.requires_grad:
             # The gradient of rate/2 · ‖x‖². The fused kernels silently ignore weight decay on a CPU.

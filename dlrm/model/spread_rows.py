@@ -39,5 +39,5 @@ def spread_rows(ids: Tensor, rows: int) -> Tensor:
     stride = next(n for n in range(near, 0, -1) if math.gcd(n, rows) == 1)
     # In two steps, because the product of an id and a stride of 32 bits each does not fit int64.
     high = (ids >> 16).long()
-    found = ((high * stride % rows << 16) + (ids & 0xFFFF).long() * stride) % rows
-    return found.to(ids.dtype)
+    places = ((high * stride % rows << 16) + (ids & 0xFFFF).long() * stride) % rows
+    return places.to(ids.dtype)

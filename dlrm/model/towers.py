@@ -62,8 +62,8 @@ class Tower(nn.Module):
 def tower_of(kind: str) -> type[Tower]:
     """Returns the class of a tower by its name."""
     module, _, name = MODELS[kind].partition(":")
-    found: type[Tower] = getattr(import_module(module), name)
-    return found
+    tower: type[Tower] = getattr(import_module(module), name)
+    return tower
 
 
 def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:

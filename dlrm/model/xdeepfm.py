@@ -31,12 +31,12 @@ class Cin(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         x = vectors
-        found = []
+        sums = []
         for kernel in self.layers:
             pairs = (x.unsqueeze(2) * vectors.unsqueeze(1)).flatten(1, 2)
             x = torch.matmul(kernel.flatten(1), pairs)
-            found.append(x.sum(2))
-        return torch.cat(found, 1)
+            sums.append(x.sum(2))
+        return torch.cat(sums, 1)
 
 
 class XDeepFm(WideDeep):

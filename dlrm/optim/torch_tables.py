@@ -43,14 +43,14 @@ def round_at_random(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tenso
     """Rounds float32 values at random to one of the two neighbours in `dtype`. `chance` has as many random bits as are
     dropped."""
     bits = _DROPPED_BITS[dtype]
-    found = ((values.view(torch.int32) + chance) & -(1 << bits)).view(torch.float32)
+    rounded = ((values.view(torch.int32) + chance) & -(1 << bits)).view(torch.float32)
     if dtype == torch.float16:
         small = values.abs() < _SMALL
         if small.any():
-            found = torch.where(
-                small, ((values / _UNIT) + chance / (1 << bits)).floor() * _UNIT, found
+            rounded = torch.where(
+                small, ((values / _UNIT) + chance / (1 << bits)).floor() * _UNIT, rounded
             )
-    return found.to(dtype)
+    return rounded.to(dtype)
 
 
 class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
@@ -61,7 +61,7 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
     def start(self, seed: int, first_rows: Sequence[int], first_columns: Sequence[int]) -> None:
         """Prepares the object. Called once. `first_rows` and `first_columns` say where this rank's part of each table
         starts."""
-        states = [found[0] for found in self.split_optimizer_states()] or [None] * len(
+        states = [state[0] for state in self.split_optimizer_states()] or [None] * len(
             self.embedding_specs
         )
         self._parts = []
@@ -81,10 +81,10 @@ class TorchTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         self.step = 0
 
     def forward(self, indices: Tensor, offsets: Tensor, *_: Any, **__: Any) -> Tensor:
-        found: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+        sums: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
             self.placeholder_autograd_tensor, self, indices.long(), offsets
         )
-        return found
+        return sums
 
     def lookups(
         self, indices: Tensor, offsets: Tensor
@@ -145,7 +145,7 @@ class _Lookup(torch.autograd.Function):
         ctx.tables = tables
         ctx.save_for_backward(indices, offsets)
         batch = (len(offsets) - 1) // len(tables.feature_table_map)
-        found: dict[int, Tensor] = {}
+        by_feature: dict[int, Tensor] = {}
         for number, ids, bags in tables.lookups(indices, offsets):
             rows, features = tables._parts[number][0], tables._parts[number][2]
             vectors = rows[ids].float()
@@ -156,8 +156,8 @@ class _Lookup(torch.autograd.Function):
                     0, bags, vectors
                 )
             )
-            found |= dict(zip(features, sums.view(len(features), batch, -1), strict=True))
-        return torch.cat([found[feature] for feature in sorted(found)], 1)
+            by_feature |= dict(zip(features, sums.view(len(features), batch, -1), strict=True))
+        return torch.cat([by_feature[feature] for feature in sorted(by_feature)], 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
@@ -180,9 +180,9 @@ def needs_torch(tables: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
 
 def replace_tables(model: torch.nn.Module, seed: int) -> list[TorchTables]:
     """Turns the tables of a sharded model that FBGEMM cannot train into `TorchTables`. Returns these."""
-    found = []
+    replaced = []
     # TorchRec keeps these modules in lists, so `modules` does not find them.
-    lookups = [one for module in model.modules() for one in getattr(module, "_lookups", ())]
+    lookups = [lookup for module in model.modules() for lookup in getattr(module, "_lookups", ())]
     for owner in (module for lookup in lookups for module in lookup.modules()):
         tables: Any = getattr(owner, "_emb_module", None)
         if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and (
@@ -190,5 +190,5 @@ def replace_tables(model: torch.nn.Module, seed: int) -> list[TorchTables]:
         ):
             tables.__class__ = TorchTables
             tables.start(seed, owner._row_offset, owner._col_offset)
-            found.append(tables)
-    return found
+            replaced.append(tables)
+    return replaced

@@ -35,7 +35,9 @@ class NarrowTables(nn.Module):
             t.name: torch.zeros(t.rows if kind == "int8" else 0, 1, dtype=torch.float16)
             for t in tables
         }
-        self.bytes = sum(one.nbytes for one in (*self._weights.values(), *self._scales.values()))
+        self.bytes = sum(
+            array.nbytes for array in (*self._weights.values(), *self._scales.values())
+        )
         """The bytes that the tables take."""
         self._table_of = {key: table.name for table in tables for key in keys[table.name]}
 

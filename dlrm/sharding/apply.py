@@ -46,16 +46,16 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
     if how in SHARDING_KINDS:
         return {t.name: how if how in cuts(t, ranks) else "table" for t in tables}
     try:
-        found = json.loads(Path(how).read_text())
+        kinds = json.loads(Path(how).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"sharding: {how!r} is none of {', '.join(SHARDINGS)} and not a readable JSON file of "
             f"{{table: kind}} ({error})"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(kinds, dict):
         raise ConfigError(f"sharding file {how}: not an object of {{table: kind}}")
     names = [t.name for t in tables]
-    for name, kind in found.items():
+    for name, kind in kinds.items():
         if name not in names:
             raise ConfigError(f"sharding file {how}: no table {name!r}{nearest(name, names)}")
         bare, colon, kernel = str(kind).partition(":")
@@ -69,14 +69,14 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
                 )
     return {
         name: ":".join(["table", *kind.split(":")[1:]]) if ranks == 1 else kind
-        for name, kind in found.items()
+        for name, kind in kinds.items()
     }
 
 
-def describe(placement: ModelPlacement, found: Sequence[Table], machine: TrainingMachine) -> str:
+def describe(placement: ModelPlacement, tables: Sequence[Table], machine: TrainingMachine) -> str:
     """Returns the plan as text."""
     rows = [("table", "rows", "width", "bytes", "rank", "kind", "why")]
-    for p, t in zip(placement.places, found, strict=True):
+    for p, t in zip(placement.places, tables, strict=True):
         where = "all" if len(p.ranks) == machine.ranks > 1 else ",".join(map(str, p.ranks))
         kind = p.kind if p.kernel == "fused" else f"{p.kind}:{p.kernel}"
         rows.append((p.name, f"{t.rows:,}", str(t.width), gb(p.bytes), where, kind, p.why))

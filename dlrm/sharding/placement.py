@@ -57,9 +57,9 @@ def place(
             kernel_of[t.name] = kernel
     load = _Loads(tables, machine, storage, kernel_of)
     free = [t for t in tables if t.name not in fixed]
-    found, missing = _fitted(load, machine, fixed, free)
+    placement, missing = _fitted(load, machine, fixed, free)
     if not missing:
-        return found
+        return placement
     largest = sorted(
         (t for t in tables if t.name not in kernel_of), key=lambda t: (-load.size(t), t.name)
     )
@@ -127,11 +127,11 @@ def _fitted(
     best: tuple[tuple[float, float], ModelPlacement] | None = None
     for count in _counts(must, len(heavy)):  # The last ones, below `must`, only save memory.
         cut = {t.name: (cuts(t, machine.ranks)[0], load.why(t)) for t in heavy[:count]}
-        found = load.spread({**fixed, **cut})
-        missing = max(0, found.most_bytes - machine.usable_bytes)
-        score = (float(missing), max(found.balance))
+        placement = load.spread({**fixed, **cut})
+        missing = max(0, placement.most_bytes - machine.usable_bytes)
+        score = (float(missing), max(placement.balance))
         if best is None or score < best[0]:
-            best = score, found
+            best = score, placement
         if not missing and (score[1] <= TARGET or count < must):
             break
     assert best is not None
@@ -220,16 +220,16 @@ class _Loads:
         by_share = sorted(self._tables, key=lambda t: (-self.share(t), t.name))
         ranks = self._machine.ranks
         held, read = [0.0] * ranks, [0.0] * ranks
-        found = {}
+        places = {}
         for t in (*on_all_ranks, *by_share):
-            if t.name in found:
+            if t.name in places:
                 continue
             kind, why = kinds[t.name]
             parts = self._cut(t, kind, held, read)
             for p in parts:
                 held[p.rank] += p.bytes
                 read[p.rank] += p.reads
-            found[t.name] = TablePlacement(
+            places[t.name] = TablePlacement(
                 name=t.name,
                 kind=kind,
                 ranks=tuple(p.rank for p in parts),
@@ -237,7 +237,7 @@ class _Loads:
                 why=why,
                 kernel=self.kernel(t),
             )
-        return ModelPlacement(places=tuple(found[t.name] for t in self._tables), ranks=ranks)
+        return ModelPlacement(places=tuple(places[t.name] for t in self._tables), ranks=ranks)
 
     def _cut(
         self, t: Table, kind: str, held: Sequence[float], read: Sequence[float]

@@ -61,7 +61,9 @@ class FiniteGuard:
         """Raises NotANumber for the first loss of any rank that is not finite."""
         self.has_failed()  # checks the losses that have arrived since the last call
         _, batch, what = min(
-            tuple(one) for one in self._world.gather_objects(self._failed) if one is not None
+            tuple(failure)
+            for failure in self._world.gather_objects(self._failed)
+            if failure is not None
         )
         raise self.error(what, batch)
 
@@ -94,12 +96,12 @@ class FiniteGuard:
         ranks = self._world.gather_objects((self._checker.extremes(), self._checker.largest()))
         optim = self._config.optim
         rates = f"--lr {optim.lr:g} and --dense-lr {optim.dense_lr:g}"
-        extremes = [one for found, _ in ranks for one in found]
+        extremes = [extreme for of_rank, _ in ranks for extreme in of_rank]
         extremes = [
-            one for one in extremes if batch is None or one["batch"] == list(batch)
+            extreme for extreme in extremes if batch is None or extreme["batch"] == list(batch)
         ] or extremes
         if extremes:
-            worst = max(extremes, key=lambda one: abs(one["value"]))
+            worst = max(extremes, key=lambda extreme: abs(extreme["value"]))
             skip = "" if self.skips else ", or leave such batches out by --on-nonfinite skip"
             cause = f"column {worst['column']!r} holds {worst['value']:g}"
             return (
@@ -107,10 +109,10 @@ class FiniteGuard:
                 f"take its logarithm in the feature spec, remove the row{skip}; if it is meant so, lower {rates}"
             )
         largest: dict[str, float] = {}
-        for _, found in ranks:
-            for name, value in found.items():
+        for _, of_rank in ranks:
+            for name, value in of_rank.items():
                 largest[name] = max(value, largest.get(name, 0.0))
-        shown = sorted(largest.items(), key=lambda one: -one[1])[:_MOST_COLUMNS]
+        shown = sorted(largest.items(), key=lambda pair: -pair[1])[:_MOST_COLUMNS]
         columns = ", ".join(f"{name!r} {value:g}" for name, value in shown)
         return (
             f"{what}. No input is beyond {EXTREME:g}; the largest are {columns}. Likely: a learning rate that is "

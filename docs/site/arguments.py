@@ -15,5 +15,5 @@ class Arguments(griffe.Extension):
     def on_function(self, *, func: Any, **_: Any) -> None:
         if func.docstring is not None:
             func.docstring.value = as_list(
-                func.docstring.value, {one.name for one in func.parameters}
+                func.docstring.value, {parameter.name for parameter in func.parameters}
             )

@@ -98,6 +98,6 @@ def _file(site: Path, page: Path, url: str) -> Path:
 
 
 if __name__ == "__main__":
-    found = mistakes(Path(sys.argv[1]).resolve())
-    print("\n".join(found), file=sys.stderr, end="\n" if found else "")
-    sys.exit(1 if found else 0)
+    wrong = mistakes(Path(sys.argv[1]).resolve())
+    print("\n".join(wrong), file=sys.stderr, end="\n" if wrong else "")
+    sys.exit(1 if wrong else 0)

@@ -51,8 +51,8 @@ def place_of(path: str) -> str:
 
 def links_of(page: str, text: str) -> Iterator[str]:
     """The files and folders of the checkout that a page links."""
-    for found in _LINK.finditer(text):
-        if found["target"] and (path := target_of(page, found["target"])):
+    for link in _LINK.finditer(text):
+        if link["target"] and (path := target_of(page, link["target"])):
             yield path
 
 
@@ -60,12 +60,12 @@ def with_places(page: str, text: str) -> str:
     """The text of a page with its links as the site needs them."""
     here = posixpath.dirname(place_of(page))
 
-    def placed(found: re.Match[str]) -> str:
-        path = found["target"] and target_of(page, found["target"])
+    def placed(link: re.Match[str]) -> str:
+        path = link["target"] and target_of(page, link["target"])
         return (
-            f"]({posixpath.relpath(place_of(path), here)}{found['anchor'] or ''})"
+            f"]({posixpath.relpath(place_of(path), here)}{link['anchor'] or ''})"
             if path
-            else found[0]
+            else link[0]
         )
 
     return _LINK.sub(placed, text)

@@ -211,7 +211,7 @@ def json_cell(value: Any, kind: str) -> Any:
     if value is None:
         return None
     if isinstance(value, list) and kind in _ELEMENT:
-        items = (str(one) if kind == "texts" and is_whole_number(one) else one for one in value)
+        items = (str(item) if kind == "texts" and is_whole_number(item) else item for item in value)
         return [json_cell(item, _ELEMENT[kind]) for item in items]
     if isinstance(value, str) and kind == "text":
         value.encode()  # fails for half of a surrogate pair

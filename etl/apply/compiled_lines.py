@@ -61,11 +61,11 @@ class CompiledLines:
         )
         cells = (starts, sizes, values)
         rows = cut((data, bounds), self._is_int, marks, cells, irregular)
-        found: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array] = {}
         for number, (name, kind) in enumerate(self._kinds.items()):
             size, value = sizes[number, :rows], values[number, :rows]
             if kind == "int":
-                found[name] = pa.array(value, mask=size == 0)
+                columns[name] = pa.array(value, mask=size == 0)
                 continue
             codes, first = np.empty(rows, np.int32), np.empty(rows, np.int32)
             start = starts[number, :rows]
@@ -77,8 +77,8 @@ class CompiledLines:
             buffers = [None, pa.py_buffer(ends), pa.py_buffer(texts)]
             distinct = pa.Array.from_buffers(pa.string(), count, buffers)
             indices = pa.array(codes, mask=size == 0)
-            found[name] = pa.DictionaryArray.from_arrays(indices, distinct)
-        return found, irregular
+            columns[name] = pa.DictionaryArray.from_arrays(indices, distinct)
+        return columns, irregular
 
 
 def _cut(lines: Any, is_int: Any, marks: Any, cells: Any, irregular: Any) -> int:
@@ -183,4 +183,4 @@ def load() -> None:
 
 @cache
 def _functions() -> tuple[Callable[..., Any], ...]:
-    return tuple(compile_function(one) for one in (_cut, _encode, _gather))
+    return tuple(compile_function(function) for function in (_cut, _encode, _gather))

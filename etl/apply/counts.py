@@ -63,27 +63,27 @@ class RowCounts:
 
     @classmethod
     def of(cls, table: pa.Table) -> RowCounts:
-        found: dict[int, dict[str, int]] = {}
+        by_key: dict[int, dict[str, int]] = {}
         for row in table.to_pylist():
-            found.setdefault(row["key"], {})[row["value"]] = row["count"]
-        parsed = sum(found.get(_PARSED_KEY, {}).values())
+            by_key.setdefault(row["key"], {})[row["value"]] = row["count"]
+        parsed = sum(by_key.get(_PARSED_KEY, {}).values())
 
         def shares(key: int) -> dict[str, float]:
             return {
                 name: round(count / max(1, parsed), 6)
-                for name, count in sorted(found.get(key, {}).items())
+                for name, count in sorted(by_key.get(key, {}).items())
             }
 
-        examples = sorted(map(json.loads, found.get(_EXAMPLE_KEY, {})), reverse=True)
+        examples = sorted(map(json.loads, by_key.get(_EXAMPLE_KEY, {})), reverse=True)
         return cls(
             parsed=parsed,
-            rows=sum(found.get(_KEPT_KEY, {}).values()),
-            rejected=dict(sorted(found.get(_REJECT_KEY, {}).items())),
-            training=sum(found.get(_TRAINING_KEY, {}).values()),
+            rows=sum(by_key.get(_KEPT_KEY, {}).values()),
+            rejected=dict(sorted(by_key.get(_REJECT_KEY, {}).items())),
+            training=sum(by_key.get(_TRAINING_KEY, {}).values()),
             nulls=shares(_NULLS_KEY),
             unread=shares(_UNREAD_KEY),
             examples=dict(examples),
-            unmatched=found.get(_UNMATCHED_KEY, {}),
+            unmatched=by_key.get(_UNMATCHED_KEY, {}),
         )
 
 
@@ -102,8 +102,8 @@ class CountsOfRows:
             spec.label,
             *(
                 name
-                for _, one in self._wanted
-                for column, _ in one.users
+                for _, learned in self._wanted
+                for column, _ in learned.users
                 for name in column.sources
             ),
         }
@@ -177,7 +177,7 @@ def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
     for number, join in enumerate(spec.rows.joins):
         added = [parsed.columns[name] for name in join.columns if name in parsed.columns]
         if added:
-            values = pc.coalesce(*(pc.if_else(pc.is_valid(one), True, None) for one in added))
+            values = pc.coalesce(*(pc.if_else(pc.is_valid(column), True, None) for column in added))
             yield _counts(_UNMATCHED_KEY, [str(number)], [values.null_count])
     if parsed.rejected:
         reasons, times = np.unique([reason for _, reason in parsed.rejected], return_counts=True)

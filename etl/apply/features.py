@@ -96,7 +96,7 @@ class Features:
         """Returns the rows with a number that must not be published, by reason, as far as it is known only after
         operators have learned. `made` are columns that `apply` made. Columns that are left to the loader are
         checked, too."""
-        found = {}
+        rejected = {}
         for column in self.spec.columns:
             if column.role in NUMBERS and is_late(column):
                 if made is not None and column.online is None:
@@ -106,8 +106,8 @@ class Features:
                         column, partial(self.run, column, columns=columns, extras=extras)
                     )
                 if len(bad):
-                    found[reason(column)] = bad
-        return found
+                    rejected[reason(column)] = bad
+        return rejected
 
     def inputs(self, columns: Arrays) -> dict[str, pa.Array]:
         """Returns a model's inputs for rows without labels, as a loader reads them back: a number or an id for each
@@ -117,9 +117,9 @@ class Features:
         try:
             made = [self._run_group(group, columns, extras) for group in self._groups]
         except FeatureError:  # it names the group's first column
-            made = [self._run_group([one], columns, extras) for one in self._model_columns]
-        found = {name: values for group in made for name, values in group.items()}
-        return {column.name: found[column.name] for column in self._model_columns}
+            made = [self._run_group([column], columns, extras) for column in self._model_columns]
+        by_name = {name: values for group in made for name, values in group.items()}
+        return {column.name: by_name[column.name] for column in self._model_columns}
 
     def _run_group(
         self,
@@ -132,7 +132,7 @@ class Features:
         sources = [columns[column.sources[0]] for column in group]
         rows = len(sources[0])
         if len({source.type for source in sources}) > 1:
-            alone = [self._run_group([one], columns, extras) for one in group]
+            alone = [self._run_group([column], columns, extras) for column in group]
             return {name: values for made in alone for name, values in made.items()}
         if len(group) == 1:
             values = self.run(first, first.left_to_spark, columns, extras)
@@ -177,15 +177,15 @@ class Features:
             return {}
         count = len(next(iter(columns.values())))
         there = self.spec.label in columns
-        found = {
+        extra = {
             "label": (self.spec.labels(columns) if there else pa.nulls(count)).cast(pa.int8()),
             "key": pa.nulls(count, pa.int64()),
         }
         if keys is not None:
             others = ~in_training(columns, keys, self.spec, split)
             folds = fold_keys(columns, keys, self.spec) if folds is None else folds
-            found["key"] = pa.array(folds.view(np.int64), mask=others)
-        return found
+            extra["key"] = pa.array(folds.view(np.int64), mask=others)
+        return extra
 
     def run(
         self,
@@ -264,7 +264,7 @@ class GroupLookup:
 
 def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
     """Returns the number of rows that the embedding of each sparse column needs."""
-    found = {}
+    sizes = {}
     for column in spec.columns:
         if column.role in ("sparse", "id_list"):
             last = max(
@@ -277,8 +277,8 @@ def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
                 state.kept(column.state_key(last)) if isinstance(op, Fitted) else None
             )
             if size is not None:
-                found[column.name] = size
-    return found
+                sizes[column.name] = size
+    return sizes
 
 
 def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:

@@ -26,12 +26,12 @@ def headers_of(source: Input) -> tuple[str, ...]:
         for name, inside in zip(names, quoted, strict=True)
     ]
     ways = [names, needed, quoted] if source.format == "csv" else [names]
-    found = {
+    headers = {
         sign.join(way[: len(names) - lacking])
         for way in ways
         for lacking in range(len(source.optional) + 1)
     }
-    return (*(found - {""}), *blank)
+    return (*(headers - {""}), *blank)
 
 
 def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], int]:

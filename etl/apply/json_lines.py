@@ -78,13 +78,13 @@ class JsonObjects:
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be read alone."""
         plain = np.asarray(pc.match_substring_regex(lines, _PLAIN))
-        found: Flags = find_irregular(lines) | ~plain
+        irregular: Flags = find_irregular(lines) | ~plain
         for name in self._parts:
-            found |= np.asarray(pc.match_substring(lines, json.dumps(name, ensure_ascii=False)))
+            irregular |= np.asarray(pc.match_substring(lines, json.dumps(name, ensure_ascii=False)))
         if self._texts and self._texts.quoted_missing:
             missing = pc.match_substring_regex(lines, self._texts.quoted_missing)
-            found |= np.asarray(missing)
-        return found
+            irregular |= np.asarray(missing)
+        return irregular
 
     def read(self, lines: pa.Array) -> pa.Table:
         """Reads lines that are not irregular. Raises ArrowInvalid if a line is no object, or a value is not of its
@@ -94,16 +94,16 @@ class JsonObjects:
         try:
             return self._read(lines)
         except pa.ArrowInvalid:
-            found = {
+            written_as = {
                 name: kind
                 for line in map(self.values, lines[:_LOOKED_AT].to_pylist())
                 if isinstance(line, dict)
                 for name, value in line.items()
                 if (kind := self._written_kind(value, self._kinds[name])) is not None
             }
-            if found == self._written_as:
+            if written_as == self._written_as:
                 raise
-            self._written_as = found
+            self._written_as = written_as
             return self._read(lines)
 
     def _read(self, lines: pa.Array) -> pa.Table:

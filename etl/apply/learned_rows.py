@@ -61,7 +61,7 @@ def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
     """Returns how the training split lost rows compared with the spec of that text. Empty: it did not."""
     if moved and spec.table.split_time is None and spec.table.split_column is None:
         return "rows go to their splits by other keys"
-    before, now = (_rule(one) for one in (text, spec.text))
+    before, now = (_rule(spec_text) for spec_text in (text, spec.text))
     for name, old in before[0].items():
         if old != now[0][name]:
             return f"table.{name} was {old!r} and is {now[0][name]!r}"

@@ -62,16 +62,16 @@ def _has_return(content: pa.Buffer) -> bool:
 def find_irregular(lines: pa.Array) -> Flags:
     """Returns which lines Arrow would split or change: those that are not UTF-8, begin with a byte order mark, or
     contain a carriage return."""
-    found: Flags = np.zeros(len(lines), bool)
+    irregular: Flags = np.zeros(len(lines), bool)
     content = join_lines(lines)
     if _has_return(content):
-        found |= np.asarray(pc.match_substring_regex(lines, _INNER_RETURN))
+        irregular |= np.asarray(pc.match_substring_regex(lines, _INNER_RETURN))
     # Arrow removes a byte order mark only from the first line.
     if content[:3].to_pybytes() == _MARK:
-        found |= np.asarray(pc.starts_with(lines, _MARK))
+        irregular |= np.asarray(pc.starts_with(lines, _MARK))
     if not is_utf8(content):
-        found |= np.array([has_other_bytes(line) for line in lines.to_pylist()], bool)
-    return found
+        irregular |= np.array([has_other_bytes(line) for line in lines.to_pylist()], bool)
+    return irregular
 
 
 def is_utf8(content: pa.Buffer) -> bool:
@@ -99,15 +99,15 @@ def strip_end(line: bytes) -> bytes:
 def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
     """Returns which lines equal a header, apart from their ends. If empty lines are no rows, `headers` has the empty
     line."""
-    found: Flags = np.zeros(len(lines), bool)
+    flags: Flags = np.zeros(len(lines), bool)
     candidates = set[int]()
     if b"" in headers:
         short = pc.or_(pc.less_equal(pc.binary_length(lines), _SHORT), pc.starts_with(lines, b"\r"))
         candidates.update(np.flatnonzero(np.asarray(short)).tolist())
     for header in filter(None, headers):
         candidates.update(np.flatnonzero(np.asarray(pc.starts_with(lines, header))).tolist())
-    found[[number for number in candidates if strip_end(lines[number].as_py()) in headers]] = True
-    return found
+    flags[[number for number in candidates if strip_end(lines[number].as_py()) in headers]] = True
+    return flags
 
 
 def place_rows(parts: Sequence[Part], count: int) -> pa.Table:
@@ -166,16 +166,16 @@ class Delimited:
         """Returns which lines must be cut alone."""
         if self._own:
             return np.ones(len(lines), bool)
-        found = find_irregular(lines)
+        irregular = find_irregular(lines)
         if self._multiline:
             inner = pc.less(
                 pc.find_substring(lines, b"\n"), pc.subtract(pc.binary_length(lines), 1)
             )
-            found |= np.asarray(inner)
+            irregular |= np.asarray(inner)
         if self._quoted and pc.any(quotes := pc.match_substring(lines, '"')).as_py():
             odd = pc.and_not(quotes, pc.match_substring_regex(lines, self._closed))
-            found |= np.asarray(odd)
-        return found
+            irregular |= np.asarray(odd)
+        return irregular
 
     def read(self, lines: pa.Array) -> tuple[pa.Table, Reasons]:
         """Reads lines that are not irregular, as columns of their types. Raises ArrowInvalid if a cell is not of its

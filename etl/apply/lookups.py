@@ -51,8 +51,8 @@ class _Tail:
         keys = key_texts(columns)
         places = self.lookup.places(hash_texts(keys)).astype(np.int64)
         missing = (places < 0) | np.asarray(pc.is_null(keys))
-        found = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
-        return join_chunks(found)
+        taken = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
+        return join_chunks(taken)
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,10 @@ def early_unfit(column: ColumnSpec, columns: Arrays) -> Flags:
 
 def unfit_after(column: ColumnSpec, run: Callable[[Sequence[Operator]], pa.Array]) -> Flags:
     """Returns which rows are not fit. `run` returns the column after some of its operators."""
-    found = [
+    flags = [
         bad for ops, kind in forms(column) if len(bad := unfit(as_stored(run(ops), kind), column))
     ]
-    return np.any(found, axis=0) if found else _NO_ROWS
+    return np.any(flags, axis=0) if flags else _NO_ROWS
 
 
 def has_safe_ends(values: pa.Array, column: ColumnSpec) -> bool:

@@ -131,8 +131,8 @@ class PartParser:
             file = pa.DictionaryArray.from_arrays(
                 pa.array(np.zeros(len(lines), np.int32)), pa.array([part[0]])
             )
-            found = (file, pa.array(np.full(len(lines), part[1])), pa.array(lines))
-            parsed.columns.update(zip(PLACE, found, strict=True))
+            place = (file, pa.array(np.full(len(lines), part[1])), pa.array(lines))
+            parsed.columns.update(zip(PLACE, place, strict=True))
         rejected = [(int(numbers[number]), reason) for number, reason in parsed.rejected]
         return parsed, describe(part, first if self._has_lines else None, batch, rejected)
 

@@ -51,14 +51,14 @@ class WritePlan:
     def at(
         self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys
     ) -> Gathered:
-        found: Gathered = {}
+        gathered: Gathered = {}
         for number, rule in enumerate(self.rules):
             as_keys = number == 0 and rule.recognised == rule.columns
             hashes = keys if as_keys else hash_of(columns, rule.recognised, rule.seed)
             for place, name in enumerate(self.bounds.below):
                 if len(small := self.bounds.smallest(name, hashes[split == place])):
-                    found[rule.recognition, name] = small
-        return found
+                    gathered[rule.recognition, name] = small
+        return gathered
 
 
 def write_rows(

@@ -67,8 +67,8 @@ class RowStore:
         return True
 
     def _add(self, batches: list[tuple[Hashable, pa.RecordBatch]], stored: Iterable[Any]) -> None:
-        for (key, batch), one in zip(batches, stored, strict=True):
-            self._stored[key].append(one)
+        for (key, batch), kept in zip(batches, stored, strict=True):
+            self._stored[key].append(kept)
             self.rows[key] += batch.num_rows
 
     def get(self, key: Hashable) -> Iterator[pa.RecordBatch]:

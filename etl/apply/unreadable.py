@@ -17,12 +17,12 @@ TIMES = 2.0
 
 def lost(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
     """Returns the columns of both versions in which the share of lost values has grown too much, worst first."""
-    found = [
+    columns = [
         name
         for name, share in after.items()
         if name in before and share > TIMES * before[name] and share - before[name] >= MORE - 1e-9
     ]
-    return sorted(found, key=lambda name: (before[name] - after[name], name))
+    return sorted(columns, key=lambda name: (before[name] - after[name], name))
 
 
 def refuse_lost(

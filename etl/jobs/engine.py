@@ -50,14 +50,14 @@ class Sums:
 
     @property
     def counted(self) -> RowCounts:
-        found = RowCounts.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
+        counts = RowCounts.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
         first = self.parsed_before
         if first is None:
-            return found
+            return counts
         # Rows that were rejected after they met others did parse.
-        rejected = Counter(first.rejected) + Counter(found.rejected)
-        parsed = first.parsed - sum(found.rejected.values())
-        return replace(found, parsed=parsed, rejected=dict(sorted(rejected.items())))
+        rejected = Counter(first.rejected) + Counter(counts.rejected)
+        parsed = first.parsed - sum(counts.rejected.values())
+        return replace(counts, parsed=parsed, rejected=dict(sorted(rejected.items())))
 
     def of(self, number: int) -> pa.Table:
         """Returns the values and counts of one fitted operator."""

@@ -61,7 +61,7 @@ class Job:
     def __post_init__(self) -> None:
         self._check_options()
         if self.spec.input.is_table:  # a commit meanwhile must not change what this job reads
-            pinned = tuple(TableFiles.open(one).name for one in self.inputs)
+            pinned = tuple(TableFiles.open(path).name for path in self.inputs)
             if len({*pinned}) < len(pinned):
                 raise InputError(f"{', '.join(self.inputs)}: name each table once")
             object.__setattr__(self, "inputs", pinned)

@@ -276,9 +276,9 @@ class _JobRun:
         late = sum(rejected.values()) - sum(counted.rejected.values())
         # [negatives] adds rows that are in no file of the input, and some of those may be left out, too.
         kept = rows if self.spec.rows.negatives and late else counted.rows - late
-        found = replace(counted, rejected=rejected, parsed=counted.parsed - late, rows=kept)
-        self._check_rejects(found)
-        return found
+        corrected = replace(counted, rejected=rejected, parsed=counted.parsed - late, rows=kept)
+        self._check_rejects(corrected)
+        return corrected
 
     def _make_record(
         self,
@@ -397,11 +397,11 @@ class _JobRun:
         """Warns if all new training rows have the same label. A few appended rows may have."""
         table = self.spec.table
         seen = Profile.joined(f.profile for f in new if f.record.split == table.training)
-        found = seen.columns.get(self.spec.label_column.name)
-        if self.job.mode != "append" and found and found["least"] == found["largest"]:
+        profile = seen.columns.get(self.spec.label_column.name)
+        if self.job.mode != "append" and profile and profile["least"] == profile["largest"]:
             self.progress.say(
-                f"warning: all {found['rows']:,} rows of split {table.training!r} have the label {found['least']:g}, "
-                "so a model learns nothing from them; look at the values and the ops of the label"
+                f"warning: all {profile['rows']:,} rows of split {table.training!r} have the label "
+                f"{profile['least']:g}, so a model learns nothing from them; look at the values and the ops of the label"
             )
 
     def _check_drift(self, record: JobRecord) -> None:
@@ -441,7 +441,7 @@ class _JobRun:
 
 
 def _rows_by_split(files: Iterable[FileRecord | DataFile]) -> dict[str, int]:
-    found = Counter[str]()
+    rows = Counter[str]()
     for file in files:
-        found[file.split] += file.rows
-    return dict(found)
+        rows[file.split] += file.rows
+    return dict(rows)

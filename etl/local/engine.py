@@ -88,12 +88,12 @@ class LocalEngine(Engine):
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
-        least = {number: one.op.least for number, one in operators.items()}
+        least = {number: learned.op.least for number, learned in operators.items()}
 
         def read(piece: Piece | RowGroups) -> int:
             rows = 0
             for columns, keys in self._rows(
-                piece, None if level else lambda found: sums.add(counts.count_parsed(found))
+                piece, None if level else lambda parsed: sums.add(counts.count_parsed(parsed))
             ):
                 sums.add(counts.count_selected(columns, keys))
                 rows += len(keys)

@@ -97,7 +97,7 @@ def online(field: Field, state: FittedState | None) -> Online:
         kind = id_kind(field.cardinality)
         if field.role == "id_list":
             return column.cast(pa.list_(pa.from_numpy_dtype(kind)))
-        found = np.asarray(column)
-        return np.asarray(found, kind if field.role == "sparse" else np.float64)
+        array = np.asarray(column)
+        return np.asarray(array, kind if field.role == "sparse" else np.float64)
 
     return run

@@ -234,8 +234,8 @@ def as_one_column(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array
 def value_counts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Returns the distinct values of a column, and how often each occurs."""
     if not pa.types.is_dictionary(column.type):
-        found = pc.value_counts(column)
-        return found.field("values"), found.field("counts")
+        counted = pc.value_counts(column)
+        return counted.field("values"), counted.field("counts")
     counts = np.bincount(column.indices, minlength=len(column.dictionary))
     there = np.flatnonzero(counts)
     return column.dictionary.take(pa.array(there)), pa.array(counts[there])

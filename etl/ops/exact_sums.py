@@ -45,24 +45,24 @@ def count_moments(values: Floats, powers: int) -> tuple[list[str], list[int]]:
         for number in range(_PARTS):
             whole = np.trunc(rest)
             rest = np.ldexp(rest - whole, _STEP)
-            for one in np.unique(scale[whole != 0]).tolist():
-                key = (power, one - number * _STEP)
-                sums[key] = sums.get(key, 0) + int(whole[scale == one].astype(np.int64).sum())
+            for level in np.unique(scale[whole != 0]).tolist():
+                key = (power, level - number * _STEP)
+                sums[key] = sums.get(key, 0) + int(whole[scale == level].astype(np.int64).sum())
     return [f"{power},{scale}" for power, scale in sums], list(sums.values())
 
 
 def read_moments(counted: pa.Table) -> tuple[int, list[int]]:
     """Returns the number of values (1 if there are none) and the exact sums of their powers, in units of 2^-n, with n
     before them."""
-    found = [
+    moments = [
         (*map(int, name.split(",")), count)
         for name, count in zip(
             counted["value"].to_pylist(), counted["count"].to_pylist(), strict=True
         )
     ]
-    digits = max(0, -min((scale for _, scale, _ in found), default=0))
+    digits = max(0, -min((scale for _, scale, _ in moments), default=0))
     sums = [0, 0, 0]
-    for power, scale, count in found:
+    for power, scale, count in moments:
         sums[power] += count << (scale + digits if power else 0)
     return digits, [max(1, sums[0]), *sums[1:]]
 
@@ -109,5 +109,5 @@ def quantiles(table: pa.Table, shares: Iterable[float]) -> list[float]:
         return [0.0 for _ in shares]
     below = np.cumsum(counts)
     ranks = [math.ceil(share * int(below[-1]) - 1e-9) for share in shares]
-    found: list[float] = values[np.searchsorted(below, ranks)].tolist()
-    return found
+    chosen: list[float] = values[np.searchsorted(below, ranks)].tolist()
+    return chosen

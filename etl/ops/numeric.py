@@ -147,9 +147,9 @@ class Compare(Operator):
         self._parts()
 
     def _parts(self) -> tuple[str, float]:
-        found = re.fullmatch(rf"\s*({'|'.join(COMPARISONS)})\s*(\S+)\s*", self.to)
+        match = re.fullmatch(rf"\s*({'|'.join(COMPARISONS)})\s*(\S+)\s*", self.to)
         try:
-            return ("", float("")) if found is None else (found[1], float(found[2]))
+            return ("", float("")) if match is None else (match[1], float(match[2]))
         except ValueError:
             raise OperatorError(
                 f"to = {self.to!r}: must be one of {' '.join(COMPARISONS)} and a number, for instance "

@@ -45,9 +45,9 @@ class Count(Fitted):
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         lookup, counts, total = state
-        found = counts[lookup.places(hash_texts(column))].astype(np.float64)
+        seen = counts[lookup.places(hash_texts(column))].astype(np.float64)
         return pa.array(
-            found / np.maximum(total, 1) if self.share else found,
+            seen / np.maximum(total, 1) if self.share else seen,
             mask=np.asarray(pc.is_null(column)),
         )
 

@@ -46,12 +46,12 @@ class ParseTime(Operator):
             raise OperatorError(
                 f"format = {list(self._formats)}: must be one format, or several different ones"
             )
-        for one in self._formats:
-            if "%" not in one:
-                raise OperatorError(f"format = {one!r}: must hold directives such as %Y-%m-%d")
-            if "%z" in one[:-2] or "%f" in re.sub("%S[.,]%f", "", one):
+        for form in self._formats:
+            if "%" not in form:
+                raise OperatorError(f"format = {form!r}: must hold directives such as %Y-%m-%d")
+            if "%z" in form[:-2] or "%f" in re.sub("%S[.,]%f", "", form):
                 raise OperatorError(
-                    f"format = {one!r}: %f must follow %S, as in %S.%f, and %z must come last"
+                    f"format = {form!r}: %f must follow %S, as in %S.%f, and %z must come last"
                 )
 
     @property
@@ -59,20 +59,20 @@ class ParseTime(Operator):
         return (self.format,) if isinstance(self.format, str) else self.format
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        return pc.coalesce(*(self._seconds(column, one) for one in self._formats))
+        return pc.coalesce(*(self._seconds(column, form) for form in self._formats))
 
     def _seconds(self, column: pa.Array, how: str) -> pa.Array:
         part = 0.0
         if "%f" in how:
             sign = how[how.index("%f") - 1]
-            found = pc.extract_regex(
+            parts = pc.extract_regex(
                 column, rf"^(?P<a>.*[0-9]{{2}})[{sign}](?P<part>[0-9]{{1,9}})(?P<b>[^0-9].*)?$"
             )
-            part = pc.binary_join_element_wise("0", pc.struct_field(found, "part"), ".").cast(
+            part = pc.binary_join_element_wise("0", pc.struct_field(parts, "part"), ".").cast(
                 pa.float64()
             )
             column = pc.binary_join_element_wise(
-                pc.struct_field(found, "a"), pc.struct_field(found, "b"), ""
+                pc.struct_field(parts, "a"), pc.struct_field(parts, "b"), ""
             )
             how = how.replace(f"{sign}%f", "")
         if how.endswith("%z"):
@@ -101,7 +101,7 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
 
     Arrow alone accepts more. It reads the 31st of February as the 2nd of March, and 24 as a year of four digits. It
     also accepts too few digits for a format without separators."""
-    how = re.sub("%([FDTR])", lambda found: _SHORT[found[1]], how)
+    how = re.sub("%([FDTR])", lambda match: _SHORT[match[1]], how)
     local = pc.strptime(column, format=how, unit="s", error_is_null=True)
     wrong = pc.and_(pc.less(local.cast(pa.int64()), _FIRST_YEAR), "%Y" in how)
     directives = re.findall("%(.)", how)

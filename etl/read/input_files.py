@@ -124,9 +124,9 @@ class InputFiles:
         kinds = self._source.read_as
         texts = [name for name, kind in kinds.items() if kind == "text"]
         named = partitions_of([file.path for file in self.files], texts)
-        for file, (schema, _), one in zip(self.files, self._footers, named, strict=True):
-            refuse_twice(file.name, [name for name in schema.names if name in kinds], one)
-        return {file: one.of(kinds) for file, one in zip(self.files, named, strict=True)}
+        for file, (schema, _), columns in zip(self.files, self._footers, named, strict=True):
+            refuse_twice(file.name, [name for name in schema.names if name in kinds], columns)
+        return {file: columns.of(kinds) for file, columns in zip(self.files, named, strict=True)}
 
 
 def pieces_of_task(parts: Sequence[Part]) -> Iterator[Piece | RowGroups]:

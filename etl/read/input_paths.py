@@ -46,12 +46,12 @@ class InputFile:
 def files_of(paths: Iterable[str]) -> list[InputFile]:
     """Returns the files that these paths name, sorted by name. Names that begin with _ or . are left out, as in Spark.
     Raises an InputError if two paths name the same file, and a ForeignTableError if a file is in a table's folder."""
-    found: list[InputFile] = []
+    files: list[InputFile] = []
     for path in paths:
         try:
             fs, inner, prefix = store_of(path)
             listed: list[pafs.FileInfo] = []
-            matched = [info for one in _braces(inner) for info in _matched(fs, one, listed)]
+            matched = [info for pattern in _braces(inner) for info in _matched(fs, pattern, listed)]
             if not matched:
                 raise InputError(f"{path}: matches no file")
             taken: list[pafs.FileInfo] = []
@@ -67,27 +67,29 @@ def files_of(paths: Iterable[str]) -> list[InputFile]:
                     f for f in below or [info] if f.type == _FILE and not _hidden(f.path[base:])
                 ]
             _refuse_tables(fs, [*matched, *taken], listed, prefix)
-            found += [InputFile(fs, f.path, f.size, prefix + f.path) for f in taken]
+            files += [InputFile(fs, f.path, f.size, prefix + f.path) for f in taken]
         except (OSError, pa.ArrowInvalid) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
-    found.sort(key=lambda file: file.name)
-    if again := next((one.name for one, other in pairwise(found) if one.name == other.name), None):
+    files.sort(key=lambda file: file.name)
+    if again := next(
+        (file.name for file, other in pairwise(files) if file.name == other.name), None
+    ):
         raise InputError(
             f"{again}: is meant twice, so that each of its rows would be read twice; name it, or a folder "
             "or glob with it, once"
         )
-    return found
+    return files
 
 
 def files_of_tables(tables: Iterable[TableFiles]) -> dict[InputFile, FileColumns]:
     """Returns the files of tables, each with where it has the table's columns."""
-    found: dict[InputFile, FileColumns] = {}
+    files: dict[InputFile, FileColumns] = {}
     for table in tables:
         for path, columns in table.columns.items():
             fs, inner, prefix = store_of(path)
             size = fs.get_file_info(inner).size
-            found[InputFile(fs, inner, size or 0, prefix + inner)] = columns
-    return found
+            files[InputFile(fs, inner, size or 0, prefix + inner)] = columns
+    return files
 
 
 def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:
@@ -149,11 +151,11 @@ def _hidden(path: str) -> bool:
 
 def _braces(path: str) -> Iterator[str]:
     """Yields a path with each of its alternatives in braces."""
-    if not (found := re.search(r"\{([^{}]*)\}", path)):
+    if not (braces := re.search(r"\{([^{}]*)\}", path)):
         yield path
         return
-    for one in found[1].split(","):
-        yield from _braces(path[: found.start()] + one + path[found.end() :])
+    for choice in braces[1].split(","):
+        yield from _braces(path[: braces.start()] + choice + path[braces.end() :])
 
 
 def _matched(fs: pafs.FileSystem, path: str, listed: list[pafs.FileInfo]) -> list[pafs.FileInfo]:
@@ -161,20 +163,20 @@ def _matched(fs: pafs.FileSystem, path: str, listed: list[pafs.FileInfo]) -> lis
     contents of the listed folders to `listed`."""
     parts = path.rstrip("/").split("/")
     first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
-    found = ["/".join(parts[:first])]
+    paths = ["/".join(parts[:first])]
     for part in parts[first:]:
         if _MAGIC.search(part):
             below = [
                 info
-                for folder in found
+                for folder in paths
                 for info in fs.get_file_info(pafs.FileSelector(folder or "/", allow_not_found=True))
             ]
             listed += below
-            found = [
-                one
-                for one in (info.path for info in below)
-                if fnmatch.fnmatchcase(one.rsplit("/", 1)[-1], part)
+            paths = [
+                below_path
+                for below_path in (info.path for info in below)
+                if fnmatch.fnmatchcase(below_path.rsplit("/", 1)[-1], part)
             ]
         else:
-            found = [f"{folder}/{part}" for folder in found]
-    return [info for info in fs.get_file_info(found) if info.type in (_FILE, _FOLDER)]
+            paths = [f"{folder}/{part}" for folder in paths]
+    return [info for info in fs.get_file_info(paths) if info.type in (_FILE, _FOLDER)]

@@ -93,7 +93,9 @@ class SideRows:
     def _lines(self, piece: Piece) -> Iterator[_Cells]:
         # A column may be wanted in several types, and a reader has one for each column.
         readers = {
-            kind: LineReader(self.source_of(one for one in self.wanted.values() if one[1] == kind))
+            kind: LineReader(
+                self.source_of(column for column in self.wanted.values() if column[1] == kind)
+            )
             for _, kind in self.wanted.values()
         }
         headers = encoded_headers(self.source_of(self.wanted.values()))
@@ -131,8 +133,8 @@ def open_side_table(rows: SideRows) -> tuple[SideRows, InputFiles]:
     elif has_lines:
         refuse_missing(rows.named, rows.names, rows.used)
     else:
-        for one in rows.wanted.values():
-            check_columns(rows.named, schemas, rows.source_of([one]))
+        for column in rows.wanted.values():
+            check_columns(rows.named, schemas, rows.source_of([column]))
     return rows, files
 
 

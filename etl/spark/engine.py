@@ -78,13 +78,13 @@ class SparkEngine(Engine):
                     )
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
-        found = sum_counts(self._raw, level, state, operators, self._large)
+        sums = sum_counts(self._raw, level, state, operators, self._large)
         if not level:
-            if found.counted.rejected:
+            if sums.counted.rejected:
                 for rows in self._raw.rejects():
                     self.rejects.add(rows)
             self._warn_of_units()
-        return found
+        return sums
 
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         if isinstance(old, pa.Table) and isinstance(new, pa.Table):

@@ -52,8 +52,8 @@ def find_cause(text: str) -> str:
     reading = re.search(r"while reading file (\S+?)\.?(?: |$)", text, re.M)
     file = f"{reading[1]}: " if reading else ""
     for pattern, words in _KNOWN:
-        if found := re.search(pattern, text):
-            return f"{file}{words} ({found[0]}); nothing was published"
+        if match := re.search(pattern, text):
+            return f"{file}{words} ({match[0]}); nothing was published"
     python = re.findall(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", text, re.M)
     caused = re.findall(r"^Caused by: (.+)$", text, re.M)
     first = next((line for line in text.splitlines() if line.strip()), "Spark failed")

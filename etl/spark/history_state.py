@@ -74,15 +74,15 @@ def _tail(
             "key", sql.sort_array(sql.concat(*parts)).alias("entries")
         )
         moment = sql.element_at("entries", -1)["at"]
-        older = sql.filter("entries", lambda one: ~one["at"].eqNullSafe(moment))
-        same = sql.filter("entries", lambda one: one["at"].eqNullSafe(moment))
+        older = sql.filter("entries", lambda entry: ~entry["at"].eqNullSafe(moment))
+        same = sql.filter("entries", lambda entry: entry["at"].eqNullSafe(moment))
         now = whole.select(
             "key",
             sql.concat(last_elements(older, most), last_elements(same, most)).alias("entries"),
         )
     return now.select(
         "key",
-        sql.transform(last_elements(sql.col("entries"), most), lambda one: one["value"]).alias(
+        sql.transform(last_elements(sql.col("entries"), most), lambda entry: entry["value"]).alias(
             "value"
         ),
         "entries",

@@ -90,15 +90,15 @@ def _add_side_columns(rows: DataFrame, table: SideTable) -> DataFrame:
     )
     if join.time is None:
         # If several side rows have the same key, the largest one is taken, so that no row is doubled.
-        one = side.groupBy(*keys).agg(sql.max(table.ordered).alias("_side"))
-        one = one.select(
+        newest = side.groupBy(*keys).agg(sql.max(table.ordered).alias("_side"))
+        newest = newest.select(
             *keys,
             sql.lit(0).alias("_salt"),
             *[sql.col("_side").getField(name).alias(name) for name in added],
         )
         # Spark does not know the size of what workers read.
-        one = sql.broadcast(one) if table.way == "broadcast" else one.hint("merge")
-        return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
+        newest = sql.broadcast(newest) if table.way == "broadcast" else newest.hint("merge")
+        return left.join(newest, [*keys, "_salt"], "left").drop(*keys, "_salt")
     # Both sides are put into one frame, ordered by time. Each row then takes the last side row before it. A join by
     # ranges of time would compare all pairs of a key.
     ours = left.select(
@@ -213,13 +213,13 @@ def _add_history(
             made = _continue_history(made, history, earlier)
     has_key = by.isNotNull()
     if history.lag:
-        found = sql.when(
+        values = sql.when(
             has_key, sql.try_subtract(value, "_found") if history.difference else sql.col("_found")
         )
     else:
         kind = f"array<{SPARK_TYPES[spec.types[history.of]]}>"
-        found = sql.when(has_key, sql.col("_found")).otherwise(sql.array()).cast(kind)
-    return made.withColumn(history.name, found).select(*map(quoted, names), quoted(history.name))
+        values = sql.when(has_key, sql.col("_found")).otherwise(sql.array()).cast(kind)
+    return made.withColumn(history.name, values).select(*map(quoted, names), quoted(history.name))
 
 
 def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> DataFrame:
@@ -240,10 +240,10 @@ def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> Da
         "left",
     )
     at, length = sql.col(quoted(history.order)), history.lag or history.length
-    before = sql.filter("_earlier", lambda one: sql.coalesce(one["at"] < at, at.isNotNull()))
+    before = sql.filter("_earlier", lambda entry: sql.coalesce(entry["at"] < at, at.isNotNull()))
     entries = last_elements(
         sql.sort_array(sql.concat(sql.coalesce(before, sql.array().cast(kind)), "_found")), length
     )
     if history.lag:
         return rows.withColumn("_found", sql.get(entries, sql.size(entries) - length)["value"])
-    return rows.withColumn("_found", sql.transform(entries, lambda one: one["value"]))
+    return rows.withColumn("_found", sql.transform(entries, lambda entry: entry["value"]))

@@ -73,8 +73,8 @@ class SideTable:
         join, side = self.join, self.rows
         parts = [sql.col(f"_on{i}") for i in range(len(join.on))]
         key = parts[0] if len(parts) == 1 else sql.struct(*parts)
-        one = side.groupBy(key.alias("key")).agg(sql.max(self.ordered).alias("_side"))
-        return one.select(
+        newest = side.groupBy(key.alias("key")).agg(sql.max(self.ordered).alias("_side"))
+        return newest.select(
             "key", *[sql.col("_side").getField(name).alias(name) for name in join.columns]
         )
 

@@ -72,8 +72,8 @@ def write(
     cells = raw.rows.mapInArrow(worker, _CELLS).repartitionById(placement.total + 1, "file")
     writer = partial(_write_file, placement, job.store.uri, job.name)
     made = cells.mapInArrow(writer, "made string, late binary").persist(StorageLevel.DISK_ONLY)
-    found = made.select("made").where("made is not null").toArrow()
-    files = [_read_file(text) for text in found["made"].to_pylist()]
+    written = made.select("made").where("made is not null").toArrow()
+    files = [_read_file(text) for text in written["made"].to_pylist()]
     if sum(file.record.rows for file in files) < plan.rows:
         for rows in collect_cells(made, "late"):
             rejects.add(rows)

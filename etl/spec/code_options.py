@@ -83,7 +83,7 @@ class CodeOptions:
         from sluice.etl.spec.permission import Permission
         from sluice.etl.spec.table_transform import short_transforms
 
-        named = frozenset(one.function for one in short_transforms(transforms))
+        named = frozenset(transform.function for transform in short_transforms(transforms))
         own = _functions(self.own_spec) if self.own_spec else frozenset()
         return Permission(frozenset(self.allow_code), named | own)
 

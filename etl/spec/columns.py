@@ -209,18 +209,18 @@ def is_reserved_name(name: str) -> bool:
     return name.lower() in ("split", "partition") or name.startswith("_")
 
 
-def free_name(name: str, found: Container[str], used: Iterable[str], taken: set[str]) -> str:
+def free_name(name: str, existing: Container[str], used: Iterable[str], taken: set[str]) -> str:
     """Returns the name of a column in the table, and adds it to `taken` if it is new. Two names of a table must differ
     in more than case."""
     first = next(other for other in used if other.lower() == name.lower())
     # A model names its embedding tables by the columns, and PyTorch allows no dots there.
     plain = name.replace(".", "_")
-    chosen = name if plain in found else plain
+    chosen = name if plain in existing else plain
     if name == first and not is_reserved_name(chosen):
         return chosen
     chosen = chosen.strip("_") or "column"
     numbered = (f"{chosen}_{number}" for number in itertools.count(2))
-    chosen = next(one for one in numbered if one.lower() not in taken)
+    chosen = next(candidate for candidate in numbered if candidate.lower() not in taken)
     taken.add(chosen.lower())
     return chosen
 
@@ -237,9 +237,11 @@ def _split_column(column: ColumnSpec, path: str, kinds: Mapping[str, str]) -> li
     if column.ops and isinstance(last := column.ops[-1], OneHot) and column.role != "label":
         return [
             dataclasses.replace(
-                column, name=f"{column.name}={one}", ops=(*column.ops[:-1], OneHot(values=(one,)))
+                column,
+                name=f"{column.name}={value}",
+                ops=(*column.ops[:-1], OneHot(values=(value,))),
             )
-            for one in last.values
+            for value in last.values
         ]
     return [column]
 
@@ -322,10 +324,10 @@ def _kinds_along(
     sources: tuple[str, ...], ops: Sequence[Operator], kinds: Mapping[str, str]
 ) -> list[str]:
     """Returns the kind of values before each operator, and after the last."""
-    found = [kinds[sources[0]] if len(sources) == 1 else "row"]
+    kinds_along = [kinds[sources[0]] if len(sources) == 1 else "row"]
     for op in ops:
-        found.append(follow(op, found[-1]) or "")
-    return found
+        kinds_along.append(follow(op, kinds_along[-1]) or "")
+    return kinds_along
 
 
 def _follow(

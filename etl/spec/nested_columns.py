@@ -29,12 +29,12 @@ def flattened(table: Rows) -> Rows:
     """Returns a table, or a batch, with the parts of structs as columns. A part is null where the struct is null."""
     if not any(pa.types.is_struct(kind) for kind in table.schema.types):
         return table
-    found = [
+    leaves = [
         part
         for name, column in zip(table.schema.names, table.columns, strict=True)
         for part in _columns(name, column)
     ]
-    return type(table).from_arrays([values for _, values in found], [name for name, _ in found])
+    return type(table).from_arrays([values for _, values in leaves], [name for name, _ in leaves])
 
 
 def _columns(name: str, column: Any) -> Iterator[tuple[str, Any]]:
@@ -65,5 +65,5 @@ def join_chunks(column: pa.ChunkedArray) -> pa.Array:
     """Returns a column as one array. Copies nothing if it has one chunk."""
     if column.num_chunks == 1:
         return column.chunk(0)
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+    joined = column.combine_chunks()
+    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)

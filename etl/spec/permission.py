@@ -56,18 +56,18 @@ class Permission:
                 f"its functions are imported only if you allow it: {_how_to_allow(module)}"
             )
         try:
-            found = getattr(importlib.import_module(module), name)
+            target = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise OperatorError(f"function = {function!r}: cannot be imported ({error})") from None
-        if not callable(found):
+        if not callable(target):
             raise OperatorError(f"function = {function!r}: must be module:function")
-        home = getattr(found, "__module__", None) or "builtins"
+        home = getattr(target, "__module__", None) or "builtins"
         if function not in self.functions and home not in self.modules:
             raise OperatorError(
                 f"{named_by} names the function {function!r}, which {module} has from {home}, and that "
                 f"module is not allowed: {_how_to_allow(home)}"
             )
-        loaded: Callable[..., Any] = found
+        loaded: Callable[..., Any] = target
         return loaded
 
 

@@ -192,8 +192,8 @@ def _list_recognised(
     more = [c for c in by if c.name not in names]
     if table.split_time and table.split_time not in {*names, source.place}:
         more.append(KeyColumn.of(table.split_time, types[table.split_time]))
-    found = tuple(c for c in (*columns, *more) if c.name != table.split_column)
-    return found or columns
+    recognised = tuple(c for c in (*columns, *more) if c.name != table.split_column)
+    return recognised or columns
 
 
 def _find_column(column: KeyColumn, source: Input, types: Mapping[str, str]) -> KeyColumn:

@@ -25,11 +25,11 @@ _SPLIT = np.uint64(0x5EED5EED00000001)
 
 def split_of(columns: Arrays, keys: Keys, spec: Spec) -> Narrow:
     """Returns the number of each row's split, or -1 if `split_column` names none, or `split_time` has no time."""
-    found = _split_labelled(columns, keys, spec)
+    splits = _split_labelled(columns, keys, spec)
     if not spec.table.unlabelled:
-        return found
+        return splits
     unknown = np.asarray(pc.is_null(spec.labels(columns)))
-    return np.where(unknown, np.int32(len(spec.table.split) - 1), found)
+    return np.where(unknown, np.int32(len(spec.table.split) - 1), splits)
 
 
 def _split_labelled(columns: Arrays, keys: Keys, spec: Spec) -> Narrow:

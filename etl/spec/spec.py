@@ -149,13 +149,13 @@ class Spec:
     @property
     def types(self) -> dict[str, str]:
         """The types of the input's columns, and of those that joins and lags add."""
-        found = self.input.with_place
+        types = self.input.with_place
         for join in self.rows.joins:
-            found |= join.columns
+            types |= join.columns
         for lag in self.rows.histories:
             if lag.lag:
-                found[lag.name] = found[lag.of]
-        return found
+                types[lag.name] = types[lag.of]
+        return types
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -169,35 +169,37 @@ class Spec:
             rows.negatives,
             rows.dedup,
         )
-        named = {name for one in sections if one for _, name in columns_named(one)}
+        named = {name for section in sections if section for _, name in columns_named(section)}
         named |= {name for column in self.columns for name in column.sources}
         return tuple(name for name in self.input.columns if name not in named)
 
     @property
     def functions(self) -> frozenset[str]:
         """The functions of its `python` operators and its transforms, as "module:function"."""
-        found = {
+        named = {
             op.function for column in self.columns for op in column.ops if isinstance(op, Python)
         }
-        return frozenset(found | {one.function for one in self.transforms if one.function})
+        return frozenset(
+            named | {transform.function for transform in self.transforms if transform.function}
+        )
 
     def import_functions(self) -> dict[str, Callable[..., Any]]:
         """Imports the functions of its operators. Raises OperatorError if one may not or cannot be imported, or if an
         operator no longer exists."""
-        found: dict[str, Callable[..., Any]] = {}
+        functions: dict[str, Callable[..., Any]] = {}
         for made in self.columns:
             for op in made.ops:
                 if isinstance(op, Left):
                     raise OperatorError(f"column {made.name!r}: {op.why}")
                 if isinstance(op, Python):
                     try:
-                        found[op.function] = self.permission.load(
+                        functions[op.function] = self.permission.load(
                             op.function, f"the spec of {self.name}"
                         )
-                        op.check(found[op.function])
+                        op.check(functions[op.function])
                     except OperatorError as error:
                         raise OperatorError(f"column {made.name!r}: {error}") from None
-        return found
+        return functions
 
     @property
     def label_column(self) -> ColumnSpec:
@@ -244,14 +246,14 @@ class Spec:
     @property
     def fitted(self) -> tuple[Learned, ...]:
         """Every state to learn, once each."""
-        found: dict[str, Learned] = {}
+        learned: dict[str, Learned] = {}
         for spec in (*self.columns, *self.hidden):
             for key, op, number in spec.fitted:
-                before = found[key].users if key in found else ()
-                found[key] = Learned(
+                before = learned[key].users if key in learned else ()
+                learned[key] = Learned(
                     key=key, op=op, level=spec.level(number), users=(*before, (spec, number))
                 )
-        return tuple(found.values())
+        return tuple(learned.values())
 
     def may_be_stored(self, learned: Learned) -> bool:
         """Returns whether a fitted table may stay in files. A table that negatives are drawn from may not, because each
@@ -386,7 +388,7 @@ def _check_label(columns: tuple[ColumnSpec, ...], rows: RowRules, source: Input)
                 f"{path}: {op.name} cannot make a label; operators that learn nothing can, for instance "
                 '{op = "compare", to = ">= 4"}'
             )
-    if label.ops and (rows.negatives or any(one.positive for one in rows.histories)):
+    if label.ops and (rows.negatives or any(history.positive for history in rows.histories)):
         raise SpecError(
             f"{path}: [negatives] and a [[history]] of positive rows need a label that is an input column "
             "as it is, 0 or 1"

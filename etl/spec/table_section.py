@@ -123,7 +123,7 @@ def empty_splits(table: TableSpec, rows: Mapping[str, int]) -> list[str]:
         if fullest
         else "there are no rows"
     )
-    found = []
+    problems = []
     for number, name in enumerate(names):
         if rows.get(name):
             continue
@@ -148,5 +148,5 @@ def empty_splits(table: TableSpec, rows: Mapping[str, int]) -> list[str]:
             )
         else:
             why = f"too few rows for a share of {table.split[name]:g}; take a larger share, or more rows"
-        found.append(f"split {name!r} is empty ({there}): {why}")
-    return found
+        problems.append(f"split {name!r} is empty ({there}): {why}")
+    return problems

@@ -73,7 +73,7 @@ class TableTransform:
             "function": self.function,
             "ops": [op.described for op in self.ops],
             "inputs": list(self.inputs),
-            "outputs": [dataclasses.asdict(one) for one in self.outputs],
+            "outputs": [dataclasses.asdict(output) for output in self.outputs],
         }
 
     def fault(self, text: str) -> SpecError:
@@ -85,18 +85,20 @@ def read_transforms(
 ) -> tuple[TableTransform, ...]:
     """Reads the [[transform]] entries of a spec whose columns have these roles. The columns that they name must
     exist."""
-    found: list[TableTransform] = []
+    transforms: list[TableTransform] = []
     there = {name: Field(name=name, role=role, type="") for name, role in columns.items()}
     for path, entry in read_sections(raw, "transform"):
-        one = _read_transform(entry, path)
-        if any(other.name == one.name for other in found):
-            raise SpecError(f"{path}.name = {one.name!r}: another transform has this name")
+        transform = _read_transform(entry, path)
+        if any(other.name == transform.name for other in transforms):
+            raise SpecError(f"{path}.name = {transform.name!r}: another transform has this name")
         try:
-            there = {f.name: f for f in _apply_transform(tuple(there.values()), one, sized=False)}
+            there = {
+                f.name: f for f in _apply_transform(tuple(there.values()), transform, sized=False)
+            }
         except SpecError as error:
             raise SpecError(f"{path}: {error}") from None
-        found.append(one)
-    return tuple(found)
+        transforms.append(transform)
+    return tuple(transforms)
 
 
 def _read_transform(entry: dict[str, Any], path: str) -> TableTransform:
@@ -121,7 +123,9 @@ def _read_transform(entry: dict[str, Any], path: str) -> TableTransform:
         ops = (_read_operator(step, path),)
     elif ways == ["ops"]:
         steps = read_value(entry.pop("ops"), list, f"{path}.ops")
-        ops = tuple(_read_operator(one, f"{path}.ops[{n}]") for n, one in enumerate(steps))
+        ops = tuple(
+            _read_operator(operator, f"{path}.ops[{n}]") for n, operator in enumerate(steps)
+        )
     made = read_into(TableTransform, entry, path, ops=ops, outputs=outputs)
     if made.function:
         return made
@@ -157,7 +161,7 @@ def _read_operator(step: Any, path: str) -> Operator:
 def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
     """Reads transforms of a command line: "module:function:inputs>outputs@10s". An output that is no column of the
     table becomes a dense column, or with =SIZE a column of ids below SIZE. @ names the seconds of a batch at most."""
-    found: list[TableTransform] = []
+    transforms: list[TableTransform] = []
     for text in texts:
         limit = _LIMIT.search(text)
         module, _, rest = _LIMIT.sub("", text).partition(":")
@@ -173,7 +177,7 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
             if not name or (equals and not size.isdecimal()):
                 raise SpecError(f"--transform {text!r}: {output!r} is no output; {_SHORT}")
             made.append({"name": name} | ({"cardinality": int(size)} if equals else {}))
-        same = sum(other.function.endswith(f":{attribute}") for other in found)
+        same = sum(other.function.endswith(f":{attribute}") for other in transforms)
         entry = {
             "name": f"{attribute}_{same + 1}" if same else attribute,
             "function": function,
@@ -181,23 +185,23 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
             "outputs": made,
             **({"limit_s": float(limit[1])} if limit else {}),
         }
-        found.append(_read_transform(entry, f"--transform {text!r}"))
-    return tuple(found)
+        transforms.append(_read_transform(entry, f"--transform {text!r}"))
+    return tuple(transforms)
 
 
 def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -> tuple[Field, ...]:
     """Returns the columns that a model gets: the stored columns, as the transforms change them, and those that they
     add. Raises SpecError if a transform needs a column that does not exist."""
-    found = tuple(fields)
+    after = tuple(fields)
     names: set[str] = set()
-    for one in transforms:
-        if one.name in names:
-            raise one.fault(
+    for transform in transforms:
+        if transform.name in names:
+            raise transform.fault(
                 "another transform has this name; rename one of the functions, or name them in the spec"
             )
-        names.add(one.name)
-        found = _apply_transform(found, one, sized=True)
-    return found
+        names.add(transform.name)
+        after = _apply_transform(after, transform, sized=True)
+    return after
 
 
 def stored(fields: Iterable[Field]) -> tuple[Field, ...]:
@@ -215,68 +219,74 @@ def inputs_of(transform: TableTransform, fields: Iterable[Field]) -> tuple[str, 
 
 
 def _apply_transform(
-    fields: tuple[Field, ...], one: TableTransform, *, sized: bool
+    fields: tuple[Field, ...], transform: TableTransform, *, sized: bool
 ) -> tuple[Field, ...]:
     """Returns the columns after one transform. `sized` is true if cardinalities are known."""
     there = {f.name: f for f in fields}
-    taken = [there.get(name) for name in inputs_of(one, fields)]
-    for name, column in zip(inputs_of(one, fields), taken, strict=True):
+    taken = [there.get(name) for name in inputs_of(transform, fields)]
+    for name, column in zip(inputs_of(transform, fields), taken, strict=True):
         if column is None:
-            raise one.fault(
+            raise transform.fault(
                 f"it needs a column {name!r}, which does not exist{nearest(name, there)}; use a table that has it, "
                 "or leave the transform out"
             )
         if column.role not in KINDS:
-            raise one.fault(
+            raise transform.fault(
                 f"its input {name!r} is the {column.role}, which a server does not have; a transform takes dense "
                 "and sparse columns"
             )
     inputs = [column for column in taken if column is not None]
-    outputs = one.outputs or tuple(TransformOutput(name=f.name) for f in inputs)
-    if one.ops:
-        outputs = _outputs_of_ops(one, inputs)
+    outputs = transform.outputs or tuple(TransformOutput(name=f.name) for f in inputs)
+    if transform.ops:
+        outputs = _outputs_of_ops(transform, inputs)
     twice = next(
         (o.name for n, o in enumerate(outputs) if any(o.name == p.name for p in outputs[:n])), None
     )
     if twice is not None:
-        raise one.fault(f"its output {twice!r} is there twice")
+        raise transform.fault(f"its output {twice!r} is there twice")
     bags = [f.bag for f in inputs if f.bag]
     for output in outputs:
         before = there.get(output.name)
         there[output.name] = (
-            _change_field(one, output, before)
+            _change_field(transform, output, before)
             if before is not None
             else _add_field(
-                one, output, tuple(f.name for f in inputs), max(bags, default=None), sized=sized
+                transform,
+                output,
+                tuple(f.name for f in inputs),
+                max(bags, default=None),
+                sized=sized,
             )
         )
     return tuple(there.values())
 
 
-def _change_field(one: TableTransform, output: TransformOutput, before: Field) -> Field:
+def _change_field(transform: TableTransform, output: TransformOutput, before: Field) -> Field:
     if before.role not in KINDS:
-        raise one.fault(
+        raise transform.fault(
             f"its output {output.name!r} is the table's {before.role}, which cannot be changed; choose another "
             "name"
         )
     if output.role and output.role != before.role:
-        raise one.fault(
+        raise transform.fault(
             f"its output {output.name!r} is {output.role}, but the table's column of this name is "
             f"{before.role}; give the output a name of its own"
         )
     if output.cardinality and before.role == "dense":
-        raise one.fault(f"its output {output.name!r} is a dense column, which has no cardinality")
+        raise transform.fault(
+            f"its output {output.name!r} is a dense column, which has no cardinality"
+        )
     size = output.cardinality or before.cardinality
     stored = before.stored_ids or (
         None if before.made or size == before.cardinality else before.cardinality
     )
     return replace(
-        before, cardinality=size, stored_ids=stored, transforms=(*before.transforms, one.name)
+        before, cardinality=size, stored_ids=stored, transforms=(*before.transforms, transform.name)
     )
 
 
 def _add_field(
-    one: TableTransform,
+    transform: TableTransform,
     output: TransformOutput,
     inputs: tuple[str, ...],
     bag: tuple[int, float, int] | None,
@@ -285,9 +295,11 @@ def _add_field(
 ) -> Field:
     role = output.role or ("sparse" if output.cardinality else "dense")
     if role == "dense" and output.cardinality:
-        raise one.fault(f"its output {output.name!r} is a dense column, which has no cardinality")
-    if role != "dense" and output.cardinality is None and (sized or not one.ops):
-        raise one.fault(
+        raise transform.fault(
+            f"its output {output.name!r} is a dense column, which has no cardinality"
+        )
+    if role != "dense" and output.cardinality is None and (sized or not transform.ops):
+        raise transform.fault(
             f"its output {output.name!r} has no cardinality: write the number below which all its ids are, the "
             "number of rows of its embedding"
         )
@@ -296,7 +308,7 @@ def _add_field(
         or output.name.startswith("_")
         or output.name.endswith(".lengths")
     ):
-        raise one.fault(f"its output {output.name!r}: this name is the table's own")
+        raise transform.fault(f"its output {output.name!r}: this name is the table's own")
     kind, layout = _TYPES[role]
     return Field(
         name=output.name,
@@ -307,30 +319,34 @@ def _add_field(
         bag=(0, bag[1], bag[2]) if bag and role == "id_list" else None,
         inputs=inputs,
         made=True,
-        transforms=(one.name,),
+        transforms=(transform.name,),
     )
 
 
-def _outputs_of_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[TransformOutput, ...]:
+def _outputs_of_ops(
+    transform: TableTransform, inputs: Sequence[Field]
+) -> tuple[TransformOutput, ...]:
     """Returns the output of a chain of operators with its role and cardinality."""
     kind, size = "row", None
     if len(inputs) == 1:
         kind, size = KINDS[inputs[0].role], inputs[0].cardinality
-    for op in one.ops:
+    for op in transform.ops:
         given = follow(op, kind)
         if given is None:
-            raise one.fault(f"{op.name} takes {' or '.join(op.takes)}, but has {kind} here")
+            raise transform.fault(f"{op.name} takes {' or '.join(op.takes)}, but has {kind} here")
         kind, size = given, op.cardinality(None) or (size if given in ("id", "ids") else None)
-    role: Any = next((role for role, of in KINDS.items() if of == kind), "")
+    role: Any = next((role for role, kept_as in KINDS.items() if kept_as == kind), "")
     if not role:
-        raise one.fault(
+        raise transform.fault(
             f"its operators end in {kind}, which no model takes; add one that gives numbers or ids"
         )
-    if len(one.outputs) != 1:
-        raise one.fault(f"its operators give 1 column, and there are {len(one.outputs)} outputs")
-    (output,) = one.outputs
+    if len(transform.outputs) != 1:
+        raise transform.fault(
+            f"its operators give 1 column, and there are {len(transform.outputs)} outputs"
+        )
+    (output,) = transform.outputs
     if (output.role or role) != role or (size and output.cardinality not in (None, size)):
-        raise one.fault(
+        raise transform.fault(
             f"its output {output.name!r}: the operators give it the role {role} and the cardinality "
             f"{size}; leave both out"
         )

@@ -104,21 +104,21 @@ def read_into(
 
 def read_value(value: Any, hint: Any, path: str, columns: Mapping[str, str] = _NO_COLUMNS) -> Any:
     """Returns the value of a key with such a hint."""
-    found = _convert(value, hint, path, columns)
-    if wrong := problem(found, hint):
+    converted = _convert(value, hint, path, columns)
+    if wrong := problem(converted, hint):
         raise SpecError(f"{path} = {value!r}: {wrong}")
-    return found
+    return converted
 
 
 def _convert(value: Any, hint: Any, path: str, columns: Mapping[str, str]) -> Any:
     """Returns a value of TOML in the type of a hint."""
     kind, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]
     if kind is Annotated:
-        found = _convert(value, parts[0], path, columns)
+        converted = _convert(value, parts[0], path, columns)
         for mark in hint.__metadata__:
             if isinstance(mark, InputColumn):
-                mark.check(found, path, columns)
-        return found
+                mark.check(converted, path, columns)
+        return converted
     if kind is Literal:
         return _convert(value, str, path, columns)
     if kind is tuple:  # a single text counts as a list of one

@@ -41,10 +41,10 @@ class FileBackedState:
     @classmethod
     def of(cls, store: TableStore, paths: Iterable[str]) -> FileBackedState:
         """Describes existing files. Reads them once for their digest."""
-        found = cls(
+        state = cls(
             uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest=""
         )
-        return replace(found, digest=digest_of(SCHEMA, found.row_groups()))
+        return replace(state, digest=digest_of(SCHEMA, state.row_groups()))
 
     @property
     def num_rows(self) -> int:
@@ -162,8 +162,8 @@ class FittedState:
 
     def __getitem__(self, key: str) -> pa.Table:
         """Returns the table of that key. Reads its files if it has any."""
-        found = self.kept(key)
-        return found.read() if isinstance(found, FileBackedState) else found
+        stored = self.kept(key)
+        return stored.read() if isinstance(stored, FileBackedState) else stored
 
     def kept(self, key: str) -> pa.Table | FileBackedState:
         try:
@@ -188,12 +188,12 @@ class FittedState:
         if self.fitted_on is not None:
             digest.update(f"\0fitted on {self.fitted_on}\0".encode())
         for key, table in self.tables.items():
-            found = (
+            content = (
                 table.digest
                 if isinstance(table, FileBackedState)
                 else digest_of(table.schema, table.to_batches())
             )
-            digest.update(f"\0{key}\0{found}\0".encode())
+            digest.update(f"\0{key}\0{content}\0".encode())
         return digest.hexdigest()[:16]
 
     def packed(self) -> Packed:
@@ -213,10 +213,10 @@ class FittedState:
         return cls(
             spec=spec,
             tables={
-                key: found
-                if isinstance(found, FileBackedState)
-                else pa.ipc.open_stream(found).read_all()
-                for key, found in packed.items()
+                key: part
+                if isinstance(part, FileBackedState)
+                else pa.ipc.open_stream(part).read_all()
+                for key, part in packed.items()
             },
         )
 
@@ -257,8 +257,8 @@ class FittedState:
                 for key in about["keys"]
             }
             tables |= {
-                key: FileBackedState.from_json(store.uri, found)
-                for key, found in about["stored"].items()
+                key: FileBackedState.from_json(store.uri, described)
+                for key, described in about["stored"].items()
             }
             state = cls(
                 spec=about["spec"],
@@ -298,9 +298,9 @@ class FittedState:
     def files(store: TableStore, name: str) -> set[str]:
         """Returns all files that a saved state needs, relative to the table. Empty if there is no such state."""
         folder = f"_sluice/state/{name}"
-        found = set(store.files(folder))
-        if f"{folder}/state.json" in found:
+        files = set(store.files(folder))
+        if f"{folder}/state.json" in files:
             about = store.read_json(f"{folder}/state.json")
-            found |= {f"{folder}/{quote(key, safe='')}.parquet" for key in about["keys"]}
-            found |= {path for stored in about["stored"].values() for path, _ in stored["parts"]}
-        return found
+            files |= {f"{folder}/{quote(key, safe='')}.parquet" for key in about["keys"]}
+            files |= {path for stored in about["stored"].values() for path, _ in stored["parts"]}
+        return files

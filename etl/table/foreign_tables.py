@@ -43,9 +43,9 @@ class TableFolder(NamedTuple):
             )
         elif in_job:
             how += f', with format = "{self.kind.lower()}"'
-        one = "an" if self.kind == "Iceberg" else "a"
+        article = "an" if self.kind == "Iceberg" else "a"
         return (
-            f"{self.path}: this is the folder of {one} {self.kind} table, which may hold rows that the table has "
+            f"{self.path}: this is the folder of {article} {self.kind} table, which may hold rows that the table has "
             f"removed. Files are not listed there: {how}"
         )
 
@@ -86,11 +86,11 @@ class LocalTables:
 
     def above(self, path: str) -> TableFolder | None:
         """Returns the table whose folder holds this file or the target of its links."""
-        found = self._of_folder(os.path.dirname(path))
+        folder = self._of_folder(os.path.dirname(path))
         return (
-            found or self._of_folder(os.path.dirname(os.path.realpath(path)))
+            folder or self._of_folder(os.path.dirname(os.path.realpath(path)))
             if os.path.islink(path)
-            else found
+            else folder
         )
 
     def refuse_listed(self, paths: Iterable[str]) -> None:

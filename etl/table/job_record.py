@@ -34,7 +34,9 @@ class FileRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
-        known = {name: one for name, one in value.items() if name != "partition"}  # of release 0.2
+        known = {
+            name: entry for name, entry in value.items() if name != "partition"
+        }  # of release 0.2
         return cls(**{**known, "row_group_rows": tuple(value["row_group_rows"])})
 
 
@@ -96,7 +98,9 @@ class JobRecord:
             # Release 0.2 wrote `took`, the cost of the job.
             known = {k: v for k, v in value.items() if k not in ("format", "rules", "took")}
             files = tuple(FileRecord.from_json(f) for f in known["files"])
-            identity = Identity.from_json(found) if (found := known.get("identity")) else None
+            identity = (
+                Identity.from_json(described) if (described := known.get("identity")) else None
+            )
             return cls(
                 **{
                     **known,

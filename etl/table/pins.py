@@ -71,12 +71,12 @@ def _read_each(
     """Reads the JSON files of a folder. Raises StoreError, with a hint, for one that cannot be read."""
     for path in _json_files(store, folder):
         try:
-            found = read(path, store.read_json(path))
+            pin = read(path, store.read_json(path))
         except FileNotFoundError:  # it was removed just now
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{store.url(path)}: cannot be read ({error}); {hint}") from None
-        yield found
+        yield pin
 
 
 def _json_files(store: TableStore, folder: str) -> tuple[str, ...]:

@@ -101,10 +101,10 @@ def _as_read(values: pa.Array) -> dict[str, Any]:
     return _with_nulls({"bins": bins}, len(values), values.null_count)
 
 
-def _with_nulls(found: dict[str, Any], rows: int, nulls: int) -> dict[str, Any]:
+def _with_nulls(profile: dict[str, Any], rows: int, nulls: int) -> dict[str, Any]:
     """Adds missing values to what was counted of the others."""
-    bins = found["bins"] | ({"null": nulls} if nulls else {})
-    return {**found, "rows": rows, "nulls": nulls, "bins": bins}
+    bins = profile["bins"] | ({"null": nulls} if nulls else {})
+    return {**profile, "rows": rows, "nulls": nulls, "bins": bins}
 
 
 def _bag(lengths: AnyArray) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def _left(numbers: AnyArray) -> dict[str, Any]:
     """Counts numbers from which the loader makes ids. Some may be missing."""
     missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
     most = float(np.finfo(np.float32).max)
-    found = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
-    return _with_nulls(found, len(numbers), int(missing.sum()))
+    profile = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
+    return _with_nulls(profile, len(numbers), int(missing.sum()))
 
 
 def _numbers(wide: Floats) -> dict[str, Any]:
@@ -209,15 +209,15 @@ def drift(
     """Returns psi, unseen (the share now) and nulls (the change of the share) of each column of both versions.
 
     `lost` are the shares of missing or unreadable values, before and after, which fills hide in the table."""
-    found = {}
+    drifts = {}
     for name in before.columns.keys() & after.columns.keys():
         old, new = before.columns[name], after.columns[name]
         nulls = _share(new, "nulls") - _share(old, "nulls")
         if name in lost[0] and name in lost[1]:
             nulls = max(nulls, lost[1][name] - lost[0][name], key=abs)
-        found[name] = {
+        drifts[name] = {
             "psi": round(stability(old["bins"], new["bins"]), 4),
             "unseen": round(_share(new, "unseen"), 4),
             "nulls": round(nulls, 4),
         }
-    return dict(sorted(found.items()))
+    return dict(sorted(drifts.items()))

@@ -40,8 +40,12 @@ class Sketch:
     @classmethod
     def of(cls, hashes: Hashes, below: int = _ALL) -> Sketch:
         """Returns the sketch of all hashes below a bound."""
-        found = _under(np.unique(hashes), below)
-        return cls(found[:MOST], int(found[MOST])) if len(found) > MOST else cls(found, below)
+        smallest = _under(np.unique(hashes), below)
+        return (
+            cls(smallest[:MOST], int(smallest[MOST]))
+            if len(smallest) > MOST
+            else cls(smallest, below)
+        )
 
     @classmethod
     def joined(cls, sketches: Iterable[Sketch]) -> Sketch:
@@ -53,10 +57,10 @@ class Sketch:
 
     def without(self, others: Iterable[Sketch]) -> Sketch:
         """Returns this sketch without the hashes of the others."""
-        found = self.hashes
+        hashes = self.hashes
         for other in others:
-            found = np.setdiff1d(found, other.hashes)
-        return Sketch(found, self.below)
+            hashes = np.setdiff1d(hashes, other.hashes)
+        return Sketch(hashes, self.below)
 
     @property
     def is_complete(self) -> bool:
@@ -139,7 +143,7 @@ class HashBounds:
 
     def sketches(self, gathered: Gathered) -> dict[str, dict[str, Sketch]]:
         """Returns the sketches by recognition, then by split."""
-        found: dict[str, dict[str, Sketch]] = {}
+        by_recognition: dict[str, dict[str, Sketch]] = {}
         for (recognition, split), hashes in sorted(gathered.items()):
-            found.setdefault(recognition, {})[split] = Sketch.of(hashes, self.below[split])
-        return found
+            by_recognition.setdefault(recognition, {})[split] = Sketch.of(hashes, self.below[split])
+        return by_recognition

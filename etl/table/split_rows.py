@@ -42,9 +42,9 @@ class SplitRows:
         ):
             rule = None
         common = set.intersection(*(set(r.sketches) for r in records)) if records else set()
-        found: dict[str, dict[str, list[Sketch]]] = {}
+        by_recognition: dict[str, dict[str, list[Sketch]]] = {}
         for recognition in sorted(common):
-            of_splits = found[recognition] = {}
+            of_splits = by_recognition[recognition] = {}
             for record in records:
                 for split, sketch in record.sketches[recognition].items():
                     of_splits.setdefault(split, []).append(Sketch.from_json(sketch))
@@ -52,7 +52,7 @@ class SplitRows:
             jobs=tuple(r.job for r in records),
             rule=rule,
             settings=settings[-1] if settings else {},
-            sketches=_convert(found, Sketch.joined),
+            sketches=_convert(by_recognition, Sketch.joined),
         )
 
     @property
@@ -125,20 +125,20 @@ def under_rule(
     first_key = bool(spec.table.key) and not rule.named
     try:
         same_times = bool(spec.table.split_time) and _settings(parent) == _settings_of(spec)
-        found = rule.find_in(spec.table, spec.input, spec.types, may_lack=same_times)
+        identity = rule.find_in(spec.table, spec.input, spec.types, may_lack=same_times)
     except SplitMoved:
         if not accept and not first_key:
             raise
         return spec, None
-    if first_key and set(spec.table.key) != {c.name for c in found.columns}:
-        return spec, found
+    if first_key and set(spec.table.key) != {c.name for c in identity.columns}:
+        return spec, identity
     try:
-        found.check_table(spec.table)
+        identity.check_table(spec.table)
     except SplitMoved:
         if not accept:
             raise
-        return spec, found
-    return replace(spec, identity=found), found
+        return spec, identity
+    return replace(spec, identity=identity), identity
 
 
 @lru_cache(maxsize=16)

@@ -105,7 +105,7 @@ class FeatureTable:
                 return cls.open(uri, allow_code=allow_code, transforms=transforms)
             raise
         newest = max(records.values(), key=lambda r: r.version) if records else None
-        found = cls(
+        table = cls(
             uri=store.uri,
             version=delta.version(),
             fields=tuple(_field(f, newest, records.values()) for f in columns),
@@ -114,10 +114,10 @@ class FeatureTable:
             records=records,
             permission=Permission.of(allow_code),
         )
-        text = found.record.spec if records else ""
+        text = table.record.spec if records else ""
         # Most tables are opened without parsing a spec.
-        own = found.spec().transforms if "transform" in text else ()
-        return found.transformed((*own, *short_transforms(transforms)))
+        own = table.spec().transforms if "transform" in text else ()
+        return table.transformed((*own, *short_transforms(transforms)))
 
     def transformed(self, transforms: Iterable[TableTransform]) -> FeatureTable:
         """Returns this version with more transforms. Raises SpecError if one needs a column that does not exist."""
@@ -155,7 +155,7 @@ class FeatureTable:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        return Fingerprint.of(self.fields, [one.described for one in self.transforms])
+        return Fingerprint.of(self.fields, [transform.described for transform in self.transforms])
 
     @property
     def record(self) -> JobRecord:
@@ -289,7 +289,7 @@ def _data_files(
             content=file.sha256,
         )
         for _, path, file in sorted(
-            ((recorded[p][0], p, recorded[p][1]) for p in paths), key=lambda found: found[:2]
+            ((recorded[p][0], p, recorded[p][1]) for p in paths), key=lambda file: file[:2]
         )
     )
 

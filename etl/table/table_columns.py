@@ -45,7 +45,7 @@ class FileColumns:
     def described(self) -> list[Any]:
         """Everything that the columns' values depend on, for hashes."""
         return [
-            {name: str(one) for name, one in self.constants.items()},
+            {name: str(value) for name, value in self.constants.items()},
             None if self.names is None else dict(self.names),
         ]
 
@@ -56,7 +56,7 @@ class FileColumns:
 
     def of(self, wanted: Collection[str]) -> FileColumns:
         """Returns these columns without the constants that nobody wants."""
-        constants = {name: one for name, one in self.constants.items() if name in wanted}
+        constants = {name: value for name, value in self.constants.items() if name in wanted}
         return FileColumns(constants, self.names)
 
     def schema(self, stored: pa.Schema) -> pa.Schema:
@@ -65,7 +65,7 @@ class FileColumns:
             stored = pa.schema(
                 [stored.field(own).with_name(name) for name, own in self.names.items()]
             )
-        return pa.schema([*stored, *((name, one.type) for name, one in self.constants.items())])
+        return pa.schema([*stored, *((name, value.type) for name, value in self.constants.items())])
 
     def stored(self, wanted: Iterable[str]) -> list[str]:
         """Returns the names in the file of those wanted columns that it holds."""
@@ -91,9 +91,9 @@ class FileColumns:
     def with_constants(self, rows: Rows, wanted: Iterable[str]) -> Rows:
         """Adds those wanted columns that have one value for the whole file."""
         for name in wanted if self.constants else ():
-            if (one := self.constants.get(name)) is not None:
-                values = pa.repeat(one, rows.num_rows)
-                rows = rows.append_column(pa.field(name, one.type), values)
+            if (value := self.constants.get(name)) is not None:
+                values = pa.repeat(value, rows.num_rows)
+                rows = rows.append_column(pa.field(name, value.type), values)
         return rows
 
 
@@ -159,20 +159,24 @@ def partitions_of(paths: Sequence[str], texts: Collection[str] = ()) -> list[Fil
 
     A column is an int64 if each folder has a whole number, otherwise a string. Columns in `texts` are strings. Leaves
     out a column that the folders of some file do not name."""
-    found = [folders_of(path) for path in paths]
-    common = [name for name in (found[0] if found else ()) if all(name in one for one in found)]
+    folders = [folders_of(path) for path in paths]
+    common = [
+        name
+        for name in (folders[0] if folders else ())
+        if all(name in folder for folder in folders)
+    ]
     kinds = {
         name: pa.int64()
         if name not in texts
-        and all(one[name] is None or _INTEGER.fullmatch(str(one[name])) for one in found)
+        and all(folder[name] is None or _INTEGER.fullmatch(str(folder[name])) for folder in folders)
         else pa.string()
         for name in common
     }
     return [
         FileColumns(
-            {name: pa.scalar(one[name], pa.string()).cast(kind) for name, kind in kinds.items()}
+            {name: pa.scalar(folder[name], pa.string()).cast(kind) for name, kind in kinds.items()}
         )
-        for one in found
+        for folder in folders
     ]
 
 
@@ -188,14 +192,14 @@ def refuse_twice(path: str, names: Iterable[str], columns: FileColumns) -> None:
 
 def folders_of(path: str) -> dict[str, str | None]:
     """Returns the names and values of the folders right above a file. A folder without them ends the search."""
-    found: dict[str, str | None] = {}
+    folders: dict[str, str | None] = {}
     for folder in reversed(path.split("/")[:-1]):
         name, mark, text = folder.partition("=")
         if not (mark and name):
             break
-        if unquote(name) in found:
+        if unquote(name) in folders:
             raise PartitionError(
                 f"{path}: two of its folders name the column {unquote(name)!r}; rename one of them"
             )
-        found[unquote(name)] = None if text == _NULL else unquote(text)
-    return dict(reversed(found.items()))
+        folders[unquote(name)] = None if text == _NULL else unquote(text)
+    return dict(reversed(folders.items()))

@@ -158,7 +158,9 @@ def _structs(schema: pa.Schema) -> dict[str, str]:
         f.name: _STRUCT
         for f in schema
         if pa.types.is_nested(f.type)
-        and not (any(one(f.type) for one in lists) and not pa.types.is_nested(f.type.value_type))
+        and not (
+            any(is_kind(f.type) for is_kind in lists) and not pa.types.is_nested(f.type.value_type)
+        )
     }
 
 
@@ -201,12 +203,12 @@ def _open_delta(uri: str, version: int | None) -> TableFiles:
     query = f"?{place.query}" if place.query else ""
     kinds = {f.name: f.type for f in adds.schema}
     files = {
-        _url(root, unquote(one["path"]), query): {
+        _url(root, unquote(added["path"]), query): {
             name.removeprefix(_PARTITION): pa.scalar(value, kinds[name])
-            for name, value in one.items()
+            for name, value in added.items()
             if name.startswith(_PARTITION)
         }
-        for one in adds.to_pylist()
+        for added in adds.to_pylist()
     }
     return TableFiles(
         uri=uri if place.scheme else root,
@@ -214,7 +216,9 @@ def _open_delta(uri: str, version: int | None) -> TableFiles:
         version=table.version(),
         schema=pa.schema([f for f in schema if f.name not in unread]),
         files=dict(sorted(files.items())),
-        stored={one["name"]: one["metadata"].get(key, one["name"]) for one in described},
+        stored={
+            column["name"]: column["metadata"].get(key, column["name"]) for column in described
+        },
         unread=unread,
     )
 
@@ -235,7 +239,7 @@ def _open_iceberg(uri: str, version: int | None) -> TableFiles:
     table = _iceberg_table(uri)
     snapshot = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if snapshot is None:
-        known = ", ".join(str(one.snapshot_id) for one in table.metadata.snapshots) or "none"
+        known = ", ".join(str(other.snapshot_id) for other in table.metadata.snapshots) or "none"
         what = "no snapshot" if version is None else f"no snapshot {version}"
         raise TableFilesError(f"{uri}: the table has {what} (known: {known})")
     scan = table.scan(snapshot_id=snapshot.snapshot_id)

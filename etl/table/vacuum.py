@@ -71,8 +71,8 @@ def vacuum(
     needed: set[str] = set()
     for version in kept:
         needed |= _list_needed(store, version, is_pinned=version in pinned)
-    found, skipped = _list_unneeded(store, needed)
-    gone = [p for p in found if _is_old(store, p, now, grace_s)]
+    unneeded, skipped = _list_unneeded(store, needed)
+    gone = [p for p in unneeded if _is_old(store, p, now, grace_s)]
     # Records are removed last. While a record exists, a reader's error can name the job that made a removed file.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
     earlier = removals(store)
@@ -120,9 +120,9 @@ def _list_unneeded(store: TableStore, needed: set[str]) -> tuple[list[str], set[
     written: list[str] = []
     skipped: set[str] = set()
     for folder, names in _WRITTEN.items():
-        found, links = store.listed(folder)
+        paths, links = store.listed(folder)
         skipped.update(links)
-        for path in found:
+        for path in paths:
             if path in needed:
                 continue
             if names.fullmatch(path):

@@ -232,7 +232,9 @@ def _report(
     if not first or any(losses.get(step) != loss for step, loss in first.items()):
         raise StepFailed(f"the losses differ between {alone['run']} and {tuned['run']}")
     share = (tuned["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
-    happened = "\n".join(f"  {one['label']}. {one['sentence']}" for one in after["occasions"])
+    happened = "\n".join(
+        f"  {occasion['label']}. {occasion['sentence']}" for occasion in after["occasions"]
+    )
     missed = "".join(
         f"\n  {fault} was not injected: the training was over, or there was nothing to harm."
         for fault in tuned["input"]["faults"]["missed"]
@@ -266,7 +268,7 @@ def _report(
         "stall_one_worker": waiting,
         "stall_tuned": after["stall_settled"],
         "headline": after["headline"],
-        "results": {one["label"]: one["result"] for one in after["occasions"]},
+        "results": {occasion["label"]: occasion["result"] for occasion in after["occasions"]},
         "rows": made.rows,
         "etl_s": round(made.seconds, 1),
         "minutes": round(minutes, 2),

@@ -177,22 +177,22 @@ class Comparison:
 
     def __init__(self, tuned: Run, frozen: Run) -> None:
         self._runs = {AGENT: tuned, FROZEN: frozen}
-        self._came = {name: float(one.of("follow")[0]["at"]) for name, one in self._runs.items()}
+        self._came = {name: float(run.of("follow")[0]["at"]) for name, run in self._runs.items()}
         self._lead = min(_LEAD_S, *self._came.values())
         self.incidents = {
-            name: next(i for i in find_incidents(one) if i.what == "schema")
-            for name, one in self._runs.items()
+            name: next(i for i in find_incidents(run) if i.what == "schema")
+            for name, run in self._runs.items()
         }
         self.headline = _headline(self.incidents)
         self._compared_s = min(
-            _last_step_at(one) - self._came[name] for name, one in self._runs.items()
+            _last_step_at(run) - self._came[name] for name, run in self._runs.items()
         )
         self._rows: dict[str, float | None] = dict.fromkeys(self._runs)
         self.rows_told = ""
         if self._compared_s > 0:
             tuned_rows, frozen_rows = (
-                _rows_between(one, self._came[name], self._came[name] + self._compared_s)
-                for name, one in self._runs.items()
+                _rows_between(run, self._came[name], self._came[name] + self._compared_s)
+                for name, run in self._runs.items()
             )
             self._rows = {AGENT: tuned_rows, FROZEN: frozen_rows}
             self.rows_told = (
@@ -204,11 +204,11 @@ class Comparison:
         return {
             key: {
                 "rows": self._rows[name],
-                "rows_per_s": one.after,
-                "waiting": one.waited and one.waited[-1],
-                "settled_s": one.recovered_s,
+                "rows_per_s": incident.after,
+                "waiting": incident.waited and incident.waited[-1],
+                "settled_s": incident.recovered_s,
             }
-            for key, (name, one) in zip(
+            for key, (name, incident) in zip(
                 ("with_agent", "without"), self.incidents.items(), strict=True
             )
         }
@@ -216,8 +216,12 @@ class Comparison:
     def page(self) -> str:
         story = changes(self._runs[AGENT])
         rows = [
-            [escape(name), tables.verdict(one.result or "too short to judge"), escape(one.sentence)]
-            for name, one in self.incidents.items()
+            [
+                escape(name),
+                tables.verdict(incident.result or "too short to judge"),
+                escape(incident.sentence),
+            ]
+            for name, incident in self.incidents.items()
         ]
         table = tables.table(
             ("run", "result", "effect"),
@@ -238,12 +242,12 @@ class Comparison:
             charts=self._charts(story),
             occasions=f"<section><h2>What happened</h2>{table}</section>",
             decisions=tables.decisions(story),
-            footer=f"{sum(len(one.metrics) for one in self._runs.values())} measurements.",
+            footer=f"{sum(len(run.metrics) for run in self._runs.values())} measurements.",
         )
 
     def _charts(self, story: Sequence[DecisionEffect]) -> str:
         rates, waits = self._points("rows_per_s"), self._points("stall")
-        end = max(one.points[-1][0] for one in rates if one.points)
+        end = max(rate.points[-1][0] for rate in rates if rate.points)
         change = {
             "from": self._lead,
             "to": self._lead,
@@ -253,9 +257,9 @@ class Comparison:
             "text": self.incidents[AGENT].text,
         }
         decisions = [
-            {"at": at, "label": str(one.number), "text": f"{one.number}. {one.moves}"}
-            for one in story
-            if 0 <= (at := self._time(AGENT, one.at)) <= end
+            {"at": at, "label": str(effect.number), "text": f"{effect.number}. {effect.moves}"}
+            for effect in story
+            if 0 <= (at := self._time(AGENT, effect.at)) <= end
         ]
         return charts.embedded(
             {"bands": [change], "decisions": decisions}, "moments"
@@ -273,10 +277,10 @@ class Comparison:
                 name=name,
                 points=[
                     (self._time(name, at), value)
-                    for at, value in _points(one, field, since=self._came[name] - self._lead)
+                    for at, value in _points(run, field, since=self._came[name] - self._lead)
                 ],
             )
-            for name, one in self._runs.items()
+            for name, run in self._runs.items()
         ]
 
     def _time(self, name: str, at: float) -> float:
@@ -294,23 +298,23 @@ def _headline(incidents: Mapping[str, Incident]) -> str:
     )
 
 
-def _trained(one: Run) -> Points:
+def _trained(run: Run) -> Points:
     """Returns (time, steps) for each moment at which the trainer's steps were recorded."""
-    lines = [*one.of("train"), *one.of("epoch")]
+    lines = [*run.of("train"), *run.of("epoch")]
     return sorted((float(line["at"]), float(line["step"])) for line in lines)
 
 
-def _last_step_at(one: Run) -> float:
+def _last_step_at(run: Run) -> float:
     """Returns the time of the last recorded step. Before the first one, it is the start of the run."""
-    trained = _trained(one)
+    trained = _trained(run)
     return trained[-1][0] if trained else 0.0
 
 
-def _rows_between(one: Run, since: float, until: float) -> float:
+def _rows_between(run: Run, since: float, until: float) -> float:
     """Returns the rows that all ranks trained on between two times."""
     import numpy as np
 
-    times, steps = zip(*_trained(one), strict=True)
+    times, steps = zip(*_trained(run), strict=True)
     first, last = np.interp([since, until], times, steps)
     return float(round((last - first) * _BATCH))
 
@@ -320,8 +324,8 @@ def _at_change(tuned: Run) -> Mapping[str, Any]:
     return [look for look in tuned.of("loader") if look["at"] <= tuned.of("follow")[0]["at"]][-1]
 
 
-def _points(one: Run, field: str, *, since: float) -> Points:
-    return [(float(look["at"]), float(look[field])) for look in one.looks() if look["at"] >= since]
+def _points(run: Run, field: str, *, since: float) -> Points:
+    return [(float(look["at"]), float(look[field])) for look in run.looks() if look["at"] >= since]
 
 
 if __name__ == "__main__":

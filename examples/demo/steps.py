@@ -143,12 +143,12 @@ def _short(word: str) -> str:
 def _uninterrupted() -> Iterator[None]:
     """Holds an interrupt back until the context ends: a process that is just starting must be known first."""
     came: list[Any] = []
-    answers = {one: signal.signal(one, lambda *got: came.append(got)) for one in _ENDS}
+    answers = {ending: signal.signal(ending, lambda *got: came.append(got)) for ending in _ENDS}
     try:
         yield
     finally:
-        for one, answer in answers.items():
-            signal.signal(one, answer)
+        for ending, answer in answers.items():
+            signal.signal(ending, answer)
         if came and callable(answer := answers[came[0][0]]):
             answer(*came[0])
 

@@ -74,10 +74,10 @@ class Injection:
     def outcome(self) -> dict[str, list[str]]:
         """The faults that happened, and those that were missed, because the run was too short or had nothing to
         harm."""
-        found: dict[str, list[str]] = {"happened": [], "missed": []}
+        faults: dict[str, list[str]] = {"happened": [], "missed": []}
         for number, fault in enumerate(self._faults):
-            found["happened" if number in self._done else "missed"].append(str(fault))
-        return found
+            faults["happened" if number in self._done else "missed"].append(str(fault))
+        return faults
 
     def _cause(self, fault: Fault) -> str | None:
         """Causes a fault and returns what was done. None: not possible now, try again at the next step."""

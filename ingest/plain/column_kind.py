@@ -180,8 +180,8 @@ def _numbers(facts: ColumnFacts) -> npt.NDArray[np.float64]:
     if facts.sampled is None:
         return np.zeros(0)
     values = facts.sampled.drop_null().cast(pa.float64(), safe=False).to_numpy()
-    found: npt.NDArray[np.float64] = values[np.isfinite(values)]
-    return found
+    numbers: npt.NDArray[np.float64] = values[np.isfinite(values)]
+    return numbers
 
 
 def label_leaks(
@@ -192,10 +192,10 @@ def label_leaks(
     (missing) for each row of the sample. It must be so in both halves of the rows."""
     known = np.flatnonzero(~np.isnan(label))
     order = np.random.default_rng(0).permutation(known)
-    for name, one in facts.items():
-        if one.sampled is None or len(one.sampled) != len(label):
+    for name, column in facts.items():
+        if column.sampled is None or len(column.sampled) != len(label):
             continue
-        there = _is_there(one.sampled)
+        there = _is_there(column.sampled)
         for which in (1, 0):
             of_class = label == which
             shares = [of_class[half][there[half]] for half in (order[::2], order[1::2])]
@@ -223,5 +223,5 @@ def _is_there(values: pa.Array) -> Flags:
         there = pc.and_(pc.not_equal(numbers, 0.0), pc.is_finite(numbers))
     else:
         there = pc.is_valid(values)
-    found: Flags = there.fill_null(False).to_numpy(zero_copy_only=False)
-    return found
+    flags: Flags = there.fill_null(False).to_numpy(zero_copy_only=False)
+    return flags

@@ -32,14 +32,14 @@ def common_types(
     columns may be missing in some files."""
     types = dict(files[0])
     lacking: dict[str, str] = {}
-    for path, one in zip(paths, files, strict=True):
-        if one.keys() != types.keys():
-            lacking |= {name: path for name in types if name not in one}
-            lacking |= {name: paths[0] for name in one if name not in files[0]}
-            types = {name: kind for name, kind in types.items() if name in one}
+    for path, own_types in zip(paths, files, strict=True):
+        if own_types.keys() != types.keys():
+            lacking |= {name: path for name in types if name not in own_types}
+            lacking |= {name: paths[0] for name in own_types if name not in files[0]}
+            types = {name: kind for name, kind in types.items() if name in own_types}
     for name in optional:
         lacking.pop(name, None)
-        types |= next(({name: one[name]} for one in files if name in one), {})
+        types |= next(({name: own_types[name]} for own_types in files if name in own_types), {})
     return types, lacking
 
 
@@ -91,13 +91,13 @@ def refuse_mixed(
                 )
 
 
-def difference(expected: pa.Schema, found: pa.Schema, first: str) -> str | None:
+def difference(expected: pa.Schema, given: pa.Schema, first: str) -> str | None:
     """Returns why a file cannot be loaded along with `first`, which has the `expected` columns. It needs all of them.
     Types of numbers may differ, and types of texts."""
     for field in expected:
-        if wrong := why_missing(field.name, found.names):
+        if wrong := why_missing(field.name, given.names):
             return wrong
-        kind = found.field(field.name).type
+        kind = given.field(field.name).type
         if _sort_of(kind) != _sort_of(field.type):
             return f"column {field.name!r} holds {kind}, in {first} it holds {field.type}"
     return None

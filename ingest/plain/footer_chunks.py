@@ -129,24 +129,24 @@ def chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
     of_groups = np.searchsorted(starts, np.flatnonzero(paths == _CHUNK >> 6))
     if len(starts) != groups * leaves or (of_groups != np.arange(groups) * leaves).any():
         raise ThriftError("the footer cannot be parsed")
-    found = np.zeros((64, groups * leaves), np.int64)
+    fields = np.zeros((64, groups * leaves), np.int64)
     chunk = np.searchsorted(starts, np.arange(len(paths)), "right") - 1
     inside = paths >> 6 == _ABOUT
-    found[paths[inside] & 63, chunk[inside]] = values[inside]
-    found[ENCODINGS] = 0
+    fields[paths[inside] & 63, chunk[inside]] = values[inside]
+    fields[ENCODINGS] = 0
     encodings = paths == _ABOUT << 6 | ENCODINGS
     bits = np.left_shift(1, np.clip(values[encodings], 0, 62))
-    np.bitwise_or.at(found[ENCODINGS], chunk[encodings], bits)
-    found[NULLS] = -1
+    np.bitwise_or.at(fields[ENCODINGS], chunk[encodings], bits)
+    fields[NULLS] = -1
     for row, path in ((NULLS, _NULLS_THERE), (_TEXT_BYTES, _SIZES << 6 | _TEXTS)):
-        found[row, chunk[paths == path]] = values[paths == path]
+        fields[row, chunk[paths == path]] = values[paths == path]
     for field in (_TEXTS, _REPETITIONS, _DEFINITIONS):
         there = chunk[paths == _SIZES << 6 | field]
-        found[_OCCURRENCES + field] = np.bincount(there, minlength=groups * leaves)
-    data, before = found[_DATA], found[_DICTIONARY]
-    found[START] = np.where((before > 0) & (before < data), before, data)
-    found[STORED, chunk[paths == _FILE_PATH]] = 0
-    return found.reshape(64, groups, leaves)
+        fields[_OCCURRENCES + field] = np.bincount(there, minlength=groups * leaves)
+    data, before = fields[_DATA], fields[_DICTIONARY]
+    fields[START] = np.where((before > 0) & (before < data), before, data)
+    fields[STORED, chunk[paths == _FILE_PATH]] = 0
+    return fields.reshape(64, groups, leaves)
 
 
 @compile_function

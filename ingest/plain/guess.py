@@ -151,7 +151,7 @@ def proposals(
             f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
             f'roles="label=NAME", or `sluice guess --label NAME`{columns}'
         )
-    wanted, made = label_of(label, {name: one.type for name, one in facts.items()})
+    wanted, made = label_of(label, {name: column.type for name, column in facts.items()})
     if wanted not in facts:
         raise ParquetError(
             f"there is no column {wanted!r} to be the label{meant(wanted, facts) or columns}"
@@ -170,36 +170,36 @@ def proposals(
         )
     if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
         label = f"{wanted} >= {least:g}"
-    hashed, found = set(hashed), dict[str, Proposal]()
-    for name, one in facts.items():
-        blank = Proposal(name=name, facts=one)
+    hashed, proposed = set(hashed), dict[str, Proposal]()
+    for name, column in facts.items():
+        blank = Proposal(name=name, facts=column)
         if name == wanted:
-            odd = "" if label != name else _describe_odd_clicks(one)
-            found[name] = replace(blank, role="label", label=label, rejected=odd)
+            odd = "" if label != name else _describe_odd_clicks(column)
+            proposed[name] = replace(blank, role="label", label=label, rejected=odd)
         elif name in hashed:
-            found[name] = replace(
-                blank, role="id_list" if is_list(one.type) else "sparse", fits=True
+            proposed[name] = replace(
+                blank, role="id_list" if is_list(column.type) else "sparse", fits=True
             )
         else:
-            found[name] = _proposal(blank, rows)
+            proposed[name] = _proposal(blank, rows)
     judged = {
-        name: one
-        for name, one in facts.items()
+        name: column
+        for name, column in facts.items()
         if name not in hashed
-        and (found[name].time or found[name].role not in ("", "label", "weight"))
+        and (proposed[name].time or proposed[name].role not in ("", "label", "weight"))
     }
     for name, why in label_leaks(judged, label_values(wanted, facts[wanted], label)):
-        found[name] = replace(found[name], role="", time="", why=why)
-    return found
+        proposed[name] = replace(proposed[name], role="", time="", why=why)
+    return proposed
 
 
 def usual_label(names: Iterable[str]) -> str | None:
     """Returns the column with a label's name, if there is one. `is_clicked` and `Click?` count too."""
-    found: dict[str, str] = {}
+    by_words: dict[str, str] = {}
     for name in names:
         words = [word for word in words_of(name) if word not in ("is", "was", "has")]
-        found.setdefault("_".join(words), name)
-    return next((found[name] for name in LABELS if name in found), None)
+        by_words.setdefault("_".join(words), name)
+    return next((by_words[name] for name in LABELS if name in by_words), None)
 
 
 def _least_positive(facts: ColumnFacts) -> float | None:
@@ -238,8 +238,10 @@ def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.fl
         return np.zeros(0)
     _, made = label_of(label, {name: facts.type})
     values = make_labels(made, facts.sampled)
-    found = values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
-    return found if np.isin(found[~np.isnan(found)], (0, 1)).all() else np.full(len(found), np.nan)
+    labels = values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    return (
+        labels if np.isin(labels[~np.isnan(labels)], (0, 1)).all() else np.full(len(labels), np.nan)
+    )
 
 
 def _proposal(blank: Proposal, rows: int) -> Proposal:
@@ -389,32 +391,36 @@ def share_of_values(count: int, total: int, example: str) -> str:
 def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
     """Returns the time formats that together read all of these texts but `most_wrong`, the most frequent first. Empty
     if there are none."""
-    left, found = examples.filter(pc.not_equal(examples, "")), list[str]()
-    while len(left) and len(found) < _MOST_FORMATS:
-        taken = {day for day in _SWAPPED if any(one.startswith(day) for one in found)}
+    left, formats = examples.filter(pc.not_equal(examples, "")), list[str]()
+    while len(left) and len(formats) < _MOST_FORMATS:
+        taken = {day for day in _SWAPPED if any(form.startswith(day) for form in formats)}
         read = {
-            one: ParseTime(format=one).apply(left, None)
-            for one in _FORMATS
-            if not (one.startswith(_SWAPPED) and taken and not one.startswith(tuple(taken)))
+            form: ParseTime(format=form).apply(left, None)
+            for form in _FORMATS
+            if not (form.startswith(_SWAPPED) and taken and not form.startswith(tuple(taken)))
         }
         # Where days and months can be exchanged, the times of a log are close together.
         best = min(
             read,
-            key=lambda one: (
-                read[one].null_count,
-                pc.subtract(pc.max(read[one]), pc.min(read[one])).as_py() or 0,
+            key=lambda form: (
+                read[form].null_count,
+                pc.subtract(pc.max(read[form]), pc.min(read[form])).as_py() or 0,
             ),
         )
         if read[best].null_count == len(left):
             break
-        found.append(best)
+        formats.append(best)
         left = left.filter(pc.is_null(read[best]))
-    return tuple(found) if len(left) <= most_wrong else ()
+    return tuple(formats) if len(left) <= most_wrong else ()
 
 
-def user_of(found: Mapping[str, Proposal]) -> str | None:
+def user_of(proposed: Mapping[str, Proposal]) -> str | None:
     """Returns the column of users, by which rows are best split. None if there is none."""
     return next(
-        (name for name, one in found.items() if _USERS.search(name) and not one.facts.optional),
+        (
+            name
+            for name, proposal in proposed.items()
+            if _USERS.search(name) and not proposal.facts.optional
+        ),
         None,
     )

@@ -118,12 +118,16 @@ def probe(
                 "a form that this Arrow does not know"
             ) from error.with_traceback(None)
     sampled = pa.concat_tables(samples, promote_options="default") if samples else pa.table({})
-    for name, one in facts.items():
+    for name, column in facts.items():
         if name in sampled.column_names:
-            one.sampled = join_chunks(sampled[name])
-            values = elements(one.sampled).drop_null()
+            column.sampled = join_chunks(sampled[name])
+            values = elements(column.sampled).drop_null()
             differ = pc.unique(values)
-            one.values, one.distinct, one.examples = len(values), len(differ), differ[:_EXAMPLES]
+            column.values, column.distinct, column.examples = (
+                len(values),
+                len(differ),
+                differ[:_EXAMPLES],
+            )
     return facts
 
 
@@ -156,27 +160,31 @@ def _add_statistics(
     for group in _spread(list(range(file.metadata.num_row_groups)), groups):
         chunks, place = file.metadata.row_group(group), (path, group)
         for name in types:
-            one = facts[name]
+            column = facts[name]
             if name in file.constants:
                 value = _plain(file.constants[name].as_py())
                 if value is not None:
-                    one.widen(value, value, place)
+                    column.widen(value, value, place)
                 elif chunks.num_rows:
-                    one.nulls[place] = chunks.num_rows
+                    column.nulls[place] = chunks.num_rows
                 continue
-            found = chunks.column(leaves[name]).statistics
-            if found is None or not (
-                found.has_null_count and (found.has_min_max or not found.num_values)
+            statistics = chunks.column(leaves[name]).statistics
+            if statistics is None or not (
+                statistics.has_null_count and (statistics.has_min_max or not statistics.num_values)
             ):
                 complete.discard(name)
-                one.known = False
-            if found is None:
+                column.known = False
+            if statistics is None:
                 continue
             # Lists are not counted, because their count includes empty ones.
-            if found.has_null_count and found.null_count and not pa.types.is_nested(one.type):
-                one.nulls[place] = found.null_count
-            if found.has_min_max:
-                one.widen(_plain(found.min), _plain(found.max), place)
+            if (
+                statistics.has_null_count
+                and statistics.null_count
+                and not pa.types.is_nested(column.type)
+            ):
+                column.nulls[place] = statistics.null_count
+            if statistics.has_min_max:
+                column.widen(_plain(statistics.min), _plain(statistics.max), place)
     return complete
 
 
@@ -206,13 +214,13 @@ def _sample(
     table = flattened(pa.Table.from_batches(batches))
     kept = {}
     for name, common in wanted.items():
-        one, values, place = facts[name], join_chunks(table.column(name)), (path, 0)
+        column, values, place = facts[name], join_chunks(table.column(name)), (path, 0)
         if common is not None:
             values = values.cast(common, safe=False)
         if values.null_count and (name not in known or pa.types.is_nested(values.type)):
-            one.nulls[place] = values.null_count
+            column.nulls[place] = values.null_count
         if pa.types.is_floating(values.type):
-            one.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
+            column.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         values = values.cast(_COMMON.get(values.type, values.type))
@@ -222,7 +230,7 @@ def _sample(
         kept[name] = values
         if name not in known and len(inner) and not pa.types.is_boolean(inner.type):
             bounds = pc.min_max(inner)
-            one.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), place)
+            column.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), place)
     return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
 
 
@@ -266,16 +274,16 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
     }
     facts = probe(files, dict.fromkeys(taken.values()), rows=0) if taken else {}
     for name, source in taken.items():
-        if (one := facts.get(source)) is None:
+        if (column := facts.get(source)) is None:
             continue  # an optional column that no examined file has
         kind = np.int32 if name in columns.sparse else np.float32
         low, high = (0, _MOST_ID) if kind is np.int32 else (-_LARGEST, _LARGEST)
-        optional = name in columns.fill or is_list(one.type)  # a missing list has no elements
-        places = [] if optional else list(one.nulls)[:1]
-        if isinstance(one.low, (int, float)) and one.low < low:
-            places.append(one.low_place)
-        if isinstance(one.high, (int, float)) and one.high > high:
-            places.append(one.high_place)
+        optional = name in columns.fill or is_list(column.type)  # a missing list has no elements
+        places = [] if optional else list(column.nulls)[:1]
+        if isinstance(column.low, (int, float)) and column.low < low:
+            places.append(column.low_place)
+        if isinstance(column.high, (int, float)) and column.high > high:
+            places.append(column.high_place)
         for place in places:
             _refuse(name, source, kind, place, columns, files[place[0]])
     label = facts.get(taken.get(columns.label, ""))
@@ -303,13 +311,13 @@ def _describe_useless_label(recipe: Recipe, files: Files, fill: float | None) ->
     """Returns a warning if all examined rows have one label, as a misspelt value in a comparison makes it. Otherwise an
     empty text."""
     source = recipe.sources[0]
-    one = probe(files, recipe.sources).get(source)
-    if one is None or not (one.sampled and one.examples) or len(recipe.sources) > 1:
+    column = probe(files, recipe.sources).get(source)
+    if column is None or not (column.sampled and column.examples) or len(recipe.sources) > 1:
         return ""
-    if not recipe.operators and one.low != one.high:
+    if not recipe.operators and column.low != column.high:
         return ""  # rows that were not sampled have another label
     try:
-        labels = MadeColumns([recipe]).table(pa.table({source: one.sampled}))[0]
+        labels = MadeColumns([recipe]).table(pa.table({source: column.sampled}))[0]
     except ColumnError:
         return ""  # loading these rows raises it, too
     if labels.null_count and fill is not None:
@@ -320,7 +328,7 @@ def _describe_useless_label(recipe: Recipe, files: Files, fill: float | None) ->
     return (
         f"the label {recipe.name!r} is {labels[0].as_py():g} in all of {len(labels):,} examined rows, and a model "
         f"learns nothing from one label; column {source!r} holds for instance "
-        f"{', '.join(map(repr, one.examples[:3].to_pylist()))}"
+        f"{', '.join(map(repr, column.examples[:3].to_pylist()))}"
     )
 
 
@@ -348,15 +356,15 @@ def _refuse(  # noqa: PLR0917 # called once
         raise ColumnError(refused.message(where, name, rows) + how) from None
 
 
-def facts_text(one: ColumnFacts) -> str:
+def facts_text(column: ColumnFacts) -> str:
     """Describes what is known about a column, for people."""
-    texts = [str(one.type)]
-    if one.low is not None and not isinstance(one.low, (bytes, str)):
-        texts.append(f"{_shown(one.low)} to {_shown(one.high)}")
-    if one.optional or one.nulls:
-        texts.append("not in every file" if one.optional else "with empty values")
-    if one.values:
-        texts.append(f"{one.distinct:,} different among {one.values:,}")
+    texts = [str(column.type)]
+    if column.low is not None and not isinstance(column.low, (bytes, str)):
+        texts.append(f"{_shown(column.low)} to {_shown(column.high)}")
+    if column.optional or column.nulls:
+        texts.append("not in every file" if column.optional else "with empty values")
+    if column.values:
+        texts.append(f"{column.distinct:,} different among {column.values:,}")
     return ", ".join(texts)
 
 
@@ -384,7 +392,7 @@ def unreadable(recipes: Sequence[Recipe], files: Files) -> Iterator[str]:
                 continue  # an optional column that this file lacks
             stored = [join_chunks(rows.column(name)) for name in recipe.sources]
             columns = [
-                typed(*one) for one in zip(recipe.sources, stored, recipe.kinds, strict=True)
+                typed(*entry) for entry in zip(recipe.sources, stored, recipe.kinds, strict=True)
             ]
             operators = recipe.operators[: reading(recipe.operators)]
             values = applied(operators, as_one_column(columns, recipe.sources))

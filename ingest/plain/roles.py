@@ -205,7 +205,7 @@ def recipes_of_spec(
             raise ColumnError(
                 f"{spec.name}: {where}; if it may be missing, add it to input.optional as well"
             )
-    found = []
+    recipes = []
     for column in spec.columns:
         if column.role not in ROLES:
             continue
@@ -220,7 +220,7 @@ def recipes_of_spec(
                     f"{spec.name}: column {column.name!r}: python is for jobs; name {op.function!r} as "
                     "the function of a [[transform]]"
                 )
-        found.append(
+        recipes.append(
             Recipe(
                 name=column.name,
                 role=column.role,
@@ -229,7 +229,7 @@ def recipes_of_spec(
                 kinds=tuple(spec.input.columns[name] for name in column.sources),
             )
         )
-    return tuple(found)
+    return tuple(recipes)
 
 
 def _refuse_rules_of_jobs(spec: Spec, form: str) -> None:

@@ -90,9 +90,9 @@ class RowSelection:
         name. Reads only the deciding columns. If a footer's smallest and largest time lie in one split, it reads
         nothing."""
         with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
-            found = list(pool.map(self._counts, files, files.values()))
+            by_file = list(pool.map(self._counts, files, files.values()))
         return {
-            split: [tuple(group[number] for group in file) for file in found]
+            split: [tuple(group[number] for group in file) for file in by_file]
             for number, split in enumerate((*self.spec.table.split, ""))
         }
 

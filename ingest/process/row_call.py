@@ -57,7 +57,9 @@ def call_on_rows(function: Callable[[Any], Any], given: Rows) -> Rows:
                 "one row for each row, or the order of rows is lost; use a predicate to leave rows out"
             )
         table = pa.Table.from_pandas(made[gives.names], preserve_index=False).cast(gives)
-        columns = pa.record_batch([one.combine_chunks() for one in table.columns], schema=gives)
+        columns = pa.record_batch(
+            [column.combine_chunks() for column in table.columns], schema=gives
+        )
     else:
         columns = _call_on_arrays(function, rows, gives)
     return columns if given is rows else encode(columns)

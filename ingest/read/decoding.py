@@ -246,7 +246,7 @@ class StoredMemory:
         columns = [name for name in columns if name in self.schema.names]
         names = [name for name in columns if name not in located.constants]
         stored = located.stored(names)
-        found = decoding_of(
+        decoding = decoding_of(
             self.kept.footer(number),
             group,
             pa.schema(
@@ -257,9 +257,9 @@ class StoredMemory:
             file_bytes=self.kept.files[number].bytes or 2**62,
             text_bytes=text_bytes,
         )
-        portions = tuple(tuple(located.named(some)) for some in found.portions)
+        portions = tuple(tuple(located.named(some)) for some in decoding.portions)
         added = tuple(name for name in columns if name in located.constants)
-        return replace(found, portions=(*portions, added) if added else portions)
+        return replace(decoding, portions=(*portions, added) if added else portions)
 
     def _text_bytes(self, number: int, group: int, path: str, chunk: StoredChunk) -> int:
         """Returns the bytes of a column of texts in memory. `path` names it in the footer.

@@ -177,17 +177,17 @@ def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> 
     )
     if first is None or not (lists or packed):
         return dict.fromkeys(lists | packed, 0)
-    found = {}
+    counts = {}
     try:
         share = metadata.num_rows / metadata.row_group(first).num_rows
         for leaf, chunk in enumerate(chunks_of_group(metadata, first)):
             name = metadata.schema.column(leaf).path.split(".")[0]
             if name in lists | packed:
                 ids = chunk.values if name in lists else chunk.plain // 4 - chunk.values
-                found[name] = round(share * min(max(0, ids), size * _DENSEST))
+                counts[name] = round(share * min(max(0, ids), size * _DENSEST))
     except Exception as error:
         raise ParquetError(
             f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is "
             "damaged"
         ) from error
-    return found
+    return counts

@@ -121,7 +121,7 @@ class LocalFile(OpenFile):
         size = os.fstat(self.state).st_size
         # The needed pages, as if each column began with them. Only what is written takes memory.
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | _NO_RESERVE)
-        file, found = self._open(pa.BufferReader(memory)), {}
+        file, decoded = self._open(pa.BufferReader(memory)), {}
         for name in columns:
             pages = self._pages(piece.group, name)
             after, last = np.searchsorted(pages[:, 0], (piece.first + 1, piece.first + piece.rows))
@@ -138,8 +138,8 @@ class LocalFile(OpenFile):
                         break
             except OSError as error:
                 raise OSError(f"column {name!r}: {error}") from error
-            found[name] = pa.Table.from_batches(batches).column(name).slice(skip)
-        return pa.table(found)
+            decoded[name] = pa.Table.from_batches(batches).column(name).slice(skip)
+        return pa.table(decoded)
 
     def _find_pages(self, group: int, name: str) -> npt.NDArray[np.int64]:
         """Returns the first row of each page of a column, and where the page begins. Before them is the beginning of
@@ -157,11 +157,11 @@ class LocalFile(OpenFile):
         while at < end:
             head = np.frombuffer(os.pread(self.state, _HEAD_BYTES, at), np.uint8)
             count, size = thrift_numbers(np.uint64(head.ctypes.data), 0, len(head), numbers)
-            found = dict(numbers[: max(0, count)].tolist())
-            if found.get(1) != 2:  # no dictionary
+            header = dict(numbers[: max(0, count)].tolist())
+            if header.get(1) != 2:  # no dictionary
                 places.append((row, at))
-                row += found.get(_VALUES, 0) + found.get(_VALUES_2, 0)
-            at += size + max(0, found.get(3, end))
+                row += header.get(_VALUES, 0) + header.get(_VALUES_2, 0)
+            at += size + max(0, header.get(3, end))
         if (self.metadata.row_group(group).num_rows, end) != (row, at) or name in self._differing:
             raise ValueError(f"the pages of column {name!r} are not understood")
         return np.array([*places, (row, at)])

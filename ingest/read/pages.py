@@ -154,8 +154,8 @@ def prepare_pages(chunks: Any, pages: Any, counts: Any, room: Any, functions: An
             page = pages[c, k]
             source, size = page.address, page.size
             if page.checksum >= 0:
-                found = call(functions[0], np.uint64(0), source, np.uint64(size), np.uint64(0))
-                if found & 0xFFFFFFFF != page.checksum:
+                checksum = call(functions[0], np.uint64(0), source, np.uint64(size), np.uint64(0))
+                if checksum & 0xFFFFFFFF != page.checksum:
                     return 1 + c
             if page.unpacked and not page.waits:
                 if not unpack_page(page.codec, functions, source, size, room, page.unpacked):
@@ -202,7 +202,7 @@ class StoredColumns:
             return
         chunk = chunk_numbers(metadata)
         at, length, codec = chunk[START], chunk[STORED], chunk[CODEC]
-        everywhere = (np.broadcast_to(one, at.shape) for one in (widths, levels))
+        everywhere = (np.broadcast_to(column, at.shape) for column in (widths, levels))
         self._chunks = np.stack([at, at + length, *everywhere, codec], -1)
         """By row group and leaf: what `page_heads` takes."""
         self._may_stay = (
@@ -333,11 +333,13 @@ class StoredRows:
         fields = {field.name: field for field in (*self._fields, *others.schema)}
         self.schema = pa.schema([fields[name] for name in columns])
         self.nbytes += others.get_total_buffer_size()
-        self.pages = np.zeros((len(self.stored), max(one.shape[1] for one in self._pages)), PAGE)
+        self.pages = np.zeros(
+            (len(self.stored), max(pages.shape[1] for pages in self._pages)), PAGE
+        )
         first = 0
-        for one in self._pages:
-            self.pages[first : first + len(one), : one.shape[1]] = one
-            first += len(one)
+        for pages in self._pages:
+            self.pages[first : first + len(pages), : pages.shape[1]] = pages
+            first += len(pages)
         """The pages of each stored column. Pages beyond its last one have no rows."""
 
     def column(self, name: str, start: int, stop: int) -> pa.ChunkedArray:

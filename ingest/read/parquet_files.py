@@ -114,13 +114,13 @@ class ParquetFiles:
         say = say or _print_once
         if spec is not None and not isinstance(spec, Spec):
             spec = Spec.read(spec)
-        found = find_files(source, version)
-        stored = SourceColumns.of(found, spec, transform_spec, given_by(functions))
+        files = find_files(source, version)
+        stored = SourceColumns.of(files, spec, transform_spec, given_by(functions))
         if spec is None:
-            recipes, hashed, fill, is_guessed = _columns_by_roles(found, stored, roles, hash, say)
+            recipes, hashed, fill, is_guessed = _columns_by_roles(files, stored, roles, hash, say)
         else:
             _refuse_with_spec(roles, hash, transform_spec)
-            recipes = recipes_of_spec(spec, stored.types, stored.lacking, found.form)
+            recipes = recipes_of_spec(spec, stored.types, stored.lacking, files.form)
             hashed, fill, is_guessed = {}, {}, False
             permission = Permission(
                 permission.modules, permission.functions | spec.permission.functions
@@ -128,16 +128,16 @@ class ParquetFiles:
         used = {*stored.used_by(recipes, spec), *reads_of(functions)}
         unused = [name for name in (*stored.types, *stored.lacking) if name not in used]
         if unused and not is_guessed:  # the line about guessed roles has named them
-            say(f"{found.uri}: columns without a role are left out: {abridged(unused, 20)}")
+            say(f"{files.uri}: columns without a role are left out: {abridged(unused, 20)}")
         fields = []
         for recipe in recipes:
             kinds = [stored.types.get(name, pa.null()) for name in recipe.sources]
             recipe.check(kinds)
             fields.append(recipe.field(kinds))
         opened = cls(
-            found.uri,
+            files.uri,
             tuple(fields),
-            tuple(replace(f.file, path=found.prefix + f.file.path) for f in stored.footers),
+            tuple(replace(f.file, path=files.prefix + f.file.path) for f in stored.footers),
             stored.bag_sizes(recipes),
             hashed,
             recipes,
@@ -145,7 +145,7 @@ class ParquetFiles:
             fill,
             permission=permission,
             located=stored.located,
-            table=found.table,
+            table=files.table,
             transform_spec=transform_spec,
             functions=functions,
         )
@@ -158,9 +158,9 @@ class ParquetFiles:
         named: list[list[Any]] = [
             [os.path.basename(Place.of(f.path).path), f.bytes, f.row_group_rows] for f in self.files
         ]
-        for one, located in zip(named, self.located.values(), strict=True):
+        for entry, located in zip(named, self.located.values(), strict=True):
             if not located.is_own:
-                one.append(located.described)
+                entry.append(located.described)
         made: list[Any] = [self.hash] if self.hash else []
         made += [
             recipe.described
@@ -183,8 +183,8 @@ class ParquetFiles:
                 ],
             ]
         text = json.dumps([named, *made] if made else named)
-        found = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return f"v{self.table.version}-{found}" if self.table else found
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return f"v{self.table.version}-{digest}" if self.table else digest
 
     def transformed(self, transforms: Iterable[TableTransform]) -> ParquetFiles:
         """Returns the same files with these transforms added. Raises SpecError if one needs a missing column."""
@@ -200,7 +200,7 @@ class ParquetFiles:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        return Fingerprint.of(self.fields, [one.described for one in self.transforms])
+        return Fingerprint.of(self.fields, [transform.described for transform in self.transforms])
 
     def state(self) -> None:
         """Returns None, because no operator has learned anything."""
@@ -261,7 +261,7 @@ class ParquetFiles:
         if self.spec is not None and self.spec.table.unlabelled:
             columns = replace(columns, fill={columns.label: 0.0, **columns.fill})
         given = given_by(self.functions)
-        recipes = [one for one in self.recipes if not given.keys() & set(one.sources)]
+        recipes = [recipe for recipe in self.recipes if not given.keys() & set(recipe.sources)]
         if warning := check_values(recipes, columns, self.located):
             _print_once(f"{self.uri}: {warning}")
         for warning in unreadable(
@@ -281,12 +281,12 @@ class ParquetFiles:
         }
         facts = probe(self.located, sources.values(), rows=0, every=True)
         return {
-            name: one.high + 1
+            name: column.high + 1
             for name, source in sources.items()
-            if (one := facts.get(source))
-            and one.known
-            and isinstance(one.low, int)
-            and one.low >= 0
+            if (column := facts.get(source))
+            and column.known
+            and isinstance(column.low, int)
+            and column.low >= 0
         }
 
     def _selection(self, split: str) -> RowSelection | None:
@@ -301,7 +301,7 @@ class ParquetFiles:
 
 
 def _columns_by_roles(
-    found: SourceFiles,
+    files: SourceFiles,
     stored: SourceColumns,
     roles: Roles | str | None,
     hash: Mapping[str, int] | None,
@@ -319,11 +319,13 @@ def _columns_by_roles(
         by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
         guessed = stored.propose(label, by_caller)
         hashed |= {
-            one.name: one.hash for one in guessed.values() if one.hash and one.name not in by_caller
+            proposal.name: proposal.hash
+            for proposal in guessed.values()
+            if proposal.hash and proposal.name not in by_caller
         }
         others = {name: SEVERAL_TYPES for name in types if name not in guessed}
-        others |= found.unread | dict.fromkeys(lacking, NOT_EVERYWHERE)
-        roles, fill = _report_guesses(found.uri, guessed, others, say)
+        others |= files.unread | dict.fromkeys(lacking, NOT_EVERYWHERE)
+        roles, fill = _report_guesses(files.uri, guessed, others, say)
     recipes, hashed = recipes_of(roles, hashed, types, lacking)
     return recipes, hashed, fill, is_guessed
 
@@ -352,22 +354,28 @@ def _print_once(line: str) -> None:
 
 
 def _report_guesses(
-    uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
+    uri: str, guessed: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
 ) -> tuple[Roles, dict[str, float]]:
     """Returns the guessed roles and the fill values, and reports them to `say`. `others` maps each column that was not
     examined to the reason."""
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
-    for one in found.values():
-        if one.role:
-            roles[one.role].append(one.label or one.name)
-    fill = {one.name: 0.0 for one in found.values() if one.fill}
-    sizes = {one.name: f"%{one.hash}" for one in found.values() if one.hash is not None}
+    for proposal in guessed.values():
+        if proposal.role:
+            roles[proposal.role].append(proposal.label or proposal.name)
+    fill = {proposal.name: 0.0 for proposal in guessed.values() if proposal.fill}
+    sizes = {
+        proposal.name: f"%{proposal.hash}"
+        for proposal in guessed.values()
+        if proposal.hash is not None
+    }
     taken = "; ".join(
         f"{role}: {', '.join(f'{name}{sizes.get(name, str())}' for name in names)}"
         for role, names in roles.items()
         if names
     )
-    why = {one.name: one.why for one in found.values() if not one.role} | dict(others)
+    why = {
+        proposal.name: proposal.why for proposal in guessed.values() if not proposal.role
+    } | dict(others)
     left = [f"{name} ({reason})" for name, reason in why.items()]
     filled = f"; empty values of {', '.join(fill)} become 0" if fill else ""
     say(

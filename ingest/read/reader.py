@@ -117,7 +117,7 @@ class RowGroupReader:
         kept.dictionaries = self._dictionary_columns()
         self._memory = StoredMemory(kept, self._file_schema, made is not None)
         self.decoding = self._decoding(bags or {})
-        adds = any(one.of(self.columns).constants or one.renames for one in self._located)
+        adds = any(file.of(self.columns).constants or file.renames for file in self._located)
         self.in_pages = in_pages and not any((made, history, is_filtered, functions, adds))
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
         self.fetches = any(self._opener.local(file.path) is None for file in self.files)
@@ -128,7 +128,7 @@ class RowGroupReader:
         constants = self._located[0].constants if self._located else {}
         self._first_with = {
             name: next(
-                (n for n, one in enumerate(self._located) if name not in one.constants), None
+                (n for n, file in enumerate(self._located) if name not in file.constants), None
             )
             for name in self.columns
         }
@@ -408,7 +408,7 @@ class RowGroupReader:
         if not self.files:
             raise SourceError("there are no files to read")
         schemas: dict[int, list[pa.Field]] = {}
-        found = []
+        fields = []
         for name in names:
             number = self._first_with[name] or 0
             if number not in schemas:
@@ -417,18 +417,18 @@ class RowGroupReader:
             there = schemas[number]
             known = [part.name for part in there]
             if name not in known and name in self._optional:
-                found.append(pa.field(name, self._spec_types[name]))
+                fields.append(pa.field(name, self._spec_types[name]))
                 continue
             if wrong := why_missing(name, known):
                 raise SourceError(f"{self.files[number].path}: {wrong}")
-            found.append(there[known.index(name)])
-        return pa.schema(found)
+            fields.append(there[known.index(name)])
+        return pa.schema(fields)
 
     def _decoding(self, bags: Mapping[str, float]) -> Decoding:
         """Estimates the memory for decoding."""
         alone, rows = self._memory.decoding(bags, self._file_schema.names)
         whole = alone.decoded(rows)
-        found = replace(
+        decoding = replace(
             alone, extra_bytes=alone.extra_bytes + _FRAME_COPIES * self._is_filtered * whole
         )
         if self._history:
@@ -442,17 +442,17 @@ class RowGroupReader:
                     for reader in (self, *self._other_readers)
                 )
             ]
-            found = replace(
-                found,
-                row_bytes=found.row_bytes + views,
-                extra_bytes=found.extra_bytes + max(work) + making,
+            decoding = replace(
+                decoding,
+                row_bytes=decoding.row_bytes + views,
+                extra_bytes=decoding.extra_bytes + max(work) + making,
             )
         if self._made is None:
-            return found
+            return decoding
         made = rows * (self._made.row_bytes + _MAKE_ROW_BYTES)
         return replace(
-            found,
-            row_bytes=found.row_bytes + self._made.more_bytes,
+            decoding,
+            row_bytes=decoding.row_bytes + self._made.more_bytes,
             # The kept rows are copied from the whole row group.
-            extra_bytes=found.extra_bytes + made + whole * (self._selection is not None),
+            extra_bytes=decoding.extra_bytes + made + whole * (self._selection is not None),
         )

@@ -35,10 +35,10 @@ class StoreClosed(DeliveryError):
 def without_frames(error: BaseException) -> BaseException:
     """Removes the tracebacks from an error and its causes. Arrow keeps a store's errors for ever, and a traceback keeps
     the variables of all callers alive, including windows of rows."""
-    one: BaseException | None = error
-    while one is not None and one.__traceback__ is not None:  # causes may form a cycle
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause.__traceback__ is not None:  # causes may form a cycle
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
     return error
 
 

@@ -81,31 +81,33 @@ def find_files(source: Paths, version: int | None = None) -> SourceFiles:
     """Returns the files. Those of a folder or a glob are sorted by name. A list keeps its order. Raises
     ForeignTableError for a file that a table may have removed."""
     tables = LocalTables()
-    found = _find_files(source, tables, version)
-    if found.table is None:
-        tables.refuse_removed(found.paths)
+    files = _find_files(source, tables, version)
+    if files.table is None:
+        tables.refuse_removed(files.paths)
         if version is not None:
             raise ParquetError(
-                f"{found.uri}: version={version} is for tables, and these are plain files"
+                f"{files.uri}: version={version} is for tables, and these are plain files"
             )
-    if not found.paths:
-        raise ParquetError(f"{found.uri}: this version of the table has no files")
-    return found
+    if not files.paths:
+        raise ParquetError(f"{files.uri}: this version of the table has no files")
+    return files
 
 
 def _find_files(source: Paths, tables: LocalTables, version: int | None = None) -> SourceFiles:
     """Returns what `find_files` returns. Refuses folders and globs that hold files of a table. Does not check single
     files."""
     if not isinstance(source, (str, os.PathLike)):
-        each = [_find_files(one, tables) for one in source]
+        each = [_find_files(part, tables) for part in source]
         if not each:
             raise ParquetError("an empty list of files")
-        if (table := next((one for one in each if one.table), None)) and len(each) > 1:
+        if (
+            table := next((source_files for source_files in each if source_files.table), None)
+        ) and len(each) > 1:
             raise ParquetError(f"{table.uri}: a table is loaded alone; name only this one")
-        prefixes = {one.prefix for one in each}
-        found = [path for one in each for path in one.paths]
+        prefixes = {source_files.prefix for source_files in each}
+        all_paths = [path for source_files in each for path in source_files.paths]
         if again := next(
-            (path for path, count in Counter(map(os.path.abspath, found)).items() if count > 1),
+            (path for path, count in Counter(map(os.path.abspath, all_paths)).items() if count > 1),
             None,
         ):
             raise ParquetError(
@@ -119,7 +121,7 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
             )
         if each[0].table:
             return each[0]
-        return SourceFiles(f"{len(found)} files from {each[0].uri}", prefixes.pop(), found)
+        return SourceFiles(f"{len(all_paths)} files from {each[0].uri}", prefixes.pop(), all_paths)
     text = os.fspath(source)
     if text.startswith(f"{SLOW}://") and (at := Place.of(text)).delay_ms is not None:
         found_there = _find_files(at.path, tables, version)
@@ -130,8 +132,8 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
         table_files = TableFiles.open(name, named_version)
         return SourceFiles(table_files.name, "", list(table_files.files), table_files)
     matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
-    hidden = {one for one in matches if one != text and Path(one).name.startswith("_")}
-    folders = {one for one in matches if os.path.isdir(one)}
+    hidden = {match for match in matches if match != text and Path(match).name.startswith("_")}
+    folders = {match for match in matches if os.path.isdir(match)}
     files = {*matches} - folders
     below = (
         str(path)
@@ -139,9 +141,11 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
         for path in Path(folder).rglob("*.parquet")
         if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
     )
-    paths = sorted({str(Path(one)): one for one in (*below, *files)}.values())  # `**` matches both
+    paths = sorted(
+        {str(Path(match)): match for match in (*below, *files)}.values()
+    )  # `**` matches both
     if files != {text}:
-        tables.refuse_listed([*(f"{one}/" for one in folders), *paths])
+        tables.refuse_listed([*(f"{folder}/" for folder in folders), *paths])
     if not paths:
         what = "no such file or folder"
         if folders:
@@ -184,12 +188,12 @@ class SourceColumns:
     @classmethod
     def of(
         cls,
-        found: SourceFiles,
+        files: SourceFiles,
         spec: Spec | None = None,
         transform_spec: Any = None,
         given: Mapping[str, pa.DataType] = MappingProxyType({}),
     ) -> SourceColumns:
-        located, paths = found.located(spec), found.paths
+        located, paths = files.located(spec), files.paths
         footers = footers_of(located, spec.input.columns if spec else None)
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
@@ -220,19 +224,19 @@ class SourceColumns:
         facts = self.probe(types)
         facts |= {name: ColumnFacts(self.types[name]) for name in self.edited}
         return {
-            name: one
-            if one.hash is None or can_hash(self.types[name])
-            else replace(one, role="dense", size=0)  # floats cannot be hashed
-            for name, one in proposals(facts, self.rows, label, by_caller).items()
+            name: proposal
+            if proposal.hash is None or can_hash(self.types[name])
+            else replace(proposal, role="dense", size=0)  # floats cannot be hashed
+            for name, proposal in proposals(facts, self.rows, label, by_caller).items()
         }
 
     def probe(self, types: Mapping[str, pa.DataType]) -> dict[str, ColumnFacts]:
         """Returns the facts of each column that has one type in all files, or types that can be loaded together."""
         kinds = {
             name: {
-                one[name]
-                for one in (footer.types for footer in self.footers if footer.file.rows)
-                if name in one
+                own_types[name]
+                for own_types in (footer.types for footer in self.footers if footer.file.rows)
+                if name in own_types
             }
             for name in types
         }
@@ -279,10 +283,10 @@ class SourceColumns:
 def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str], str]:
     """Returns the facts of the columns that can be loaded from all files, and the number of rows. It also returns for
     each other column the reason why it cannot be loaded, and the format of the files."""
-    found = find_files(source)
-    stored = SourceColumns.of(found)
+    files = find_files(source)
+    stored = SourceColumns.of(files)
     lacking = stored.lacking
-    types, _ = common_types(found.paths, [footer.types for footer in stored.footers], lacking)
+    types, _ = common_types(files.paths, [footer.types for footer in stored.footers], lacking)
     facts = stored.probe(types)
     for name in lacking.keys() & facts.keys():
         facts[name].optional = True
@@ -291,5 +295,5 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]
         for name in types
         if name not in facts
     }
-    others |= found.unread
-    return facts, stored.rows, others, found.form
+    others |= files.unread
+    return facts, stored.rows, others, files.form

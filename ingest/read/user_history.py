@@ -61,9 +61,11 @@ class GroupRange:
             for chunk in map(group.column, range(group.num_columns))
         }
         users, times = known = [chunks.get(name) for name in names]
-        for name, one in zip(names, known, strict=True):
-            if one is not None and one.has_null_count and one.null_count:
-                raise HistoryError(f"{where}: column {name!r} has {one.null_count} " + _EMPTY)
+        for name, statistics in zip(names, known, strict=True):
+            if statistics is not None and statistics.has_null_count and statistics.null_count:
+                raise HistoryError(
+                    f"{where}: column {name!r} has {statistics.null_count} " + _EMPTY
+                )
         if users is None or not users.has_min_max:
             raise HistoryError(
                 f"{where}: the footer has no smallest and largest value of column {names[0]!r}. A history "
@@ -75,7 +77,7 @@ class GroupRange:
 
 def in_order(ranges: Iterable[GroupRange], history: History) -> list[GroupRange]:
     """Returns row groups in the order of their users. Raises HistoryError if users of two row groups overlap."""
-    ordered = sorted(ranges, key=lambda one: (one.low, one.high, one.times, one.at))
+    ordered = sorted(ranges, key=lambda group: (group.low, group.high, group.times, group.at))
     for before, here in pairwise(ordered):
         if before.high > here.low:
             raise HistoryError(
@@ -155,9 +157,12 @@ class UserHistories:
     def share_of_others(self, own: Iterable[GroupRange], others: Sequence[SplitEvents]) -> float:
         """Returns the most events of other splits that a row group keeps for each of its rows."""
         shares = (
-            min(self.history.last, sum(g.rows for g in other.between(one.low, one.high)) / one.rows)
+            min(
+                self.history.last,
+                sum(g.rows for g in other.between(group.low, group.high)) / group.rows,
+            )
             for other in others
-            for one in own
+            for group in own
         )
         return len(others) * max(shares, default=0.0)
 
@@ -283,15 +288,15 @@ class UserHistories:
             table = stored if self.made is None else self.made.table(stored)
         except ColumnError as error:
             raise HistoryError(f"{where}: {error}") from error.__cause__
-        found = []
+        values = []
         for name, kind in self._kinds.items():
             try:
-                found.append(
+                values.append(
                     filled_numbers(name, table.column(name), kind, self.columns.fill.get(name))
                 )
             except ValueRefused as refused:
                 raise HistoryError(refused.message(where, name, row_numbers)) from None
-        return found
+        return values
 
 
 def histories_of(
@@ -381,12 +386,12 @@ def _places(
 
 def _compared(compare: Any, values: pa.Array) -> Flags:
     """Returns the result of comparing each value with the one before it. False for the first."""
-    found = np.zeros(len(values), bool)
+    compared = np.zeros(len(values), bool)
     if len(values):
-        found[1:] = compare(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
+        compared[1:] = compare(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
             zero_copy_only=False
         )
-    return found
+    return compared
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:

@@ -117,8 +117,8 @@ class Asking:
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
         rows = max((array.shape[0] for array in arrays.values()), default=0)
-        found: Arrays = self.get(Call(function, source_digest(function), arrays, where, rows))
-        return found
+        answer: Arrays = self.get(Call(function, source_digest(function), arrays, where, rows))
+        return answer
 
     def get(self, unit: Unit | Call) -> Any:
         """Returns the rows of a unit, or the columns of a call. Raises `Closed` if this was closed meanwhile, and

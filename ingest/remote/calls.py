@@ -33,9 +33,9 @@ _HEAD_BYTES = 2**18  # an error's text and traceback
 @cache
 def source_digest(function: str) -> str:
     """Returns a hash of the whole source of the module that defines `module:function`."""
-    found = load(function)
+    loaded = load(function)
     try:
-        text = inspect.getsource(sys.modules[inspect.unwrap(found).__module__])
+        text = inspect.getsource(sys.modules[inspect.unwrap(loaded).__module__])
     except (AttributeError, KeyError, OSError, TypeError):
         raise RemoteError(
             f"{function}: there is no source of it in Python, so two hosts cannot check that they have "

@@ -53,15 +53,15 @@ class Connection:
         try:
             if isinstance(what, Call):
                 [answer] = self._client.do_action(flight.Action("call", request), options)
-                found: Any = what.answer(answer.body, request)
+                result: Any = what.answer(answer.body, request)
             else:
-                found = self._rows(what, request, options)
+                result = self._rows(what, request, options)
         except _ERRORS as error:
             raise self._error(error) from None
         except (WrongAnswer, ValueError, TypeError, KeyError) as error:
             raise WrongAnswer(f"worker {self.address}: {error}") from None
         self._answered = True
-        return found
+        return result
 
     def ping(self, within_s: float) -> int:
         """Returns how many units the worker makes at once. 0: it does not answer."""

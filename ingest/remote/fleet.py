@@ -75,7 +75,7 @@ class Fleet:
     ):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.workers = [RemoteWorker(one) for one in connections]
+        self.workers = [RemoteWorker(connection) for connection in connections]
         self.requests = REQUESTS_A_CORE * len(self.workers)
         """How many units may be requested at once at the start."""
         self.error: BaseException | None = None

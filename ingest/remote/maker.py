@@ -138,8 +138,8 @@ class UnitMaker:
         size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
         with self._admitted(size) as charge:
             decoded = Decoded(task, self._groups.read(read), charge)
-            found = [self._gather(unit, part, decoded) for part in unit.parts]
-        return [*pa.Table.from_batches(found).combine_chunks().to_batches(), *found][0]
+            batches = [self._gather(unit, part, decoded) for part in unit.parts]
+        return [*pa.Table.from_batches(batches).combine_chunks().to_batches(), *batches][0]
 
     def count_throttled(self) -> int:
         """Returns how many requests the table's store has refused since the last call."""

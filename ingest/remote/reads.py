@@ -39,7 +39,11 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
         table=[file.path for file in source.files]
         if isinstance(source, ParquetFiles) and source.table is None
         else str(source.uri),
-        functions=[str(one.code) for one in (*given.functions, *given.transforms) if one.sendable],
+        functions=[
+            str(function.code)
+            for function in (*given.functions, *given.transforms)
+            if function.sendable
+        ],
     )
     fleet: Fleet
     kind, _, rest = workers.partition(":")

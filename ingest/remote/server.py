@@ -117,7 +117,9 @@ def _send_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kind = next((name for name, one in KINDS.items() if isinstance(error, one)), "other")
+        kind = next(
+            (name for name, error_type in KINDS.items() if isinstance(error, error_type)), "other"
+        )
         known = isinstance(error, (UsageError, *KINDS.values()))
         text = str(error) if known else f"{type(error).__name__}: {error}"
         raise flight.FlightServerError(

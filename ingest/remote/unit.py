@@ -191,11 +191,11 @@ class Unit:
 def checksum(batch: pa.RecordBatch, job: RemoteJob, unit: Unit) -> int:
     """CRC-32 of the job, the unit and all values of the unit's batch, which has no nulls. An answer to another request
     has another checksum."""
-    found = crc32(f"{job.digest} {unit.key}".encode())
+    crc = crc32(f"{job.digest} {unit.key}".encode())
     for column in batch.columns:
         for part in column.buffers():
-            found = crc32(part, found) if part is not None else found
-    return found
+            crc = crc32(part, crc) if part is not None else crc
+    return crc
 
 
 def _number(value: Any) -> int:

@@ -294,7 +294,7 @@ class Cutter:
 
     def size(self, series: BatchSeries) -> int:
         """Returns the bytes to reserve for work on a series. Ids beyond int32 exist twice while they are copied."""
-        ids = sum(one.values.nbytes for one in series.ids)
+        ids = sum(part.values.nbytes for part in series.ids)
         nbytes = series.nbytes
         if series.placed:
             _, scalars, lengths, _ = series.placed
@@ -308,7 +308,9 @@ class Cutter:
         if self._share.parts > 1:
             series = self._part_of(series)
         number = self._checked
-        checked = series.floats[:, 0] if number is None else [one.of(number) for one in series.ids]
+        checked = (
+            series.floats[:, 0] if number is None else [part.of(number) for part in series.ids]
+        )
         series = replace(series, checksums=tuple(crc32(array.data) for array in checked))
         self._quarantine.zero_lost_weights(series, self._columns)
         return self.pass_on(series, charge, 0)
@@ -330,7 +332,7 @@ class Cutter:
             series,
             rows=tuple(min(max(0, rows - own.start), self._share.rows) for rows in series.rows),
             floats=np.ascontiguousarray(series.floats[:, :, own]),
-            ids=tuple(one.part(own, columns, self._rows) for one in series.ids),
+            ids=tuple(part.part(own, columns, self._rows) for part in series.ids),
         )
 
     def _ids(
@@ -416,7 +418,7 @@ def lengths_name(column: str) -> str:
 def join_ids(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
     """Joins the ids of a batch after a transform has changed lengths of bags."""
     parts = [arrays[name].view(np.int32) for name in columns.sparse]
-    one = np.ones(rows, np.int32)
-    lengths = [arrays[lengths_name(n)] if n in columns.bags else one for n in columns.sparse]
+    ones = np.ones(rows, np.int32)
+    lengths = [arrays[lengths_name(n)] if n in columns.bags else ones for n in columns.sparse]
     starts = tuple(itertools.accumulate(map(len, parts), initial=0))
     return Ids(np.concatenate(parts), np.concatenate(lengths, dtype=np.int32), starts)

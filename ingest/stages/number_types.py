@@ -115,7 +115,7 @@ def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
     return np.ascontiguousarray(array, kind)
 
 
-def same_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+def same_bytes(array: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether two arrays hold the same bytes, so NaN equals NaN."""
-    same_form = one.dtype == other.dtype and one.shape == other.shape
-    return same_form and one.tobytes() == other.tobytes()
+    same_form = array.dtype == other.dtype and array.shape == other.shape
+    return same_form and array.tobytes() == other.tobytes()

@@ -261,18 +261,18 @@ class Quarantine:
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
     """Returns `rows` empty values of a type: 0, false, an empty list, no bytes, or a missing text."""
-    is_a, one = pa.types, cast(Any, None)
+    is_a, value = pa.types, cast(Any, None)
     if is_a.is_list(kind) or is_a.is_large_list(kind):
-        one = []
+        value = []
     elif is_a.is_binary(kind) or is_a.is_large_binary(kind):
-        one = b""
+        value = b""
     elif is_a.is_boolean(kind):
-        one = False
+        value = False
     else:
         inner = kind.value_type if is_a.is_dictionary(kind) else kind
         if is_a.is_primitive(inner) or is_a.is_decimal(inner):
-            one = 0
-    return pa.array([one] * rows, kind)
+            value = 0
+    return pa.array([value] * rows, kind)
 
 
 class Origin(NamedTuple):
@@ -299,7 +299,7 @@ class Origins:
     def _of_batch(self, epoch: int, step: int) -> list[Origin | None]:
         each = self._plan.stream_rows
         low, high = step * each, (step + 1) * each
-        found: list[Origin | None] = []
+        origins: list[Origin | None] = []
         for windows in self._windows(epoch):
             rows = [
                 row
@@ -307,8 +307,8 @@ class Origins:
                 if window.first < high and window.first + window.rows > low
                 for row in self._rows(epoch, window, low, high)
             ]
-            found += rows + [None] * (each - len(rows))
-        return found[self._share.bounds]
+            origins += rows + [None] * (each - len(rows))
+        return origins[self._share.bounds]
 
     def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
         """Returns the origins of a window's rows that lie from `low` to before `high` in its stream."""

@@ -52,9 +52,9 @@ def memory_of(functions: Sequence[Transform], decoding: Decoding, largest: int) 
     Its rows are there as they are sent, and as the function's own objects. Its result is there twice: as it is sent,
     and in the loader's memory. It is taken to be as large as the rows and eight bytes for each value that it gives."""
     total = 0
-    for one in functions:
-        rows = largest if frame_of(one) else min(largest, SLICE_ROWS)
-        total += 4 * decoding.decoded(rows) + 2 * 8 * rows * len(one.gives)
+    for function in functions:
+        rows = largest if frame_of(function) else min(largest, SLICE_ROWS)
+        total += 4 * decoding.decoded(rows) + 2 * 8 * rows * len(function.gives)
     return total
 
 
@@ -67,7 +67,7 @@ class RowFunctionWorker:
 
     def __post_init__(self) -> None:
         self._function = function = self.caller.stage.transform
-        names = [one.name for one in self.groups.functions]
+        names = [other.name for other in self.groups.functions]
         later = self.groups.functions[names.index(function.name) + 1 :]
         self._is_last = not later
         self._keeps = needed_before(self.groups.result_columns, later)

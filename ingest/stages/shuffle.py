@@ -223,7 +223,7 @@ class Windows:
                 rows.pieces.append((part.at, piece))
                 rows.missing -= piece.stop - piece.start
                 if not rows.missing:
-                    rows.pieces.sort(key=lambda one: one[0])
+                    rows.pieces.sort(key=lambda placed: placed[0])
                     complete.append(rows)
         return complete
 
@@ -472,7 +472,7 @@ class Placer:
             order = np.arange(ends[-1], dtype=np.uint64)
         numbers, rows = (self._buffers.take_line(len(order), np.uint32) for _ in range(2))
         find_pieces(order, ends, numbers, rows)
-        found = []
+        bags = []
         for name in names:
             parts: list[StoredBags] = []
             for piece in pieces:
@@ -481,8 +481,8 @@ class Placer:
                     parts.append(stored_bags(_piece_column(piece, name), kind(name), group_rows))
                 except ValueRefused as refused:
                     raise self._named(refused, piece, name) from None
-            found.append(bag_rows(parts, numbers, rows, self._buffers))
-        return found
+            bags.append(bag_rows(parts, numbers, rows, self._buffers))
+        return bags
 
 
 def _piece_column(piece: WindowPiece, name: str) -> pa.ChunkedArray:

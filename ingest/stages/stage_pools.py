@@ -158,13 +158,13 @@ class StagePools:
     def stats(self) -> tuple[StageStats, ...]:
         """Returns the counters of every stage, in order."""
         pools, knobs, limits = dict(self._pools), self.knobs, self.limits
-        found = []
+        stats = []
         for name, counters in self._counters.items():
             stages = self._transform_stages.get(name, ())
             # Stages of an earlier run are gone, so the largest size so far is kept.
             sizes = (stage.process_bytes for stage in stages)
             counters.process_bytes = max(counters.process_bytes, sum(sizes))
-            found.append(
+            stats.append(
                 counters.stats(
                     knobs.workers[limits.head(knobs, name)],
                     knobs.backend.get(name, "thread"),
@@ -173,11 +173,11 @@ class StagePools:
                     sum(stage.starting for stage in stages),
                 )
             )
-        return tuple(found)
+        return tuple(stats)
 
     def durations(self) -> dict[str, tuple[int, ...]]:
         """Returns how often the work on an item took how long, for each stage (`LoaderStats.durations`)."""
-        return {name: tuple(one.durations.counts) for name, one in self._counters.items()}
+        return {name: tuple(counter.durations.counts) for name, counter in self._counters.items()}
 
     @property
     def throttled(self) -> int:

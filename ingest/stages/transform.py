@@ -160,7 +160,7 @@ def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     """Makes transforms from a user's list."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
         raise TransformError(f"transforms: give a list, transforms=[…], not just {_name_of(given)}")
-    return tuple(Transform.of(one) for one in given)
+    return tuple(Transform.of(transform) for transform in given)
 
 
 def address_of(function: Any) -> str | None:
@@ -181,17 +181,19 @@ UserTransform = Transform | Function | str | tuple[str, Function | str]
 
 def given_by(functions: Iterable[Transform]) -> dict[str, pa.DataType]:
     """Returns the columns that functions over rows give, with their types."""
-    return {name: kind for one in functions for name, kind in one.gives.items()}
+    return {name: kind for function in functions for name, kind in function.gives.items()}
 
 
 def reads_of(functions: Iterable[Transform]) -> set[str]:
-    return {name for one in functions for name in one.reads}
+    return {name for function in functions for name in function.reads}
 
 
 def needed_before(names: Sequence[str], functions: Sequence[Transform]) -> tuple[str, ...]:
     """Returns the columns that must be there before these functions, to have `names` after them."""
-    for one in reversed(functions):
-        names = tuple(dict.fromkeys([*(n for n in names if n not in one.gives), *one.reads]))
+    for function in reversed(functions):
+        names = tuple(
+            dict.fromkeys([*(n for n in names if n not in function.gives), *function.reads])
+        )
     return tuple(names)
 
 

@@ -267,9 +267,9 @@ class TransformWorker:
             size = 2 * sum(array.nbytes for array in arrays.values())  # sent and received
             stage.governor.hold(size)
             try:
-                found = stage.remote.call(str(function), arrays, where)
+                answer = stage.remote.call(str(function), arrays, where)
                 self.close()
-                return found
+                return answer
             except NoWorkerAnswers:
                 pass
             finally:
@@ -306,7 +306,7 @@ class TransformWorker:
         transform = self.stage.transform
         if self._backend != "thread" or transform.pure:
             return arrays
-        found = dict(arrays)
+        copies = dict(arrays)
         for name, array in arrays.items():
             if (
                 transform.outputs
@@ -318,8 +318,8 @@ class TransformWorker:
             if copy is None or copy.shape != array.shape or copy.dtype != array.dtype:
                 copy = self._batch_copy[name] = np.empty_like(array)
             np.copyto(copy, array)
-            found[name] = copy
-        return found
+            copies[name] = copy
+        return copies
 
     def _quarantine_failing_rows(
         self, error: BaseException, series: BatchSeries, number: int, arrays: Arrays, where: str

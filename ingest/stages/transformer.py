@@ -145,10 +145,10 @@ def _outputs_of(
 ) -> dict[str, Any]:
     """Returns the returned columns that are outputs. Raises TransformError if another column was changed, or an added
     one is missing."""
-    found = {}
+    outputs = {}
     for name, value in new.items():
         if name.removesuffix(_LENGTHS) in transform.outputs:
-            found[name] = value
+            outputs[name] = value
         elif name not in arrays or not same_bytes(np.asarray(value), arrays[name]):
             how = "came back changed, and" if name in arrays else "came back, which"
             raise TransformError(
@@ -156,12 +156,14 @@ def _outputs_of(
                 f"({', '.join(transform.outputs)}); add it to them"
             )
     for name in transform.added:
-        if name not in found or (lengths_name(name) in arrays and lengths_name(name) not in found):
-            lacking = name if name not in found else lengths_name(name)
+        if name not in outputs or (
+            lengths_name(name) in arrays and lengths_name(name) not in outputs
+        ):
+            lacking = name if name not in outputs else lengths_name(name)
             raise TransformError(
                 f"{where}: it returned no column {lacking!r}, which its outputs name"
             )
-    return found
+    return outputs
 
 
 def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:

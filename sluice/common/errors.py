@@ -26,7 +26,7 @@ class UsageError(ValueError):
     """
 
     def __init__(self, *about: Any) -> None:
-        super().__init__(*(without_keys(one) if isinstance(one, str) else one for one in about))
+        super().__init__(*(without_keys(part) if isinstance(part, str) else part for part in about))
 
 
 class RunFailure(RuntimeError):

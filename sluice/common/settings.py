@@ -51,8 +51,8 @@ class ArgumentParser(argparse.ArgumentParser):
         return vars(self.parse_args(words))
 
     def error(self, message: str) -> NoReturn:
-        _, found, words = message.partition("unrecognized arguments: ")
-        files = found and all(map(os.path.exists, words.split()))
+        _, separator, words = message.partition("unrecognized arguments: ")
+        files = separator and all(map(os.path.exists, words.split()))
         hint = (
             "one is taken: put a pattern of files in quotes, so that the shell leaves it whole; "
             if files
@@ -134,7 +134,7 @@ def read(
         argument_default=argparse.SUPPRESS,
     )
     groups: dict[str, Any] = {"options": parser}  # argparse's own title
-    for title, field, hint in (one for part in parts for one in _options(part)):
+    for title, field, hint in (option for part in parts for option in _options(part)):
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         _add(groups[title], field, hint)
@@ -182,8 +182,8 @@ def check(settings: Any, error: type[UsageError] = UsageError) -> None:
         if option is None or value is None:
             continue
         kind, many = _kind(hints[f.name])
-        for one in value if many else (value,):
-            if problem := option.problem(one, kind):
+        for item in value if many else (value,):
+            if problem := option.problem(item, kind):
                 raise error(f"{_flags(f)[0]}: {problem}")
 
 
@@ -209,7 +209,7 @@ def _options(kind: type) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
 def _kind(hint: Any) -> tuple[type, bool]:
     """Returns the type of one value, and whether there are several."""
     if get_origin(hint) in (Union, UnionType):
-        hint = next(one for one in get_args(hint) if one is not type(None))
+        hint = next(part for part in get_args(hint) if part is not type(None))
     return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
 
 

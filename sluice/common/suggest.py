@@ -75,7 +75,7 @@ def left(name: str) -> str:
 def meant(name: object, known: Collection[str]) -> str:
     """Returns the end of a message about a name or a value: ` (did you mean 'clip'?)`, or nothing. A part of an object
     (`geo.country`) is meant by the object's name."""
-    parts = [one for one in known if one.startswith(f"{name}.")]
+    parts = [path for path in known if path.startswith(f"{name}.")]
     close = parts or difflib.get_close_matches(str(name), known, 1, 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -48,9 +48,9 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     ]
     result = {
         "problems": [
-            f"{one.what}: {one.value} ({one.advice})".removesuffix(" ()")
-            for one in findings
-            if one.well is False
+            f"{finding.what}: {finding.value} ({finding.advice})".removesuffix(" ()")
+            for finding in findings
+            if finding.well is False
         ],
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }

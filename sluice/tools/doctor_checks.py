@@ -155,8 +155,8 @@ def check_orphans(clean: bool) -> Iterator[Finding]:
             os.kill(pid, signal.SIGKILL)
     removed = " removed" if clean else ""
     shown = ", ".join(map(str, orphans[:5])) + (" …" if len(orphans) > 5 else "")
-    found = f"{len(orphans)}{removed}: {shown}"
-    yield Finding(what, found, clean, "sluice doctor --clean removes them")
+    text = f"{len(orphans)}{removed}: {shown}"
+    yield Finding(what, text, clean, "sluice doctor --clean removes them")
 
 
 def _orphans() -> Iterator[int]:

@@ -54,16 +54,21 @@ _SPLIT_COLUMNS = 4
 
 
 def spec_text(
-    found: Mapping[str, Proposal], others: Mapping[str, str], form: str, logs: SampledColumns | None
+    proposed: Mapping[str, Proposal],
+    others: Mapping[str, str],
+    form: str,
+    logs: SampledColumns | None,
 ) -> str:
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `logs`
     is given for text files. `form` is the format of the files."""
-    found = {name: _leave_out_unreadable(proposal) for name, proposal in found.items()}
-    used = {name: proposal for name, proposal in found.items() if proposal.role or proposal.time}
-    why = {name: proposal.why for name, proposal in found.items() if name not in used} | {**others}
+    proposed = {name: _leave_out_unreadable(proposal) for name, proposal in proposed.items()}
+    used = {name: proposal for name, proposal in proposed.items() if proposal.role or proposal.time}
+    why = {name: proposal.why for name, proposal in proposed.items() if name not in used} | {
+        **others
+    }
     inputs, kinds = list[str](), dict[str, str]()
     # For CSV and TSV, the spec must name all columns of a line.
-    for name, proposal in (found if form in ("csv", "tsv") else used).items():
+    for name, proposal in (proposed if form in ("csv", "tsv") else used).items():
         kinds[name] = _input_type(proposal, has_texts=bool(proposal.rejected) and form != "json")
         typed = quoted(f"{name}:{kinds[name]}")
         if proposal.time and proposal.input_formats:
@@ -76,7 +81,7 @@ def spec_text(
         *(logs.marks() if logs else ()),
         "columns = [" + ",\n           ".join(inputs) + "]",
     ]
-    formats = (one for p in used.values() for one in (*p.formats, *p.input_formats))
+    formats = (time_format for p in used.values() for time_format in (*p.formats, *p.input_formats))
     if any(time_format[-1] not in "zZ" for time_format in formats):
         lines.append(
             "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
@@ -89,13 +94,13 @@ def spec_text(
         ]
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
-    lines += ["", "[table]", *_write_splits(found, logs), ""]
-    taken = {name.lower() for name in found}
+    lines += ["", "[table]", *_write_splits(proposed, logs), ""]
+    taken = {name.lower() for name in proposed}
     for name, proposal in used.items():
         if proposal.rejected:
             lines.append(_write_rejects(proposal, kinds[name]))
         lines += _write_columns(
-            proposal, free_name(name, found, used, taken), learns=logs is not None
+            proposal, free_name(name, proposed, used, taken), learns=logs is not None
         )
     return "\n".join(lines).rstrip() + "\n"
 
@@ -150,13 +155,13 @@ def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
     return "int" if is_whole and not has_texts else "text"
 
 
-def _write_splits(found: Mapping[str, Proposal], logs: SampledColumns | None) -> Iterator[str]:
+def _write_splits(proposed: Mapping[str, Proposal], logs: SampledColumns | None) -> Iterator[str]:
     """Yields the lines on splits. Rows are split by the first time column whose end is known, else by the user, else by
     rows."""
-    if any(proposal.role == "label" and proposal.facts.nulls for proposal in found.values()):
+    if any(proposal.role == "label" and proposal.facts.nulls for proposal in proposed.values()):
         yield "# Rows without a label go to a separate split. Nothing is trained on them."
         yield 'unlabelled = "ask"'
-    for name, proposal in found.items() if logs is None or logs.sample.is_complete else ():
+    for name, proposal in proposed.items() if logs is None or logs.sample.is_complete else ():
         if bounds := _time_bounds(proposal):
             first, second = (
                 f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}"
@@ -167,15 +172,15 @@ def _write_splits(found: Mapping[str, Proposal], logs: SampledColumns | None) ->
             yield f"split_time = {quoted(name)}"
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
             return
-    user = user_of(found)
-    by = [user] if user is not None and (found[user].role or found[user].time) else []
+    user = user_of(proposed)
+    by = [user] if user is not None and (proposed[user].role or proposed[user].time) else []
     if by:
         yield "# Rows with the same value in this column go to the same split."
     elif logs is None:
         # A loader would have to read every column for the hash of a whole row.
         features = [
             proposal
-            for proposal in found.values()
+            for proposal in proposed.values()
             if proposal.role in ("dense", "sparse") and not proposal.facts.optional
         ]
         by = [
@@ -233,7 +238,7 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
     seen = f"# {facts_text(proposal.facts)}"
     if proposal.label not in ("", proposal.name) and proposal.facts.sampled is not None:
         counts = proposal.facts.sampled.drop_null().value_counts().to_pylist()
-        seen += "".join(f", {one['counts']:,} with {one['values']}" for one in counts)
+        seen += "".join(f", {row['counts']:,} with {row['values']}" for row in counts)
         labels = label_values(proposal.name, proposal.facts, proposal.label)
         if len(several := np.unique(labels[~np.isnan(labels)])) == 1:
             seen += f"\n# All of these rows get the label {several[0]:g}."
@@ -308,7 +313,7 @@ def _write_column(
 def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any]]]:
     """Converts columns of texts that hold times. Returns the rows whose cells all fit their columns. Also returns what
     the texts of a column show, as fields of its proposal."""
-    found, notes = dict(logs.columns), dict[str, dict[str, Any]]()
+    columns, notes = dict(logs.columns), dict[str, dict[str, Any]]()
     places = logs.sample.places
     fits = np.ones(len(places), bool)
     for name, values in logs.columns.items():
@@ -317,10 +322,10 @@ def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any
             note["input_formats"], seconds, _ = read
             microseconds = pc.multiply(seconds, 1e6).cast(pa.int64(), safe=False)
             at = microseconds.cast(pa.timestamp("us"))
-            has_clock = any("%H" in one for one in note["input_formats"])
-            found[name] = at if has_clock else at.cast(pa.date32(), safe=False)
+            has_clock = any("%H" in time_format for time_format in note["input_formats"])
+            columns[name] = at if has_clock else at.cast(pa.date32(), safe=False)
         cells = logs.cells.get(name, ())
-        is_there = found[name].is_valid().to_pylist()
+        is_there = columns[name].is_valid().to_pylist()
         wrong = [
             row for row, cell in enumerate(cells) if cell not in (None, "") and not is_there[row]
         ]
@@ -328,7 +333,7 @@ def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any
             fits[wrong] = False
             wrong_values = share_of_values(len(wrong), len(places), str(cells[wrong[0]]))
             note["rejected"] = f"{wrong_values} ({places[wrong[0]]})"
-    return pa.table(found).filter(pa.array(fits)), notes
+    return pa.table(columns).filter(pa.array(fits)), notes
 
 
 def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[str] = ()) -> str:
@@ -337,7 +342,7 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
     is_table = isinstance(source, str) and is_iceberg(source)
     sources = [source] if isinstance(source, (str, os.PathLike)) else source
     logs = None
-    if is_table or not (files := text_files(os.fspath(one) for one in sources)):
+    if is_table or not (files := text_files(os.fspath(file) for file in sources)):
         facts, rows, others, form = facts_of(source)
     else:
         sample = LogSample.of(files)
@@ -349,13 +354,15 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
             pq.write_table(rows_that_fit, path, row_group_size=-(-rows_that_fit.num_rows // 2))
             facts, _, others, _ = facts_of(path)
         rows, form, others = sample.rows, sample.form, {**others, **logs.others}
-    found = proposals(facts, rows, label, is_click=True)
+    proposed = proposals(facts, rows, label, is_click=True)
     if logs:
-        found = {name: replace(one, **notes.get(name, {})) for name, one in found.items()}
+        proposed = {
+            name: replace(proposal, **notes.get(name, {})) for name, proposal in proposed.items()
+        }
     for name in exclude:
-        if name not in found:
-            raise UsageError(f"--exclude {name}: there is no such column{nearest(name, found)}")
-        if found[name].role == "label":
+        if name not in proposed:
+            raise UsageError(f"--exclude {name}: there is no such column{nearest(name, proposed)}")
+        if proposed[name].role == "label":
             raise UsageError(f"--exclude {name}: it is the label; name another one with --label")
-        found[name] = replace(found[name], role="", time="", why="by --exclude")
-    return spec_text(found, others, form, logs)
+        proposed[name] = replace(proposed[name], role="", time="", why="by --exclude")
+    return spec_text(proposed, others, form, logs)

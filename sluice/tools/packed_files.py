@@ -29,9 +29,9 @@ def pack(source: str, target: str) -> dict[str, int]:
     out = Path(target)
     if "://" in target or os.path.lexists(out):
         raise UsageError(f"{target}: OUT is a folder of this machine that does not exist yet")
-    found = None if is_table(source) and "://" not in source else find_files(source)
-    columns = found.table.schema if found and found.table else ()
-    if found is None or any(METADATA_KEY in (f.metadata or {}) for f in columns):
+    files = None if is_table(source) and "://" not in source else find_files(source)
+    columns = files.table.schema if files and files.table else ()
+    if files is None or any(METADATA_KEY in (f.metadata or {}) for f in columns):
         raise UsageError(
             f'{source}: is a feature table. With layout = "speed" in [table] of its spec, '
             "`sluice etl --mode overwrite` writes it in this layout"
@@ -39,11 +39,11 @@ def pack(source: str, target: str) -> dict[str, int]:
     names = [f.name for f in columns]
     draft = out.absolute().with_name(f".{out.name}.{uuid.uuid4().hex}")
     progress, done = JobProgress(sys.stderr), Counter[str](rows=0)
-    progress.follow(lambda: f"{done['files']} of {len(found.paths)} files, {done['rows']:,} rows,")
+    progress.follow(lambda: f"{done['files']} of {len(files.paths)} files, {done['rows']:,} rows,")
     try:
         draft.mkdir(parents=True)
-        with progress.stage(f"packing {found.uri}"):
-            for number, (path, located) in enumerate(found.located(None).items()):
+        with progress.stage(f"packing {files.uri}"):
+            for number, (path, located) in enumerate(files.located(None).items()):
                 file, groups = draft / f"part-{number:08}.parquet", _read(path, located, names)
                 first = next(groups)
                 with pq.ParquetWriter(file, first.schema, **speed_layout(first)) as writer:

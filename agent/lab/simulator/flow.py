@@ -71,8 +71,8 @@ def _settle(
     cores, neighbours, switch_cost, bandwidth, convoy, second = shared[4:]
     empty, full = queues[0], queues[1]
     count = table.shape[1]
-    found = np.zeros((3, count + 1))
-    capacity, _, cpu_item = found
+    figures = np.zeros((3, count + 1))
+    capacity, _, cpu_item = figures
     rates = capacity
     used = held = 0.0
     stride = 0.65
@@ -81,11 +81,11 @@ def _settle(
     for _ in range(_ROUNDS):
         on_core = slow * smt
         factors = slow, slow_memory, slow_lock, smt
-        _find_capacity(table, factors, held, found)
+        _find_capacity(table, factors, held, figures)
         step = consumer_wait + consumer_cpu * on_core
         capacity[-1] = batch / step if step else UNBOUNDED
         rates = _limit_by_queues(capacity, empty, full)
-        used, traffic, locked, runnable, contenders = _find_use(table, factors, rates, found)
+        used, traffic, locked, runnable, contenders = _find_use(table, factors, rates, figures)
         cpu_item[-1] = consumer_cpu * consumer_cores * smt
         used += rates[-1] / batch * cpu_item[-1]
         # Our work gets the cores that other programs and starting workers cannot use, and at least its fair share.
@@ -115,11 +115,11 @@ def _settle(
 
 
 @njit(cache=True)
-def _find_capacity(table: ndarray, factors: Factors, held: float, found: ndarray) -> None:
+def _find_capacity(table: ndarray, factors: Factors, held: float, figures: ndarray) -> None:
     """Writes each stage's highest rate, and the share of the time in which its workers are on a core."""
     slow, slow_memory, slow_lock, smt = factors
     on_core = slow * smt
-    capacity, share, _ = found
+    capacity, share, _ = figures
     workers, rows, cpu, memory, lock, waiting = table[:6]
     crowd, cap, turns = table[6], table[7], table[11]
     for i in range(len(workers)):
@@ -132,12 +132,12 @@ def _find_capacity(table: ndarray, factors: Factors, held: float, found: ndarray
 
 @njit(cache=True)
 def _find_use(
-    table: ndarray, factors: Factors, rates: ndarray, found: ndarray
+    table: ndarray, factors: Factors, rates: ndarray, figures: ndarray
 ) -> tuple[float, float, float, float, float]:
     """Writes the processor time of an item of each stage. Returns the cores in use, the traffic, the share of the time
     with the lock held, and the numbers of workers that want a core and that want the lock."""
     _, slow_memory, _, smt = factors
-    capacity, share, cpu_item = found
+    capacity, share, cpu_item = figures
     workers, rows, cpu, memory, lock = table[:5]
     kappa, bytes_, handover = table[8:11]
     used = traffic = locked = runnable = contenders = 0.0

@@ -48,11 +48,11 @@ def slices(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def count_cells(counted: Sequence[pa.RecordBatch], parts: int) -> Batches:
     """Yields cells with the counts of each part. A value's hash decides its part."""
-    found = [batch for batch in counted if batch.num_rows]
-    if not found:
+    filled = [batch for batch in counted if batch.num_rows]
+    if not filled:
         return
-    found.sort(key=lambda batch: int(batch["key"][0].as_py()))
-    whole = pa.concat_batches(found)
+    filled.sort(key=lambda batch: int(batch["key"][0].as_py()))
+    whole = pa.concat_batches(filled)
     part = (hash_texts(whole["value"]) % np.uint64(parts)).astype(np.int32)
     # The rows of a part stay in the order of their keys.
     for number, rows in split_by_number(whole, part, parts):

@@ -181,7 +181,7 @@ def split_transform_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]
     if known is None or isinstance(transforms, str) or not isinstance(transforms, Sequence):
         return transforms, None
     given = list(transforms)
-    at = [n for n, one in enumerate(given) if isinstance(one, known.TransformSpec)]
+    at = [n for n, transform in enumerate(given) if isinstance(transform, known.TransformSpec)]
     if at not in ([], [0]):
         raise PetastormError(
             "transforms: give only one TransformSpec, and give it first, because it works on row groups as they are "
