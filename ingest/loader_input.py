@@ -89,7 +89,7 @@ def open_input(config: LoaderConfig) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
     others, transform_spec = split_transform_spec(config.transforms)
     own = transforms_of(others)
-    over_rows = tuple(function for function in own if function.gives)
+    over_rows = tuple(t for t in own if t.gives)
     table = table_of(
         config.source,
         config.roles,
@@ -140,10 +140,7 @@ def open_input(config: LoaderConfig) -> LoaderInput:
         rows=rows,
         functions=groups.functions,
         plan=RowsPlan.of(config.order, rows.row_groups, config.batch_size, config.seed),
-        transforms=[
-            *_bound_transforms(table),
-            *(function for function in own if not function.gives),
-        ],
+        transforms=[*_bound_transforms(table), *(t for t in own if not t.gives)],
         code=code,
     )
 

@@ -27,6 +27,10 @@ def changed(owner: Any, name: str, old: str, new: str) -> Callable[..., Any]:
 
 def _global_names(code: CodeType) -> set[str]:
     """The global names that a function uses, and those within it."""
-    names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    names = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "LOAD_GLOBAL"
+    }
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return names.union(*map(_global_names, inner))

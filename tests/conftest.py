@@ -171,13 +171,13 @@ def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _descriptors() -> dict[int, str]:
-    found = {}
+    opened = {}
     for entry in os.scandir("/proc/self/fd"):
         try:
-            found[int(entry.name)] = os.readlink(entry.path)
+            opened[int(entry.name)] = os.readlink(entry.path)
         except OSError:
             continue
-    return found
+    return opened
 
 
 def _children() -> list[psutil.Process]:
@@ -265,11 +265,11 @@ def nothing_left_behind(request: pytest.FixtureRequest):
 @pytest.fixture(autouse=True)
 def answers_to_signals():
     """A program that a test runs in this process answers an interrupt in its own way; the next test does not."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for one, answer in before.items():
+    for number, answer in before.items():
         if answer is not None:  # no library's own
-            signal.signal(one, answer)
+            signal.signal(number, answer)
 
 
 @pytest.fixture(scope="session")

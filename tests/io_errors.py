@@ -63,16 +63,16 @@ def fail_from_now_on(*calls: str) -> None:
 
 def struck(action: Callable[[], Any], *calls: str) -> Any:
     """What an action returns, or the exception that it raises, in a thread whose calls fail."""
-    found: list[Any] = []
+    outcomes: list[Any] = []
 
     def run() -> None:
         fail_from_now_on(*calls)
         try:
-            found.append(action())
+            outcomes.append(action())
         except Exception as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return found[0]
+    return outcomes[0]

@@ -99,7 +99,7 @@ def change_delta_schema(folder: str, change) -> None:
         for number in range(version + 1)
         for line in (log / f"{number:020}.json").read_text().splitlines()
     ]
-    metadata = next(one["metaData"] for one in reversed(actions) if "metaData" in one)
+    metadata = next(action["metaData"] for action in reversed(actions) if "metaData" in action)
     schema = json.loads(metadata["schemaString"])
     schema["fields"] = change(schema["fields"])
     metadata |= {"schemaString": json.dumps(schema), "id": str(uuid.uuid4())}

@@ -44,9 +44,9 @@ class LateTensor(torch.Tensor):
 
 
 def late(target: torch.Tensor, copy: Copy) -> LateTensor:
-    found = target.as_subclass(LateTensor)
-    found.copy = copy
-    return found
+    tensor = target.as_subclass(LateTensor)
+    tensor.copy = copy
+    return tensor
 
 
 def looked_at(value):
@@ -78,4 +78,4 @@ class LateLane:
 
     def mark(self) -> Callable[[], bool]:
         before = list(self.copies)
-        return lambda: self.hasty or all(one.arrived for one in before)
+        return lambda: self.hasty or all(copy.arrived for copy in before)

@@ -24,7 +24,7 @@ def free(count: int = 1) -> int:
         except OSError:
             continue
         finally:
-            for one in taken:
-                one.close()
+            for listener in taken:
+                listener.close()
         return first
     raise AssertionError(f"there are no {count} free ports side by side")

@@ -83,15 +83,15 @@ HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 
 def modules() -> dict[str, Path]:
-    found = {}
+    by_name = {}
     for package in (*ROOMS, f"sluice/{SHARED}", f"sluice/{TOOLS}"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             inside = parts[1:] if parts[0] == "sluice" else parts
-            found[".".join(("sluice", *(inside[:-1] if inside[-1] == "__init__" else inside)))] = (
-                path
-            )
-    return found
+            by_name[
+                ".".join(("sluice", *(inside[:-1] if inside[-1] == "__init__" else inside)))
+            ] = path
+    return by_name
 
 
 def with_facade() -> dict[str, Path]:
@@ -128,15 +128,15 @@ def import_nodes(path: Path, with_types: bool = True) -> tuple[ast.Import | ast.
 
 def imports(path: Path, known: dict[str, Path], with_types: bool = True) -> set[str]:
     """Our modules and foreign top-level packages that a file imports, anywhere in it."""
-    found: set[str] = set()
+    names_imported: set[str] = set()
     for node in import_nodes(path, with_types):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names_imported.update(alias.name for alias in node.names)
         else:
             assert node.level == 0, f"{path}: write imports in full"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found.update((names & known.keys()) or {str(node.module)})
-    return found
+            names_imported.update((names & known.keys()) or {str(node.module)})
+    return names_imported
 
 
 def room_of(module: str) -> str:
@@ -213,7 +213,7 @@ def test_what_stands_on_a_floor_imports_what_is_below_it():
         room: {
             name: number for number, names in enumerate(line.split("<")) for name in names.split()
         }
-        for room, line in (one.split(":") for one in block.group(1).strip().splitlines())
+        for room, line in (line.split(":") for line in block.group(1).strip().splitlines())
     }
     there: dict[str, set[str]] = defaultdict(set)
     wrong = []

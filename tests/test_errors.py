@@ -83,10 +83,12 @@ def above(name: str) -> set[str]:
 
 
 def is_raised(name: str) -> bool:
-    known = [getattr(builtins, one, None) for one in above(name)]
-    return any(isinstance(one, type) and issubclass(one, BaseException) for one in known) or any(
-        one not in CLASSES and one.endswith(("Error", "Exception", "Warning"))
-        for one in above(name)
+    known = [getattr(builtins, ancestor, None) for ancestor in above(name)]
+    return any(
+        isinstance(ancestor, type) and issubclass(ancestor, BaseException) for ancestor in known
+    ) or any(
+        ancestor not in CLASSES and ancestor.endswith(("Error", "Exception", "Warning"))
+        for ancestor in above(name)
     )
 
 

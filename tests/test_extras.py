@@ -102,7 +102,7 @@ def ours(unpacked) -> metadata.Distribution:
 
 def closure(ours: metadata.Distribution, extra: str) -> dict[str, metadata.Distribution]:
     """The distributions that the wheel needs with this extra, each in a version that is asked for."""
-    found: dict[str, metadata.Distribution] = {}
+    needed: dict[str, metadata.Distribution] = {}
     seen: set[tuple[str, str]] = set()
     ahead: list[tuple[metadata.Distribution, str]] = [(ours, ""), (ours, extra)]
     while ahead:
@@ -126,9 +126,9 @@ def closure(ours: metadata.Distribution, extra: str) -> dict[str, metadata.Distr
             assert wanted.specifier.contains(there.version, prereleases=True), (
                 f"{name} wants {line}: {there.version}"
             )
-            found[other] = there
+            needed[other] = there
             ahead += [(there, e) for e in ("", *wanted.extras)]
-    return found
+    return needed
 
 
 @pytest.fixture
@@ -207,13 +207,13 @@ def files(tmp_path):
 
 def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked):
     """Also what is imported late: a program that misses it names the extra."""
-    found = set()
+    imported = set()
     for path in (unpacked / "sluice").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module.partition(".")[0])
+                imported.add(node.module.partition(".")[0])
     base = {
         Requirement(line).name.replace("-", "_")
         for line in ours.requires or ()
@@ -229,7 +229,7 @@ def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked)
         "torch",
         "zlib_ng",
     }
-    assert found - {*sys.stdlib_module_names, "sluice"} <= base | EXTRAS.keys()
+    assert imported - {*sys.stdlib_module_names, "sluice"} <= base | EXTRAS.keys()
     assert {*EXTRAS.values(), *OF_VERBS.values()} <= set(
         ours.metadata.get_all("Provides-Extra") or ()
     )

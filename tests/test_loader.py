@@ -284,9 +284,9 @@ class TestWhatItSays:
             FutureWarning, match=r"Loader\(epochs=…\) is now Loader\(read_ahead_epochs=…\)"
         ):
             old = loader_of(clicks, epochs=2)
-        with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as one:
+        with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as plain:
             assert old._config.read_ahead_epochs == new._config.read_ahead_epochs == 2
-            assert one._config.read_ahead_epochs == 1
+            assert plain._config.read_ahead_epochs == 1
             assert [len(list(old)) for _ in range(3)] == [len(list(new)) for _ in range(3)]
 
     def test_rows_that_fill_no_batch_are_reported_and_quarantined_rows_at_the_end(

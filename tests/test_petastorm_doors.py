@@ -117,12 +117,12 @@ def test_a_reader_goes_on_where_another_one_was(folder, done):
 def test_shards_share_all_row_groups(folder):
     from petastorm.errors import NoDataAvailableError
 
-    found = []
+    shards = []
     for shard in range(4):
         with make_batch_reader(folder, cur_shard=shard, shard_count=4, seed=3) as reader:
-            found.append(ids(reader))
-    assert sorted(itertools.chain(*itertools.chain(*found))) == list(range(ROWS))
-    assert [len(one) for one in found] == [3, 2, 2, 2]
+            shards.append(ids(reader))
+    assert sorted(itertools.chain(*itertools.chain(*shards))) == list(range(ROWS))
+    assert [len(shard) for shard in shards] == [3, 2, 2, 2]
     with pytest.raises(NoDataAvailableError):
         make_batch_reader(folder, cur_shard=0, shard_count=10)
 
@@ -203,7 +203,7 @@ def test_signatures_are_petastorms(folder):
         else list(theirs)
     )  # of 0.13
     assert list(ours) == [*newest, "tuning", "run_dir", "memory_limit"]
-    assert all(ours[name].default == one.default for name, one in theirs.items())
+    assert all(ours[name].default == argument.default for name, argument in theirs.items())
     assert list(inspect.signature(make_spark_converter).parameters) == [
         "df",
         "parquet_row_group_size_bytes",
@@ -257,9 +257,9 @@ def test_names_of_folders_hold_columns(tmp_path):
         )
     url = f"file://{tmp_path}"
     with make_batch_reader(url, shuffle_row_groups=False) as reader:
-        found = [(b.day.tolist(), b.place.tolist(), b.id.tolist()) for b in reader]
-    assert found[0] == ([1] * 4, ["no"] * 4, [10, 11, 12, 13])
-    assert [(day[0], place[0]) for day, place, _ in found] == [
+        batches = [(b.day.tolist(), b.place.tolist(), b.id.tolist()) for b in reader]
+    assert batches[0] == ([1] * 4, ["no"] * 4, [10, 11, 12, 13])
+    assert [(day[0], place[0]) for day, place, _ in batches] == [
         (1, "no"),
         (1, "se"),
         (2, "no"),
@@ -295,9 +295,9 @@ def test_what_spark_writes_is_read_in_an_exact_order(tmp_path):
     spark = session()  # of all tests of this process, so it is not stopped here
     spark.conf.set("petastorm.spark.converter.parentCacheDirUrl", f"file://{tmp_path}")
     converter = make_spark_converter(spark.range(ROWS).repartition(3))
-    found = []
+    orders = []
     for _ in range(2):
         with converter.make_torch_dataloader(num_epochs=1, seed=5, shuffle_rows=True) as loader:
-            found.append([int(n) for batch in loader for n in batch["id"]])
+            orders.append([int(n) for batch in loader for n in batch["id"]])
     converter.delete()
-    assert found[0] == found[1] != sorted(found[0]) == list(range(ROWS))
+    assert orders[0] == orders[1] != sorted(orders[0]) == list(range(ROWS))

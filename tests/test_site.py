@@ -59,14 +59,14 @@ def test_the_tutorial_and_the_pages_after_it_work_in_the_order_of_a_reader(tmp_p
 @cache
 def messages() -> str:
     """Every text of the product's sources but docstrings, with … for values, separated by zero bytes."""
-    found = set()
+    texts = set()
     for package in ("sluice", "etl", "ingest", "agent", "dlrm"):
         for path in (ROOT / package).rglob("*.py"):
             nodes = list(ast.walk(tree(path)))
             docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
             for node in nodes:
                 if isinstance(node, ast.JoinedStr):
-                    found.add(
+                    texts.add(
                         "".join(
                             part.value if isinstance(part, ast.Constant) else "…"
                             for part in node.values
@@ -77,8 +77,8 @@ def messages() -> str:
                     and isinstance(node.value, str)
                     and id(node) not in docstrings
                 ):
-                    found.add(node.value)
-    return "\0".join(found)
+                    texts.add(node.value)
+    return "\0".join(texts)
 
 
 def quoted() -> list[str]:
@@ -105,9 +105,9 @@ def test_each_message_of_troubleshooting_is_one_of_ours_and_has_an_answer():
 
 def test_every_link_between_pages_leads_somewhere():
     """Also those of the READMEs; a heading that is named must be there (`make docs` checks all of them)."""
-    found = pages.outside()
-    assert {"README.md", "CONTRIBUTING.md", "etl/README.md", "docs/decisions"} <= found
-    assert all((ROOT / path).exists() for path in found)
+    linked = pages.outside()
+    assert {"README.md", "CONTRIBUTING.md", "etl/README.md", "docs/decisions"} <= linked
+    assert all((ROOT / path).exists() for path in linked)
 
 
 def test_a_link_that_leads_nowhere_is_an_error():

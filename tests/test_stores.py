@@ -63,11 +63,11 @@ def test_s3_takes_options_from_the_name_then_from_the_environment(monkeypatch):
     Place.of("s3://bucket/key").files()
     assert asked.pop() == {"scheme": "http", "endpoint_override": "127.0.0.1:9"}
     Place.of("s3://bucket/key?endpoint_override=127.0.0.1:8&anonymous=true").files()
-    found = asked.pop()
-    assert (found["endpoint_override"], found["anonymous"]) == ("127.0.0.1:8", True)
+    options = asked.pop()
+    assert (options["endpoint_override"], options["anonymous"]) == ("127.0.0.1:8", True)
     assert Place.of("s3://me:se%2Fcret@bucket/key?region=r").files()[1] == "bucket/key"
-    found = asked.pop()
-    assert (found["access_key"], found["secret_key"]) == ("me", "se/cret")
+    options = asked.pop()
+    assert (options["access_key"], options["secret_key"]) == ("me", "se/cret")
     with raises(StoreError, "s3://bucket", "'regoin'", "'region'"):
         Place.of("s3://bucket/key?regoin=x").files()
     _s3.cache_clear()

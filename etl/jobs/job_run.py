@@ -397,11 +397,11 @@ class _JobRun:
         """Warns if all new training rows have the same label. A few appended rows may have."""
         table = self.spec.table
         seen = Profile.joined(f.profile for f in new if f.record.split == table.training)
-        profile = seen.columns.get(self.spec.label_column.name)
-        if self.job.mode != "append" and profile and profile["least"] == profile["largest"]:
+        counts = seen.columns.get(self.spec.label_column.name)
+        if self.job.mode != "append" and counts and counts["least"] == counts["largest"]:
             self.progress.say(
-                f"warning: all {profile['rows']:,} rows of split {table.training!r} have the label "
-                f"{profile['least']:g}, so a model learns nothing from them; look at the values and the ops of the label"
+                f"warning: all {counts['rows']:,} rows of split {table.training!r} have the label {counts['least']:g}, "
+                "so a model learns nothing from them; look at the values and the ops of the label"
             )
 
     def _check_drift(self, record: JobRecord) -> None:

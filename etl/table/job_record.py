@@ -98,9 +98,7 @@ class JobRecord:
             # Release 0.2 wrote `took`, the cost of the job.
             known = {k: v for k, v in value.items() if k not in ("format", "rules", "took")}
             files = tuple(FileRecord.from_json(f) for f in known["files"])
-            identity = (
-                Identity.from_json(described) if (described := known.get("identity")) else None
-            )
+            identity = Identity.from_json(rule) if (rule := known.get("identity")) else None
             return cls(
                 **{
                     **known,

@@ -40,12 +40,8 @@ class Sketch:
     @classmethod
     def of(cls, hashes: Hashes, below: int = _ALL) -> Sketch:
         """Returns the sketch of all hashes below a bound."""
-        smallest = _under(np.unique(hashes), below)
-        return (
-            cls(smallest[:MOST], int(smallest[MOST]))
-            if len(smallest) > MOST
-            else cls(smallest, below)
-        )
+        least = _under(np.unique(hashes), below)
+        return cls(least[:MOST], int(least[MOST])) if len(least) > MOST else cls(least, below)
 
     @classmethod
     def joined(cls, sketches: Iterable[Sketch]) -> Sketch:

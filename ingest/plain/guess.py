@@ -238,10 +238,8 @@ def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.fl
         return np.zeros(0)
     _, made = label_of(label, {name: facts.type})
     values = make_labels(made, facts.sampled)
-    labels = values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
-    return (
-        labels if np.isin(labels[~np.isnan(labels)], (0, 1)).all() else np.full(len(labels), np.nan)
-    )
+    marks = values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    return marks if np.isin(marks[~np.isnan(marks)], (0, 1)).all() else np.full(len(marks), np.nan)
 
 
 def _proposal(blank: Proposal, rows: int) -> Proposal:

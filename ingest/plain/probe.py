@@ -123,11 +123,9 @@ def probe(
             column.sampled = join_chunks(sampled[name])
             values = elements(column.sampled).drop_null()
             differ = pc.unique(values)
-            column.values, column.distinct, column.examples = (
-                len(values),
-                len(differ),
-                differ[:_EXAMPLES],
-            )
+            column.values = len(values)
+            column.distinct = len(differ)
+            column.examples = differ[:_EXAMPLES]
     return facts
 
 
@@ -168,23 +166,19 @@ def _add_statistics(
                 elif chunks.num_rows:
                     column.nulls[place] = chunks.num_rows
                 continue
-            statistics = chunks.column(leaves[name]).statistics
-            if statistics is None or not (
-                statistics.has_null_count and (statistics.has_min_max or not statistics.num_values)
+            stats = chunks.column(leaves[name]).statistics
+            if stats is None or not (
+                stats.has_null_count and (stats.has_min_max or not stats.num_values)
             ):
                 complete.discard(name)
                 column.known = False
-            if statistics is None:
+            if stats is None:
                 continue
             # Lists are not counted, because their count includes empty ones.
-            if (
-                statistics.has_null_count
-                and statistics.null_count
-                and not pa.types.is_nested(column.type)
-            ):
-                column.nulls[place] = statistics.null_count
-            if statistics.has_min_max:
-                column.widen(_plain(statistics.min), _plain(statistics.max), place)
+            if stats.has_null_count and stats.null_count and not pa.types.is_nested(column.type):
+                column.nulls[place] = stats.null_count
+            if stats.has_min_max:
+                column.widen(_plain(stats.min), _plain(stats.max), place)
     return complete
 
 

@@ -97,17 +97,15 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
     """Returns what `find_files` returns. Refuses folders and globs that hold files of a table. Does not check single
     files."""
     if not isinstance(source, (str, os.PathLike)):
-        each = [_find_files(part, tables) for part in source]
-        if not each:
+        parts = [_find_files(part, tables) for part in source]
+        if not parts:
             raise ParquetError("an empty list of files")
-        if (
-            table := next((source_files for source_files in each if source_files.table), None)
-        ) and len(each) > 1:
+        if (table := next((part for part in parts if part.table), None)) and len(parts) > 1:
             raise ParquetError(f"{table.uri}: a table is loaded alone; name only this one")
-        prefixes = {source_files.prefix for source_files in each}
-        all_paths = [path for source_files in each for path in source_files.paths]
+        prefixes = {part.prefix for part in parts}
+        inside = [path for part in parts for path in part.paths]
         if again := next(
-            (path for path, count in Counter(map(os.path.abspath, all_paths)).items() if count > 1),
+            (path for path, count in Counter(map(os.path.abspath, inside)).items() if count > 1),
             None,
         ):
             raise ParquetError(
@@ -119,9 +117,9 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
                 f"the files have different delays ({', '.join(sorted(prefixes))}): give all "
                 "of them one delay, or none"
             )
-        if each[0].table:
-            return each[0]
-        return SourceFiles(f"{len(all_paths)} files from {each[0].uri}", prefixes.pop(), all_paths)
+        if parts[0].table:
+            return parts[0]
+        return SourceFiles(f"{len(inside)} files from {parts[0].uri}", prefixes.pop(), inside)
     text = os.fspath(source)
     if text.startswith(f"{SLOW}://") and (at := Place.of(text)).delay_ms is not None:
         found_there = _find_files(at.path, tables, version)
@@ -141,9 +139,7 @@ def _find_files(source: Paths, tables: LocalTables, version: int | None = None) 
         for path in Path(folder).rglob("*.parquet")
         if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
     )
-    paths = sorted(
-        {str(Path(match)): match for match in (*below, *files)}.values()
-    )  # `**` matches both
+    paths = sorted({str(Path(path)): path for path in (*below, *files)}.values())  # `**` has both
     if files != {text}:
         tables.refuse_listed([*(f"{folder}/" for folder in folders), *paths])
     if not paths:

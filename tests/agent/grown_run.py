@@ -32,8 +32,10 @@ def written(path: Path, *lines: dict[str, Any], config: dict[str, Any] | None = 
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config or {}))
     for name, is_metric in (("metrics", True), ("events", False)):
-        kept = [one for one in lines if (one["kind"] in ("loader", "train", "eval")) == is_metric]
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in kept))
+        kept = [
+            line for line in lines if (line["kind"] in ("loader", "train", "eval")) == is_metric
+        ]
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     return Run.read(path)
 
 
@@ -47,8 +49,8 @@ def write(
     metrics: list[dict[str, Any]] = []
     for number in range(looks):
         at = every * (number + 1)
-        workers = 1 + sum(one <= at for one in changed) % 7
-        slow = 0.4 if any(0 <= at - one < seconds / 20 for one in hit) else 1.0
+        workers = 1 + sum(change <= at for change in changed) % 7
+        slow = 0.4 if any(0 <= at - moment < seconds / 20 for moment in hit) else 1.0
         rate = 5e3 * slow * min(workers, 4) * draw.uniform(0.9, 1.1)
         metrics.append(
             {

@@ -101,21 +101,21 @@ class _Ill(FakePipeline):
         self.illness = illness
 
     def snapshot(self) -> Snapshot:
-        found = super().snapshot()
+        before = super().snapshot()
         if self.now <= 3:
-            return found
+            return before
         if self.illness == "a stage is missing":
-            return dataclasses.replace(found, stages=found.stages[:1])
+            return dataclasses.replace(before, stages=before.stages[:1])
         if self.illness == "a stage is new":
             return dataclasses.replace(
-                found, stages=(*found.stages, dataclasses.replace(found.stages[0], name="new"))
+                before, stages=(*before.stages, dataclasses.replace(before.stages[0], name="new"))
             )
         if self.illness == "the clock stands still":
-            return dataclasses.replace(found, at=3.0)
+            return dataclasses.replace(before, at=3.0)
         if self.illness == "counters begin anew":
-            stages = tuple(stage_stats(s.name, workers=s.workers) for s in found.stages)
+            stages = tuple(stage_stats(s.name, workers=s.workers) for s in before.stages)
             return dataclasses.replace(
-                found, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages
+                before, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages
             )
         assert self.illness == "no core and no memory are left"
-        return dataclasses.replace(found, cpu_quota=0.0, memory_limit=0)
+        return dataclasses.replace(before, cpu_quota=0.0, memory_limit=0)

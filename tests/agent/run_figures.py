@@ -22,14 +22,17 @@ def assert_same_figures(folder: Path, last: Mapping[str, Any], terminal: str) ->
     assert json.loads(json.dumps(narrative.summary(run))) == outcome
     assert outcome["headline"] in unescape(page)
     for text in (terminal, explained):
-        for sentence in (outcome["headline"], *(one["sentence"] for one in outcome["occasions"])):
+        for sentence in (
+            outcome["headline"],
+            *(occasion["sentence"] for occasion in outcome["occasions"]),
+        ):
             assert sentence in text
     assert last["decisions"] == outcome["decisions"] == len(_cells(page, "decision"))
     for number, when, _, moves, why, effect in _cells(page, "decision"):
         assert f"{number}. at {when}: {moves}\n     why: {why}\n     effect: {effect}" in explained
         assert f"decision {number}: {why}; now " in terminal
     assert [row[2] for row in _cells(page, "occasion")] == [
-        one["sentence"] for one in last.get("occasions", outcome["occasions"])
+        occasion["sentence"] for occasion in last.get("occasions", outcome["occasions"])
     ]
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small></dd>", page)
     shown = {

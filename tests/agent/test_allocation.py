@@ -46,10 +46,10 @@ def test_finds_what_enumeration_finds(seed):
     enough = draw.choice([float("inf"), draw.uniform(0.2, 2)])
     memory = draw.choice([float("inf"), draw.uniform(25, 60)])
     rate, few, counts = _by_enumeration(requests, enough, memory)
-    found = allocate(requests, enough=enough, memory=memory)
+    chosen = allocate(requests, enough=enough, memory=memory)
     assert counts is not None
-    assert found.rows_per_s == pytest.approx(rate)
-    assert sum(found.workers.values()) == -few
+    assert chosen.rows_per_s == pytest.approx(rate)
+    assert sum(chosen.workers.values()) == -few
 
 
 def test_the_least_of_all_where_nothing_fits():

@@ -41,9 +41,9 @@ def _occasions(events):
 
 def _assert_occasions(events, *expected):
     """Asserts the kind of each occasion, and the facts that its text names."""
-    found = _occasions(events)
-    assert [what for what, _ in found] == [what for what, *_ in expected]
-    for (_, text), (_, *facts) in zip(found, expected, strict=True):
+    told = _occasions(events)
+    assert [what for what, _ in told] == [what for what, *_ in expected]
+    for (_, text), (_, *facts) in zip(told, expected, strict=True):
         assert_names(text, *facts)
 
 

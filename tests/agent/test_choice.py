@@ -45,7 +45,7 @@ class Likes:
 
     def values(self, seen, candidates):
         self.seen.append((seen, candidates))
-        return [Value(*self.likes.get(one.name, (0.0, 0.0))) for one in candidates]
+        return [Value(*self.likes.get(candidate.name, (0.0, 0.0))) for candidate in candidates]
 
 
 class Turns(Likes):
@@ -79,7 +79,10 @@ def test_the_best_lower_estimate_is_chosen_and_recorded_with_all_others():
     assert pipeline.knobs.workers["decode"] > 10, "the planner's proposal is too unsure"
     (decision,) = decisions
     assert (decision["chosen_by"], decision["chosen"]) == ("network", "most")
-    told = {one["name"]: (one["value"], one["spread"]) for one in decision["candidates"]}
+    told = {
+        candidate["name"]: (candidate["value"], candidate["spread"])
+        for candidate in decision["candidates"]
+    }
     assert told["stay"] == (0.0, 0.0)
     assert "chose workers for the most rows (+50 %)" in decision["reason"]["text"]
     assert "the planner's proposal (+60 %)" in decision["reason"]["text"]
@@ -133,14 +136,18 @@ def test_candidates_differ_and_fit_into_memory():
     assert values.seen
     for seen, candidates in values.seen:
         assert candidates[0].name == "stay"
-        settings = [one.knobs for one in candidates]
+        settings = [candidate.knobs for candidate in candidates]
         assert all(settings.count(knobs) == 1 for knobs in settings)
         most = max(seen.forecast.most_bytes, seen.forecast.memory(seen.knobs))
         assert all(seen.forecast.memory(k) <= most for k in settings if k != seen.proposal)
         mostly = seen.forecast.memory(seen.knobs) + 0.5 * seen.forecast.free_bytes
-        shaped = [one.knobs for one in candidates if one.name in ("lean", "double", "most")]
+        shaped = [
+            candidate.knobs
+            for candidate in candidates
+            if candidate.name in ("lean", "double", "most")
+        ]
         assert all(seen.forecast.memory(knobs) <= mostly for knobs in shaped)
-        near = {one.name: one.knobs.workers for one in candidates}
+        near = {candidate.name: candidate.knobs.workers for candidate in candidates}
         assert near["more"]["decode"] == seen.knobs.workers["decode"] + 2
         assert near["less"]["decode"] == seen.knobs.workers["decode"] - 2
 
@@ -155,7 +162,8 @@ def test_no_candidate_asks_more_of_a_store_that_has_refused_requests():
     for seen, candidates in values.seen:
         assert seen.recent.seconds <= 7, "older looks are forgotten"
         assert all(
-            one.knobs.workers["decode"] <= seen.knobs.workers["decode"] for one in candidates
+            candidate.knobs.workers["decode"] <= seen.knobs.workers["decode"]
+            for candidate in candidates
         )
 
 
@@ -172,7 +180,7 @@ def test_a_process_that_does_not_fit_is_ended_while_it_starts_and_one_known_fits
     }
     forecast = dataclasses.replace(seen.forecast, separate_costs=costs)
     weighed = list_candidates(dataclasses.replace(seen, forecast=forecast))
-    assert not {"processes", "backend"} & {one.name for one in weighed}
+    assert not {"processes", "backend"} & {candidate.name for candidate in weighed}
 
 
 @pytest.mark.parametrize("number", [760033, 760068])
@@ -191,20 +199,20 @@ def test_a_candidate_moves_each_stage_once(number):
             and stage.cpu >= 0.1 * seen.recent.running
             and name not in seen.unmeasured
         }
-        for one in candidates:
-            offered.add(one.name)
-            moved = {name for name, kind in one.knobs.backend.items() if kind == "process"}
-            assert one.name != "processes" or moved == computing
+        for candidate in candidates:
+            offered.add(candidate.name)
+            moved = {name for name, kind in candidate.knobs.backend.items() if kind == "process"}
+            assert candidate.name != "processes" or moved == computing
         unlocked = dataclasses.replace(seen, recent=dataclasses.replace(seen.recent, lock=0.05))
-        assert "processes" not in {one.name for one in list_candidates(unlocked)}
+        assert "processes" not in {candidate.name for candidate in list_candidates(unlocked)}
     assert "processes" in offered
 
 
 def test_the_best_setting_so_far_is_a_candidate():
     values = Turns("most", "less", "less")
     _run(values, 8)
-    last = {one.name: one.knobs for one in values.seen[-1][1]}
-    fastest = max(values.seen[-1][0].effects.settings, key=lambda one: one.rows_per_s)
+    last = {candidate.name: candidate.knobs for candidate in values.seen[-1][1]}
+    fastest = max(values.seen[-1][0].effects.settings, key=lambda effect: effect.rows_per_s)
     assert fastest.knobs != last["stay"]
     assert fastest.knobs in last.values()
 
@@ -220,7 +228,7 @@ def test_a_run_folder_keeps_the_choices_and_explain_counts_them(tmp_path):
         _run(Likes(most=(0.3, 0.0)), 3, **how)
     assert "1 of 1 changes were the network's own choices." in tell(Run.read(tmp_path / "run"))
     (start,) = looks.read(tmp_path / "run")
-    first, *later = [one.choice["chosen"] for one in start.looks if one.choice]
+    first, *later = [look.choice["chosen"] for look in start.looks if look.choice]
     assert first == "most"
     assert set(later) <= {"stay"}
 
@@ -300,8 +308,8 @@ def test_the_teacher_computes_the_same_values_and_learns_which_candidate_is_bett
         value[..., 0] - value[:, :1, 0]
         for value in (value_teacher._value(torch_weights, n, batch) for n in range(NETWORKS))
     )
-    for i, one in enumerate(made):
-        gains, _ = answer(weights, one.given)
+    for i, labelled in enumerate(made):
+        gains, _ = answer(weights, labelled.given)
         assert gains == pytest.approx(mean[i, : len(gains)].numpy() / NETWORKS, abs=1e-4)
     untaught = value_teacher.judge(value_teacher.fresh(5), made, 0.0)
     taught = value_teacher.judge(weights, made, 0.0)

@@ -45,15 +45,15 @@ def test_free_cores_and_our_own_crowd_are_no_pressure():
 
 def test_fair_shares_tell_how_many_others_there_are():
     """Four of ours and four others on four cores: each runs half of the time."""
-    found = Contention.of(_seen(2.0, 2.0))
+    shares = Contention.of(_seen(2.0, 2.0))
     # eight of ours beside the four
-    assert (found.others, found.slow, found.cores) == pytest.approx((4.0, 2.0, 4 * 8 / 12))
+    assert (shares.others, shares.slow, shares.cores) == pytest.approx((4.0, 2.0, 4 * 8 / 12))
 
 
 def test_who_waits_while_cores_are_idle_waits_for_no_other_program():
     assert Contention.of(_seen(1.0, 1.0)).slow > 1.3
-    found = Contention.of(_seen(1.0, 1.0, idle=3.0))
-    assert (found.others, found.slow, found.cores) == (0.0, 1.0, 4.0)
+    shares = Contention.of(_seen(1.0, 1.0, idle=3.0))
+    assert (shares.others, shares.slow, shares.cores) == (0.0, 1.0, 4.0)
     assert Contention.of(_seen(2.0, 2.0, idle=0.0)) == Contention.of(_seen(2.0, 2.0))
 
 

@@ -176,9 +176,11 @@ def test_knobs_outside_the_limits_freeze(knobs):
 def test_a_tunable_that_raises_or_reports_nonsense_freezes_and_is_recorded_once():
     class Broken(FakePipeline):
         def snapshot(self) -> Snapshot:
-            found = super().snapshot()
+            before = super().snapshot()
             return (
-                dataclasses.replace(found, consumer_wait_s=float("nan")) if self.now > 3 else found
+                dataclasses.replace(before, consumer_wait_s=float("nan"))
+                if self.now > 3
+                else before
             )
 
     class Stuck(FakePipeline):

@@ -34,16 +34,16 @@ def row(policy: str, scenario: str = "a", score: float = 1.0, **values: object) 
 def test_the_summary_is_over_all_runs_and_counts_kills():
     rows = [row("x", score=s, seed=i) for i, s in enumerate([0.5, 0.7, 0.9])]
     rows += [row("x", "b", 0.1, killed=True)]
-    found = summary(rows, ["x"])["x"]
-    assert found["median"] == pytest.approx(0.6)
-    assert found["start"] == pytest.approx(0.275)
-    assert found["kills"] == 1
+    figures = summary(rows, ["x"])["x"]
+    assert figures["median"] == pytest.approx(0.6)
+    assert figures["start"] == pytest.approx(0.275)
+    assert figures["kills"] == 1
 
 
 def test_policies_are_measured_on_a_scenario_file(tmp_path):
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
     words = "--policy planner --policy oracle --seeds 2 --processes 1 --scenario"
-    found = simulated.main([*words.split(), str(tmp_path / "small.json")])
-    assert found["policies"].keys() == {"planner", "oracle"}
-    assert found["policies"]["planner"].keys() >= {"mean", "median", "p5", "kills"}
-    assert found["policies"]["planner"]["median"] > 0
+    result = simulated.main([*words.split(), str(tmp_path / "small.json")])
+    assert result["policies"].keys() == {"planner", "oracle"}
+    assert result["policies"]["planner"].keys() >= {"mean", "median", "p5", "kills"}
+    assert result["policies"]["planner"]["median"] > 0

@@ -46,8 +46,8 @@ def _best(limit, *, wait_s=1.0):
         ),
     }
     look = Forecast.of(seen, knobs, limits, services, other_cpu_s=0, demand=math.inf)
-    found, rate = look.best({"decode": (1, 32), "collate": (1, 1)}, fewest=False)
-    return found, rate, look.fits(found)
+    best, rate = look.best({"decode": (1, 32), "collate": (1, 1)}, fewest=False)
+    return best, rate, look.fits(best)
 
 
 @pytest.mark.parametrize("missing", [set(), {"decode"}, {"collate"}])
@@ -73,11 +73,11 @@ def test_other_resources_are_estimated_only_with_the_cost_of_every_stage(missing
 
 
 def test_buffers_get_less_where_readers_in_their_place_bring_more():
-    found, rate, fits = _best(1400 * MIB)
+    knobs, rate, fits = _best(1400 * MIB)
     # 504 MiB are what neither worker nor buffer holds, 96 the last worker; 1260 may be used. Readers hold 24 MiB
     # and have half an item waiting; two batches of 64 MiB wait for the trainer.
-    assert found.workers["decode"] == math.floor((1260 - 504 - 96 - 128) / (24 + 8)) == 16
-    assert (found.read_ahead_bytes, found.prefetch_bytes) == (128 * MIB, 128 * MIB)
+    assert knobs.workers["decode"] == math.floor((1260 - 504 - 96 - 128) / (24 + 8)) == 16
+    assert (knobs.read_ahead_bytes, knobs.prefetch_bytes) == (128 * MIB, 128 * MIB)
     assert fits
     assert rate == pytest.approx(16 / 1.05)
 

@@ -51,14 +51,14 @@ class Endless:
 )
 def test_any_iterable_of_batches_gets_a_report_of_what_it_loses(load_s, step_s, stall, gain, facts):
     clock = Clock()
-    found = sluice.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
-    assert found.consumer == pytest.approx(1 / step_s)
-    assert found.loading == pytest.approx(1 / load_s)
-    assert found.together == pytest.approx(1 / (load_s + step_s))
-    assert found.stall == pytest.approx(stall, abs=1e-3)
-    assert found.gain == pytest.approx(gain)
-    assert str(found).splitlines()[0] == found.verdict
-    assert_names(found.verdict, *facts)
+    headroom = sluice.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
+    assert headroom.consumer == pytest.approx(1 / step_s)
+    assert headroom.loading == pytest.approx(1 / load_s)
+    assert headroom.together == pytest.approx(1 / (load_s + step_s))
+    assert headroom.stall == pytest.approx(stall, abs=1e-3)
+    assert headroom.gain == pytest.approx(gain)
+    assert str(headroom).splitlines()[0] == headroom.verdict
+    assert_names(headroom.verdict, *facts)
 
 
 def test_an_empty_loader_is_refused():
@@ -77,5 +77,5 @@ def test_an_empty_loader_is_refused():
     ],
 )
 def test_the_verdict_names_what_holds_the_other_up(loading, together, stall, verdict):
-    found = Headroom(consumer=100.0, loading=loading, together=together, stall=stall)
-    assert found.verdict.startswith(verdict)
+    headroom = Headroom(consumer=100.0, loading=loading, together=together, stall=stall)
+    assert headroom.verdict.startswith(verdict)

@@ -84,8 +84,8 @@ def test_what_ranks_say_is_merged(name, values, merged):
     members, tunable = _host(*pipelines)
     for _ in range(2):
         _advance(pipelines, members)
-        found = getattr(tunable.snapshot(), name)
-    assert found == merged
+        said = getattr(tunable.snapshot(), name)
+    assert said == merged
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
 ):
     rates = [200.0] * 10 + [50.0] * 6 + [200.0] * 14
     run = _run(tmp_path, _answered(fault, what, seen, at=14.0), rates)
-    (one,) = find_incidents(run)
-    assert one.waited == pytest.approx((0.1, 0.5, 0.1))
+    (incident,) = find_incidents(run)
+    assert incident.waited == pytest.approx((0.1, 0.5, 0.1))
     assert_names(
-        one.sentence,
+        incident.sentence,
         "At 10 s",
         fault,
         "in 2 s",
@@ -81,8 +81,13 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
         "after 7 s",
         "recovered",
     )
-    assert (one.label, one.what, one.noticed_s, one.did) == ("A", what, 2.0, ("udf 1 → 3",))
-    assert one.sentence in narrative.tell(run)
+    assert (incident.label, incident.what, incident.noticed_s, incident.did) == (
+        "A",
+        what,
+        2.0,
+        ("udf 1 → 3",),
+    )
+    assert incident.sentence in narrative.tell(run)
     assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
 
 
@@ -90,9 +95,11 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
 def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, stall, result):
     event = {"at": 10.0, "kind": "fault", "fault": "slow-store=0.6s@10s", "did": "so"}
     run = _run(tmp_path, [event], [100.0] * 10 + [60.0] * 20, calm=99)
-    (one,) = find_incidents(_with_looks(run, *({"stall": 0.0},) * 10, *({"stall": stall},) * 20))
-    assert one.result == result
-    assert ("no change needed" in one.sentence) is (result == "the input keeps up")
+    (incident,) = find_incidents(
+        _with_looks(run, *({"stall": 0.0},) * 10, *({"stall": stall},) * 20)
+    )
+    assert incident.result == result
+    assert ("no change needed" in incident.sentence) is (result == "the input keeps up")
 
 
 FAULT = {"kind": "fault", "fault": "cores=1@20s", "did": "1 core instead of 4"}
@@ -142,8 +149,8 @@ def _resumed(tmp_path, rates, resumes, *events):
 
 def test_the_headline_of_a_resumed_run_is_of_its_last_part(tmp_path):
     run = _resumed(tmp_path, [100.0] * 60 + [50.0] * 6, [60.5], {"at": 10.0, **FAULT})
-    found = narrative.outcome(run)
-    assert (found.rows_per_s_settled, found.rows_per_s_last) == (50.0, 50.0)
+    outcome = narrative.outcome(run)
+    assert (outcome.rows_per_s_settled, outcome.rows_per_s_last) == (50.0, 50.0)
     told = narrative.tell(run)
     assert_names(told, "50 rows/s", "in the last third of part 2 of 2", "from 1 min on")
     assert "After the faults" not in told, "the fault was in the part before"
@@ -179,12 +186,16 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     )
     assert (outcome["rows_per_s_settled"], outcome["decisions"]) == (400.0, 2)
     assert outcome["changes_settling"] == 1
-    (one,) = outcome["occasions"]
-    assert (one["before"], one["after"], one["result"]) == (400.0, 100.0, "limited by the cores")
+    (occasion,) = outcome["occasions"]
+    assert (occasion["before"], occasion["after"], occasion["result"]) == (
+        400.0,
+        100.0,
+        "limited by the cores",
+    )
     text = page.write(tmp_path).read_text()
     for where in (text, narrative.tell(run)):
         assert_names(
-            where, outcome["headline"], one["sentence"], "last third before the first fault"
+            where, outcome["headline"], occasion["sentence"], "last third before the first fault"
         )
     assert_names(text, ">400<small>200 before tuning", ">10 %<small>50 % before tuning")
 

@@ -49,8 +49,8 @@ def test_what_was_asked_is_read_back_exactly(tmp_path):
     policy = Watched()
     pipeline = recorded(tmp_path / "run", policy)
     (start,) = read(tmp_path / "run")
-    assert [(one.snapshot, one.knobs) for one in start.looks] == policy.asked
-    assert len({one.knobs.text for one in start.looks}) > 1, "the planner changed something"
+    assert [(look.snapshot, look.knobs) for look in start.looks] == policy.asked
+    assert len({look.knobs.text for look in start.looks}) > 1, "the planner changed something"
     assert start.limits == pipeline.limits
     assert start.policy == "planner"
 
@@ -70,7 +70,7 @@ class Fails(Policy):
 def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):
     recorded(tmp_path / "run", Fails())
     looks = read(tmp_path / "run")[0].looks
-    assert [one.error for one in looks] == [None] * 3 + ["ZeroDivisionError: by zero"]
+    assert [look.error for look in looks] == [None] * 3 + ["ZeroDivisionError: by zero"]
 
 
 @pytest.mark.parametrize(

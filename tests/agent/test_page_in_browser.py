@@ -96,9 +96,9 @@ def test_no_label_touches_another_all_can_be_read_and_nothing_is_above_100_perce
 ):
     chromium, pages = shown
     chromium.open(pages[name].as_uri(), width=width)
-    found = chromium.value(OVERLAPS)
-    assert not found["found"]
-    assert found["texts"] > 60
+    overlaps = chromium.value(OVERLAPS)
+    assert not overlaps["found"]
+    assert overlaps["texts"] > 60
     assert chromium.value("document.documentElement.scrollWidth") <= width
     assert chromium.value(
         "charts.length > 8 && charts.every(one => one.plot.querySelector('polyline, circle'))"
@@ -128,7 +128,7 @@ def test_values_are_shown_where_one_points_with_the_decision_and_the_fault_there
         chromium.point(x, y)
         return chromium.value("charts[0].plot.querySelector('.tip').innerText").replace("\xa0", " ")
 
-    (look,) = [one for one in run.of("loader") if one["at"] == 30.0]
+    (look,) = [line for line in run.of("loader") if line["at"] == 30.0]
     for text in (
         "30 s",
         count(float(f"{look['rows_per_s']:.5g}")),

@@ -82,7 +82,7 @@ class RemoteReaders(FakePipeline):
 
     def advance(self, seconds):
         self.ready += sum(count for at, count in self.due if at <= self.now)
-        self.due = [one for one in self.due if one[0] > self.now]
+        self.due = [arrival for arrival in self.due if arrival[0] > self.now]
         self.ready = min(self.ready, self.knobs.workers["decode"])
         self.stages[0] = dataclasses.replace(
             self.stages[0], wait_s=0.05 * self.knobs.workers["decode"] / self.ready
@@ -106,7 +106,7 @@ def test_remote_workers_are_judged_once_they_have_started():
     pipeline = RemoteReaders(30.0, reports_starting=False, step_s=0.004)
     _, events = tune(pipeline, 60)
     assert pipeline.ready < 14, "a planner that cannot see them takes them back before they start"
-    assert any("undone" in one["reason"]["text"] for one in decisions(events))
+    assert any("undone" in decision["reason"]["text"] for decision in decisions(events))
 
 
 def test_remote_workers_outlast_a_pause_but_not_a_slower_trainer():
@@ -204,12 +204,12 @@ def test_a_dearer_transform_and_its_return_are_followed():
     cheap = FakeStage(name="transform", cpu_s=0.004)
     pipeline = FakePipeline([read, cheap], cores=16, step_s=0.002)
     controller, _ = tune(pipeline, 30)
-    found = [pipeline.knobs.workers["transform"]]
+    workers = [pipeline.knobs.workers["transform"]]
     for cpu_s in (0.016, 0.004):
         pipeline.stages[1] = dataclasses.replace(cheap, cpu_s=cpu_s)
         go_on(controller, pipeline, 25)
-        found.append(pipeline.knobs.workers["transform"])
-    few, many, few_again = found
+        workers.append(pipeline.knobs.workers["transform"])
+    few, many, few_again = workers
     assert few < many > few_again
 
 

@@ -24,16 +24,16 @@ class TestEachOfTheProducts(PolicyContract):
 def test_auto_decides_as_the_planner_without_weights(monkeypatch, tmp_path, scenario):
     monkeypatch.setattr(value, "SHIPPED", tmp_path / "absent")
     scenario = dataclasses.replace(scenario, seconds=60)
-    found = {}
+    decided = {}
     for name in ("auto", "planner"):
         assert make(name).name == name
-        found[name] = []
+        decided[name] = []
         run(
             scenario,
             make(name),
-            observe=lambda _, knobs, reason, seen=found[name]: seen.append((knobs, reason)),
+            observe=lambda _, knobs, reason, seen=decided[name]: seen.append((knobs, reason)),
         )
-    assert found["auto"] == found["planner"]
-    assert len({str(knobs) for knobs, _ in found["auto"]}) > 1, (
+    assert decided["auto"] == decided["planner"]
+    assert len({str(knobs) for knobs, _ in decided["auto"]}) > 1, (
         "nothing was decided that could differ"
     )

@@ -11,9 +11,9 @@ from sluice.agent.lab.simulator.random_pipelines import FAMILIES, SPLITS, Draw, 
 
 def test_no_split_has_a_family_or_a_value_of_another():
     some = {split: [pipeline(split, number) for number in range(400)] for split in SPLITS}
-    for one, other in itertools.combinations(SPLITS, 2):
-        assert not FAMILIES[one].keys() & FAMILIES[other].keys()
-        assert not {s.about.split(", ")[0] for s in some[one]} & {
+    for split, other in itertools.combinations(SPLITS, 2):
+        assert not FAMILIES[split].keys() & FAMILIES[other].keys()
+        assert not {s.about.split(", ")[0] for s in some[split]} & {
             s.about.split(", ")[0] for s in some[other]
         }
     draws = [Draw(np.random.default_rng(split), split) for split in range(len(SPLITS))]

@@ -56,8 +56,8 @@ def _grown(number, **more):
 def data_of(text, kind):
     """What is embedded for the page's script: of each chart (kind ``), or what happened when (`moments`)."""
     return [
-        json.loads(one)
-        for one in re.findall(
+        json.loads(content)
+        for content in re.findall(
             rf'<script type="application/json" class="{kind}">(.*?)</script>', text
         )
     ]
@@ -92,9 +92,13 @@ def test_the_page_opens_offline_and_marks_every_decision(tmp_path):
     assert decisions >= 2
     assert not re.search(r"(https?:)?//[a-z]|<(link|img|iframe)|\b(src|href)=", text)
     (moments,), figures = data_of(text, "moments"), data_of(text, "")
-    assert [one["label"] for one in moments["decisions"]] == [str(n + 1) for n in range(decisions)]
+    assert [decision["label"] for decision in moments["decisions"]] == [
+        str(n + 1) for n in range(decisions)
+    ]
     assert len(figures) == 8
-    (level,) = [one for one in figures[0]["panels"][0]["series"] if one["style"] == "level"]
+    (level,) = [
+        series for series in figures[0]["panels"][0]["series"] if series["style"] == "level"
+    ]
     assert level["name"] == "with one worker a stage"
     assert_names(text, "decode is the bottleneck", "&lt;script&gt;")
     assert not re.search("<b>bold|NaN", text)
@@ -123,15 +127,15 @@ def test_page_and_explanation_show_the_same_waiting_and_rates(tmp_path):
         {"kind": "end", **end, "memory": {"limit": 2**32}},
     )
     explained, page = narrative.tell(run), report.write(run.path).read_text()
-    found = narrative.summary(run)
-    waits = percent(found["stall_settled"])
+    summary = narrative.summary(run)
+    waits = percent(summary["stall_settled"])
     assert waits == "61 %"
-    assert found["stall_last"] == found["stall_settled"]
-    assert found["rows_per_s_last"] == found["rows_per_s_settled"] == 1000
+    assert summary["stall_last"] == summary["stall_settled"]
+    assert summary["rows_per_s_last"] == summary["rows_per_s_settled"] == 1000
     for where in (explained, page):
         assert set(re.findall(r"([\d.]+ %)[^0-9%]*\btime\b", where)) == {waits}
     assert_names(explained, "twice the cores", "290 times", "290 k rows/s", "decode 2")
-    assert (found["peak_memory"], found["memory_limit"]) == (3 * 2**30, 2**32)
+    assert (summary["peak_memory"], summary["memory_limit"]) == (3 * 2**30, 2**32)
     assert "3 GiB<small>of 4 GiB" in page
 
 
@@ -147,8 +151,12 @@ def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
     assert "bottleneck" not in verdict
     nothing = {**end, "samples_per_s": 0.0, "stall_fraction": 0.0}  # the same command once more
     assert narrative.verdict(_run(tmp_path / "again", *short, nothing)) == verdict
-    found = narrative.outcome(_run(tmp_path / "enough", *_started([0.0, 0.0, 120.0, *3 * [1e3]])))
-    assert (found.rows_per_s_first, found.rows_per_s_settled, found.stall_first) == (1e3, 1e3, 0.25)
+    outcome = narrative.outcome(_run(tmp_path / "enough", *_started([0.0, 0.0, 120.0, *3 * [1e3]])))
+    assert (outcome.rows_per_s_first, outcome.rows_per_s_settled, outcome.stall_first) == (
+        1e3,
+        1e3,
+        0.25,
+    )
 
 
 def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
@@ -224,7 +232,9 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
 )
 def test_what_work_waited_for_and_what_remote_workers_cost_is_shown(tmp_path, looks, facts):
     memory = {"memory_used": 2**30, "memory_limit": 2**31}
-    assert_names(report.page(_run(tmp_path / "run", *({**one, **memory} for one in looks))), *facts)
+    assert_names(
+        report.page(_run(tmp_path / "run", *({**look, **memory} for look in looks))), *facts
+    )
 
 
 def test_faults_and_an_interrupted_run_are_shown(tmp_path):

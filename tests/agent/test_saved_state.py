@@ -63,11 +63,11 @@ def test_what_is_remembered_is_recalled_and_replaced(registry, said):
 def test_a_changed_schema_starts_from_the_nearest_scaled_by_bytes_a_row(registry):
     registry.remember(_entry("narrow", 100, decode=3))
     registry.remember(_entry("wide", 1000, decode=20))
-    found = registry.recall(_context("new", 500), LIMITS)
-    assert found.learned is None
-    assert found.knobs.workers["decode"] == 20
-    assert found.knobs.read_ahead_bytes == 32 * MIB
-    assert found.rows_per_s == 2e6
+    recalled = registry.recall(_context("new", 500), LIMITS)
+    assert recalled.learned is None
+    assert recalled.knobs.workers["decode"] == 20
+    assert recalled.knobs.read_ahead_bytes == 32 * MIB
+    assert recalled.rows_per_s == 2e6
     assert (
         registry.recall(_context("narrow", 500), LIMITS).knobs.workers["decode"] == 3
     )  # the very schema goes first
@@ -201,7 +201,7 @@ def test_many_writers_leave_whole_files(tmp_path, said):
     """Twenty jobs end at once, each with a schema of its own and one that all have, in a registry that holds eight;
     others begin meanwhile."""
     gate = threading.Barrier(25, timeout=60)
-    found = []
+    whole = []
 
     def write(number):
         registry = Registry(tmp_path, say=said.append, most=8)
@@ -214,7 +214,7 @@ def test_many_writers_leave_whole_files(tmp_path, said):
         gate.wait()
         for _ in range(20):
             entry = Registry(tmp_path, say=said.append).recall(_context(), LIMITS)
-            found.append(entry is None or 1 <= entry.knobs.workers["decode"] <= 8)
+            whole.append(entry is None or 1 <= entry.knobs.workers["decode"] <= 8)
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(20)]
     threads += [threading.Thread(target=read) for _ in range(5)]
@@ -222,8 +222,8 @@ def test_many_writers_leave_whole_files(tmp_path, said):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 100
-    assert all(found)
+    assert len(whole) == 100
+    assert all(whole)
     last = Registry(tmp_path, say=said.append, most=8)
     assert last.remember(_entry())
     assert last.recall(_context(), LIMITS) == _entry()

@@ -36,8 +36,8 @@ def test_what_is_learned_of_a_stage_follows_the_settings_also_in_the_next_run():
         "other_cpu_s": 0.0,
         "services": {"first": StageCost(name="first", points=POINTS).to_dict()},
     }
-    for one in (state, planner.recall(state, learned)):
-        assert {cost.settings for cost in one.services.values()} == {planner.settings}
+    for start in (state, planner.recall(state, learned)):
+        assert {cost.settings for cost in start.services.values()} == {planner.settings}
     point = next(iter(POINTS.values()))
     assert point.towards(3.0, 1.0, learning=0.5).busy_s == 2.0
     assert point.towards(3.0, 1.0, learning=1.0).busy_s == 3.0

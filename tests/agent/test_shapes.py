@@ -43,8 +43,8 @@ def test_a_stage_that_holds_the_lock_may_leave_the_threads(cpu, lock, cost, stag
     costs = {n: StageCost(name=n, points=point, backend="thread") for n in NAMES}
     knobs = Knobs(workers=dict.fromkeys(NAMES, 1))
     forecast = Forecast.of(seen, knobs, LIMITS, costs, other_cpu_s=0.0, demand=math.inf)
-    found = locked(forecast, seen, StageCost.relieved)
-    assert [one.stage for one in found] == stages
+    relieved = locked(forecast, seen, StageCost.relieved)
+    assert [cost.stage for cost in relieved] == stages
 
 
 def _stages(cost_s, **more):

@@ -88,8 +88,8 @@ LOCKED = stages(0.01, lock=1.0, backends=("thread", "process"))
 def test_known_rates(machine, parts, workers, backend, items_per_s):
     pipeline = simulator(parts, workers, backend=backend, **machine)
     assert rate_of(pipeline) == pytest.approx(items_per_s * ROWS, rel=0.03)
-    found = steady(pipeline.truth, workers, [backend] * len(workers)).rates[-1]
-    assert found == pytest.approx(items_per_s * ROWS, rel=0.03)
+    expected = steady(pipeline.truth, workers, [backend] * len(workers)).rates[-1]
+    assert expected == pytest.approx(items_per_s * ROWS, rel=0.03)
 
 
 def test_new_workers_work_only_once_they_have_started():

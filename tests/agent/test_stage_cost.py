@@ -45,7 +45,7 @@ def test_a_stage_that_reports_nothing_stays_unknown():
     ids=["short intervals are added up", "counters that fall begin anew"],
 )
 def test_a_cost_is_measured_over_enough_items(seen, busy_s):
-    service = _watch(_stats(0, 0.0), *(_stats(*one) for one in seen))
+    service = _watch(_stats(0, 0.0), *(_stats(*figures) for figures in seen))
     assert service.points[1].busy_s == pytest.approx(busy_s)
 
 
@@ -98,7 +98,7 @@ def test_noise_is_taken_for_a_rise_at_most_once_in_ten_minutes_and_a_threefold_c
     for seed in range(lives):
         draw = random.Random(seed)
         noise = [draw.lognormvariate(0, spread) for _ in range(looks + 5)]
-        seen = _costs(*noise[:looks], *(3 * one for one in noise[looks:]))
+        seen = _costs(*noise[:looks], *(3 * busy for busy in noise[looks:]))
         false += seen[looks - 1].drifts
         missed += seen[-1].busy_s(1) < 0.2
     assert false <= lives * looks / 600

@@ -134,7 +134,7 @@ class Bed:
         if not hasattr(self._local, "copy"):
             self._local.copy = Copy(Path(tempfile.mkdtemp(dir=self._folder)))
             self._copies.append(self._local.copy)
-        copy, began, found = self._local.copy, time.monotonic(), Failures()
+        copy, began, failures_of_copy = self._local.copy, time.monotonic(), Failures()
         problem = fault.problem()
         if not problem:
             marks = "" if fault.file.startswith("etl/spark/") else "not spark"  # which are dear
@@ -142,16 +142,24 @@ class Bed:
             with copy.planted(fault):
                 ended = ("-x", *(f"--deselect={test}" for test in clean)) if self._first else ()
                 failures = copy.run(fault.tests, marks, *ended)
-            found = {test: why for test, why in failures.items() if test not in clean}
-        status = "does not apply" if problem else "found" if found else "not found"
+            failures_of_copy = {test: why for test, why in failures.items() if test not in clean}
+        status = "does not apply" if problem else "found" if failures_of_copy else "not found"
         if fault.equivalent and status == "not found":
             status = "equivalent"
         seconds = round(time.monotonic() - began, 1)
         line = {"fault": fault.name, "room": room, "effect": fault.effect, "status": status}
         self._write(
-            {**line, "tests": found, "seconds": seconds, "text": problem or fault.equivalent}
+            {
+                **line,
+                "tests": failures_of_copy,
+                "seconds": seconds,
+                "text": problem or fault.equivalent,
+            }
         )
-        print(f"{room}: {fault.name}: {status} ({len(found)} tests, {seconds:g} s)", flush=True)
+        print(
+            f"{room}: {fault.name}: {status} ({len(failures_of_copy)} tests, {seconds:g} s)",
+            flush=True,
+        )
 
     def _failing_without_fault(self, copy: Copy, tests: Sequence[str], marks: str) -> Failures:
         known = {
@@ -186,11 +194,11 @@ def run(rooms: Sequence[str], out: Path, jobs: int, only: str, *, first: bool) -
     done = {line["fault"] for line in bed.lines if "fault" in line}
     faults = [(fault, room) for room in rooms for fault in read_faults(room)]
     chosen = [
-        one for one in faults if only == one[0].name or (not only and one[0].name not in done)
+        pair for pair in faults if only == pair[0].name or (not only and pair[0].name not in done)
     ]
     try:
         with ThreadPoolExecutor(jobs) as threads:
-            list(threads.map(lambda one: bed.judge(*one), chosen))
+            list(threads.map(lambda pair: bed.judge(*pair), chosen))
     finally:
         bed.close()
 
@@ -220,7 +228,7 @@ def print_table(paths: Sequence[Path]) -> None:
         print("|", " | ".join(map(str, (room, some.total(), *columns))), "|")
     alone = {name: [*line["tests"]] for name, line in lines.items() if len(line["tests"]) == 1}
     print(f"\n{len(alone)} faults are found by one test alone:\n")
-    for name, (test,) in sorted(alone.items(), key=lambda one: one[1]):
+    for name, (test,) in sorted(alone.items(), key=lambda pair: pair[1]):
         print(f"- `{test}`: {name}")
 
 

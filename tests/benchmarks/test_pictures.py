@@ -38,7 +38,7 @@ FIRST = Picture(
 )
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda one: one.file)
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.file)
 def test_the_files_are_what_would_be_drawn_today(picture):
     path = pictures.FOLDER / f"{picture.file}.svg"
     assert path.read_text() == drawn(picture, pictures.read_log()), (

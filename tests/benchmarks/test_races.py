@@ -114,6 +114,6 @@ def test_the_race_of_decoders_is_run_and_drawn(command, monkeypatch, capsys):
     monkeypatch.setattr(
         Peer, "start", lambda kind, job: Peer(command if kind is race.OURS else ["false"], job)
     )
-    found = race.main(["--rows", "65536", "--seconds", "1e-9", "--rounds", "1"])
-    assert found["rows_per_s"].keys() == {"ours", race.MAPPED}
+    result = race.main(["--rows", "65536", "--seconds", "1e-9", "--rounds", "1"])
+    assert result["rows_per_s"].keys() == {"ours", race.MAPPED}
     assert_names(capsys.readouterr().err, "medians", "it ended", "10 MB")

@@ -84,21 +84,21 @@ def raw_rows(rows: int, first: int = 0) -> pa.Table:
     """Raw clicks, some cells empty; `number` is each row's own."""
     clicks = Clicks(0).rows(first, rows)
     none = np.zeros(rows, bool)
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "label": pa.array(clicks.label, pa.int64()),
         "number": pa.array(range(first, first + rows)),
     }
     for name in ("I1", "I2"):
-        found[name] = pa.array(clicks.counts[name], mask=clicks.nulls.get(name, none))
-    found["I5"] = pa.array(clicks.counts["I5"].astype(np.float64), mask=clicks.nulls["I5"])
+        columns[name] = pa.array(clicks.counts[name], mask=clicks.nulls.get(name, none))
+    columns["I5"] = pa.array(clicks.counts["I5"].astype(np.float64), mask=clicks.nulls["I5"])
     for name in ("C1", "C5", "C9", "C14"):
         text = pa.array([f"{code:08x}" for code in clicks.codes(name).tolist()])
-        found[name] = pa.array(text.to_pylist(), mask=clicks.nulls.get(name, none))
+        columns[name] = pa.array(text.to_pylist(), mask=clicks.nulls.get(name, none))
     counts = clicks.counts["I2"] % 4
-    found["tags"] = pa.array(
+    columns["tags"] = pa.array(
         [[f"t{n * 7 % 40}" for n in range(count)] for count in np.maximum(counts, 0).tolist()]
     )
-    return pa.table(found)
+    return pa.table(columns)
 
 
 def numbers_of(feature: Any) -> list[int]:
@@ -118,9 +118,9 @@ def fitted(
             names, amounts = learned.op.count(_until(plain, column, number, columns))
             for name, amount in zip(names.to_pylist(), amounts.to_pylist(), strict=True):
                 counts[name] += amount
-        kept = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+        kept = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
         if isinstance(learned.op, Categorify):
-            kept = [one for one in kept if one[1] >= learned.op.min_count]
+            kept = [pair for pair in kept if pair[1] >= learned.op.min_count]
         table = learned.op.learn(
             pa.table(
                 {
@@ -200,5 +200,5 @@ def write(
 
 
 def _bag(lists: pa.Array) -> tuple[int, float, int]:
-    lengths = [len(one or ()) for one in lists.to_pylist()]
+    lengths = [len(items or ()) for items in lists.to_pylist()]
     return min(lengths), sum(lengths) / len(lengths), max(lengths)

@@ -298,13 +298,13 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     loss_of(logits, every.label, every.weight).backward()
     mine = bagged(batch(7, ROWS, here.rank, here.ranks), 7, here.rank, here.ranks)
     parts.rates.set_step(0)
-    found = parts.model(*parts.layout.features(mine))
-    loss_of(found, mine.label, mine.weight).backward()
+    outputs = parts.model(*parts.layout.features(mine))
+    loss_of(outputs, mine.label, mine.weight).backward()
     parts.copied.step()
     after = whole_weights(parts.model, here)
     tables = {k for k in before if "embedding_bags" in k}
     return {
-        "logits": (torch.cat(here.gather_objects(found.detach())) - logits.detach())
+        "logits": (torch.cat(here.gather_objects(outputs.detach())) - logits.detach())
         .abs()
         .max()
         .item(),
@@ -367,12 +367,12 @@ class StallingFeed(FakeFeed):
         self.stalled, self.closed = threading.Event(), threading.Event()
 
     def __iter__(self):
-        for step, found in enumerate(super().__iter__()):
+        for step, batch_given in enumerate(super().__iter__()):
             if step == 3 and not self.rank:
                 self.stalled.set()
                 self.closed.wait(60)
                 raise LoaderError("closed")
-            yield found
+            yield batch_given
 
     def close(self) -> None:
         self.closed.set()
@@ -415,9 +415,9 @@ def looking_ahead(here: Ranks, folder: Path) -> dict:
     """Two epochs with evaluations within them, and a run broken off and taken up again: steps that look ahead, beside
     steps that do not."""
     settings = {"optim": MIXED, "evals": 3}
-    plain, one, _ = trained(here, "auto", folder / "plain", ahead=False, **settings)
+    plain, once, _ = trained(here, "auto", folder / "plain", ahead=False, **settings)
     ahead, two, _ = trained(here, "auto", folder / "ahead", ahead=True, **settings)
-    differ = differing(here, one, two)
+    differ = differing(here, once, two)
     broken, _, trainer = trained(
         here, "auto", folder / "broken", stop_at=4, ahead=True, optim=MIXED
     )
@@ -446,38 +446,38 @@ POISON = 3, 3e38
 
 class PoisonedFeed(FakeFeed):
     def __iter__(self):
-        for found in super().__iter__():
-            if (found.step, self.rank) == (POISON[0], self.ranks - 1):
-                found.dense[5, 1] = POISON[1]
-            yield found
+        for given in super().__iter__():
+            if (given.step, self.rank) == (POISON[0], self.ranks - 1):
+                given.dense[5, 1] = POISON[1]
+            yield given
 
 
 class FeedWithoutThat(FakeFeed):
     def __iter__(self):
-        return (found for found in super().__iter__() if found.step != POISON[0])
+        return (given for given in super().__iter__() if given.step != POISON[0])
 
 
 def with_an_extreme_value(here: Ranks, folder: Path) -> dict:
     """A run that leaves a batch out, beside one that never gets it, and what a run that stops there says on each rank.
     With tables that are cut and steps that look ahead, and with copies and steps that do not."""
-    found: dict = {"differ": [], "said": [], "skipped": []}
+    outcome: dict = {"differ": [], "said": [], "skipped": []}
     for how, ahead in (("row", True), ("data", False)):
         base, settings = (
             folder / f"{how}-{ahead}",
             {"ahead": ahead, "model": ModelConfig(kind="dcn", **SMALL)},
         )
-        losses, one, trainer = trained(
+        losses, left_out, trainer = trained(
             here, how, base / "a", feed=PoisonedFeed, on_nonfinite="skip", **settings
         )
         expected, two, _ = trained(here, how, base / "b", feed=FeedWithoutThat, **settings)
-        found["differ"] += differing(here, one, two) + [losses] * (losses != expected)
-        found["skipped"].append([trainer.meta.skipped, trainer.meta.step, trainer.meta.rows])
+        outcome["differ"] += differing(here, left_out, two) + [losses] * (losses != expected)
+        outcome["skipped"].append([trainer.meta.skipped, trainer.meta.step, trainer.meta.rows])
         try:
             trained(here, how, base / "c", feed=PoisonedFeed, **settings)
         except NotANumber as error:
-            found["said"] += here.gather_objects(str(error))
-        found["saved"] = len(list((base / "c").glob("step-*/meta.json")))
-    return found
+            outcome["said"] += here.gather_objects(str(error))
+        outcome["saved"] = len(list((base / "c").glob("step-*/meta.json")))
+    return outcome
 
 
 def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
@@ -489,11 +489,11 @@ def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
                 label = f"{which} {name} {key.rpartition('.')[2]}"
                 if hasattr(value, "size"):
                     mine[label] = tuple(value.size()), local_parts(value)
-    found: dict[str, torch.Tensor] = {}
+    filled: dict[str, torch.Tensor] = {}
     for theirs in here.gather_objects(mine):
         for label, (size, parts_of_it) in theirs.items():
-            fill(found.setdefault(label, torch.zeros(size)), parts_of_it)
-    return found
+            fill(filled.setdefault(label, torch.zeros(size)), parts_of_it)
+    return filled
 
 
 def differing(here: Ranks, *pair: TrainingParts) -> list[str]:
@@ -522,7 +522,7 @@ def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
 def main(folder: Path) -> None:
     """Ranks as torchrun would start them, but each a fork of this process: seven imports of TorchRec are one."""
     quiet()
-    found = {}
+    outcomes = {}
     for ranks in (2, 1, 4):
         store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
@@ -552,44 +552,44 @@ def main(folder: Path) -> None:
             for process in forked:
                 process.kill()  # one that waits for another rank never ends
             sys.exit(f"{ranks} ranks ended with {codes}; None: not within {_LIMIT_S:g} s")
-        found[ranks] = json.loads((folder / f"found-{ranks}.json").read_text())
-    print(json.dumps(found))
+        outcomes[ranks] = json.loads((folder / f"found-{ranks}.json").read_text())
+    print(json.dumps(outcomes))
 
 
 def on_rank(folder: Path, environment: dict[str, object]) -> None:
     os.environ.update({name: str(value) for name, value in environment.items()})
     with world() as here:
-        found: dict = {how: against_the_twin(here, how, folder) for how in kinds(here.ranks)}
+        outcomes: dict = {how: against_the_twin(here, how, folder) for how in kinds(here.ranks)}
         if here.ranks < 4:
-            found["unsharded"] = {
+            outcomes["unsharded"] = {
                 f"{name} {how}": against_the_unsharded(here, how, model)
                 for name, model in WITH_BAGS.items()
                 for how in (("auto", "row") if model.history_table == "target" else KINDS)
             }
-            found["padded"] = [
+            outcomes["padded"] = [
                 of_a_padded_batch(here, folder / f"padded-{here.ranks}-{i}", model, ahead=i > 0)
                 for i, model in enumerate((MODEL, WITH_BAGS["bags"], WITH_BAGS["dien"]))
             ]
-            found["extreme"] = with_an_extreme_value(here, folder / f"extreme-{here.ranks}")
-            found |= resumed(here, folder)
-        found["recut"] = recut(here, folder)
+            outcomes["extreme"] = with_an_extreme_value(here, folder / f"extreme-{here.ranks}")
+            outcomes |= resumed(here, folder)
+        outcomes["recut"] = recut(here, folder)
         if here.ranks < 4:
-            found["stalled"] = stopped_in_a_stall(here, folder / f"stalled-{here.ranks}")
-            found["ahead"] = looking_ahead(here, folder / f"ahead-{here.ranks}")
+            outcomes["stalled"] = stopped_in_a_stall(here, folder / f"stalled-{here.ranks}")
+            outcomes["ahead"] = looking_ahead(here, folder / f"ahead-{here.ranks}")
         if here.ranks > 1:
             half, _, _ = trained(
                 here, "row", folder / f"half-{here.ranks}", wire="fp16", stop_at=STEPS
             )
             full, _, _ = trained(here, "row", folder / f"whole-{here.ranks}", stop_at=STEPS)
-            found["half"] = max(abs(a - b) for a, b in zip(half, full, strict=True))
+            outcomes["half"] = max(abs(a - b) for a, b in zip(half, full, strict=True))
         if here.first:
-            (folder / f"found-{here.ranks}.json").write_text(json.dumps(found))
+            (folder / f"found-{here.ranks}.json").write_text(json.dumps(outcomes))
 
 
 def recut(here: Ranks, folder: Path) -> dict:
     """Two ranks' checkpoints, cut by columns, by rows and not at all, under every sharding: what differs in weights
     and states."""
-    found: dict = {}
+    outcomes: dict = {}
     fake = FakeSplit([batch(6000 + i, ROWS, here.rank, here.ranks) for i in range(2)])
     for was in ("column", "row", "data"):
         saved = folder / f"recut-{was}"
@@ -617,8 +617,8 @@ def recut(here: Ranks, folder: Path) -> dict:
             differ += [
                 k for k, v in judged(parts, fake, here).items() if abs(v - quality[k]) > 1e-6
             ]
-            found[f"{was} {how}"] = differ
-        found[f"{was} unlike"] = sum(
+            outcomes[f"{was} {how}"] = differ
+        outcomes[f"{was} unlike"] = sum(
             v.view(2, -1)[0].ne(v.view(2, -1)[1]).any().item()
             for k, v in kept.items()
             if was == "column" and k.startswith("tables")
@@ -628,15 +628,15 @@ def recut(here: Ranks, folder: Path) -> dict:
         data="fake", version=0, batch_size=ROWS, ranks=here.ranks, sharding="table", model=MODEL
     )
     layout = TableLayout(MODEL, TABLES[:1])
-    one = parts_of(
+    parts_alone = parts_of(
         config,
         layout,
         len(DENSE),
         placed(config, layout.tables, machine(here.ranks, here.ranks)),
         here,
     )
-    one.rates.set_step(0)
-    return found
+    parts_alone.rates.set_step(0)
+    return outcomes
 
 
 def judged(parts: TrainingParts, split: FakeSplit, here: Ranks) -> dict[str, float]:
@@ -646,7 +646,7 @@ def judged(parts: TrainingParts, split: FakeSplit, here: Ranks) -> dict[str, flo
 
 def resumed(here: Ranks, folder: Path) -> dict:
     """Runs broken off and taken up again, on the same ranks and, from two ranks' checkpoint, on another number."""
-    found: dict = {}
+    seen: dict = {}
     wide = {"width": 16, "dense_layers": (8,), "over_layers": (8,), "spread": ("big", "small")}
     runs = {
         "adagrad": {},
@@ -664,44 +664,44 @@ def resumed(here: Ranks, folder: Path) -> dict:
         broken, _, trainer = trained(here, how, base / "b", stop_at=4, **settings)
         saved = next((base / "b").glob("step-*"))
         rest, again, _ = trained(here, how, base / "c", stop_at=4, resume=saved, **settings)
-        found[f"resume_{name}"] = {
+        seen[f"resume_{name}"] = {
             "straight": straight,
             "broken": broken,
             "rest": rest,
             "stopped": trainer.synced_batches.stopped,
             "at": trainer.meta.loader,
         }
-        found[f"equal_{name}"] = not differing(here, parts, again)
+        seen[f"equal_{name}"] = not differing(here, parts, again)
         if here.ranks == 1:
             theirs = next((folder / f"{name}-2" / "b").glob("step-*"))
-            found[f"taken_{name}"], _, _ = trained(
+            seen[f"taken_{name}"], _, _ = trained(
                 here, "auto", base / "d", stop_at=4, resume=theirs, **settings
             )
     fake = FakeSplit([batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)])
     findings = evaluate(parts, fake, "fake", here)
-    found["quality"] = findings.quality.to_dict()
+    seen["quality"] = findings.quality.to_dict()
     losses = []
     with torch.no_grad():
         for b in fake.batches:
             logits = parts.model(*parts.layout.features(b))
             losses.append(loss_of(logits, b.label, b.weight).item())
-    found["loss"] = here.sum(torch.tensor(losses, dtype=torch.float64)).mean().item() / here.ranks
-    return found
+    seen["loss"] = here.sum(torch.tensor(losses, dtype=torch.float64)).mean().item() / here.ranks
+    return seen
 
 
 def on_gpus(folder: Path, kernels: list[str]) -> None:
     """Training with each kernel against the plain twin, steps looking ahead as they do on a GPU."""
     quiet()
     with world() as here:
-        found = {}
+        outcomes = {}
         for kernel in kernels:
             file = folder / f"{kernel}-{here.rank}.json"
             file.write_text(
                 json.dumps({"big": f"row:{kernel}", "mid": f"table:{kernel}", "tiny": "data"})
             )
-            found[kernel] = against_the_twin(here, str(file), folder / kernel)
+            outcomes[kernel] = against_the_twin(here, str(file), folder / kernel)
         if here.first:
-            print(json.dumps(found))
+            print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

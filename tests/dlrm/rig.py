@@ -104,8 +104,8 @@ class FakeFeed:
         for step in range(self.position["step"], self.steps):
             self.position = {"epoch": epoch, "step": step + 1}
             number = epoch * 1000 + step
-            found = batch(number, self.rows, self.rank, self.ranks)
-            yield bagged(found, number, self.rank, self.ranks) if self.bags else found
+            drawn = batch(number, self.rows, self.rank, self.ranks)
+            yield bagged(drawn, number, self.rank, self.ranks) if self.bags else drawn
         self.position = {"epoch": epoch + 1, "step": 0}
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def real_rows(b: FakeBatch, rows: int) -> FakeBatch:
     """The first rows of a batch, as if there were no others."""
     lengths = b.lengths.view(-1, len(b.label))
     ids = b.values.split(lengths.flatten().tolist())
-    kept = [one for column in range(len(lengths)) for one in ids[column * len(b.label) :][:rows]]
+    kept = [id for column in range(len(lengths)) for id in ids[column * len(b.label) :][:rows]]
     return replace(
         b,
         dense=b.dense[:rows],
@@ -189,10 +189,10 @@ def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) 
     """A checkpoint of these tensors, as one rank writes it."""
     path.mkdir(parents=True)
     pieces = [piece for item in tensors.items() for piece in pieces_of(*item)]
-    found = write_pieces(CheckpointDisk(), path, "rank-00000.safetensors", pieces)
-    layout = layout_of([found], {})
+    stored = write_pieces(CheckpointDisk(), path, "rank-00000.safetensors", pieces)
+    layout = layout_of([stored], {})
     (path / LAYOUT).write_bytes(layout)
-    meta.write(path, {found["file"]: found["sum"], LAYOUT: zlib.crc32(layout)}, CheckpointDisk())
+    meta.write(path, {stored["file"]: stored["sum"], LAYOUT: zlib.crc32(layout)}, CheckpointDisk())
 
 
 def launch(

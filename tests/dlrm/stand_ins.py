@@ -33,8 +33,8 @@ def _clicks(rng: np.random.Generator, scores: _Floats, rate: float) -> npt.NDArr
 
 
 def _effects(rng: np.random.Generator, ids: npt.NDArray[np.int64], scale: float) -> _Floats:
-    found: _Floats = rng.normal(size=int(ids.max()) + 1)[ids] * scale
-    return found
+    effects: _Floats = rng.normal(size=int(ids.max()) + 1)[ids] * scale
+    return effects
 
 
 def criteo(path: Path, rows: int, seed: int) -> None:
@@ -48,7 +48,7 @@ def criteo(path: Path, rows: int, seed: int) -> None:
     for n in range(8):
         ids = _ids(rng, rows, (10, 30, 100, 300, 500, 1000, 3000, 20_000)[n])
         scores += _effects(rng, ids, 0.4)
-        columns.append(np.array([f"{(one * 2654435761 + n) % 2**32:08x}" for one in ids]))
+        columns.append(np.array([f"{(id * 2654435761 + n) % 2**32:08x}" for id in ids]))
     label = _clicks(rng, scores, 0.3)
     path.write_text(
         "".join("\t".join(map(str, row)) + "\n" for row in zip(label, *columns, strict=True))
@@ -84,10 +84,10 @@ def talking_data(path: Path, rows: int, seed: int) -> None:
             "device": device,
             "os": os,
             "channel": channel,
-            "click_time": [told(int(one)) for one in at],
+            "click_time": [told(int(moment)) for moment in at],
             "attributed_time": [
-                told(int(one) + 600) if positive else ""
-                for one, positive in zip(at, label, strict=True)
+                told(int(moment) + 600) if positive else ""
+                for moment, positive in zip(at, label, strict=True)
             ],
             "is_attributed": label,
         },
@@ -135,9 +135,9 @@ def logistic_auc(table: Any, *, size: int = 2**15) -> float:
         )
 
     splits = {split: part(split) for split in ("train", "validation", "test")}
-    found = []
+    tried = []
     for penalty in (1e-5, 1e-4, 1e-3):
-        found.append(
+        tried.append(
             tuple(
                 auc(
                     scores.double().numpy(), splits[split][2].double().numpy(), np.ones(len(scores))
@@ -145,7 +145,7 @@ def logistic_auc(table: Any, *, size: int = 2**15) -> float:
                 for split, scores in _fitted(splits, size, penalty).items()
             )
         )
-    return float(max(found)[1])
+    return float(max(tried)[1])
 
 
 def _fitted(

@@ -41,14 +41,14 @@ class Clock:
 
 def activities(clock: Clock, ranks: int, *, steps: int = 5, step_s: float = 0.1) -> list[Activity]:
     """That have been through a few batches together."""
-    found = [Activity(most_s=120.0, clock=clock) for _ in range(ranks)]
+    activities = [Activity(most_s=120.0, clock=clock) for _ in range(ranks)]
     for number in range(steps):
-        for activity in found:
+        for activity in activities:
             activity.fetches(number, lambda: None)
             activity.meets(number)
             activity.steps(number)
         clock.now += step_s
-    return found
+    return activities
 
 
 def judge(*beats):
@@ -102,15 +102,15 @@ def test_a_wait_for_a_batch_is_no_standstill_while_the_loader_works():
         work[0] += 1
         assert judge(activity.beat(1, 0)) is None
     clock.now += 121.0
-    found = judge(activity.beat(1, 0))
-    assert_names(found.text, "rank 0", "121 s", "batch 5", "120 s")
+    verdict = judge(activity.beat(1, 0))
+    assert_names(verdict.text, "rank 0", "121 s", "batch 5", "120 s")
 
 
 def test_a_silent_rank_is_named_with_its_last_phase_once_the_others_wait_for_it():
     stopped, other = (replace(BEAT, phase="waited for batch 7"), 10.5), replace(WAITS, age_s=10.5)
-    found = judge(other, stopped)
-    assert (found.ranks, found.silent) == ((1,), True)
-    assert_names(found.text, "rank 1 on host1", "nothing was heard", "10 s", "batch 7")
+    verdict = judge(other, stopped)
+    assert (verdict.ranks, verdict.silent) == ((1,), True)
+    assert_names(verdict.text, "rank 1 on host1", "nothing was heard", "10 s", "batch 7")
     assert judge(replace(other, age_s=3.0), stopped) is None, "another rank gets somewhere"
     assert judge(replace(other, limit_s=None), stopped).ranks == (1,), "it writes the report, say"
     assert judge(BEAT, (replace(stopped[0], over=True), 99.0)) is None, "it has ended"
@@ -143,19 +143,19 @@ def ranks_of(
     kill = (killed if killed is not None else []).extend
     return [
         (
-            one,
+            activity,
             Heartbeat(
                 store,
                 rank,
                 count,
-                one,
+                activity,
                 RankExit(first=rank == 0, leave=leave),
                 clock=clock,
                 kill=kill,
                 workers=lambda: "stacks of workers",
             ),
         )
-        for rank, one in enumerate(activities(clock, count))
+        for rank, activity in enumerate(activities(clock, count))
     ]
 
 
@@ -202,7 +202,7 @@ def test_if_the_first_rank_is_silent_the_second_judges_and_reports(capfd):
     assert set(beat(pulses[1:])) | set(beat(pulses[1:])) == {0, 1}
     error = json.loads(capfd.readouterr().out)["error"]
     assert_names(error, "rank 0", "nothing was heard")
-    assert {one.process for one in killed} == {os.getpid()}
+    assert {signal_sent.process for signal_sent in killed} == {os.getpid()}
 
 
 def test_a_silent_rank_of_another_host_is_not_looked_for_among_the_processes_of_this_one(
@@ -270,8 +270,8 @@ def test_ranks_that_were_all_stopped_together_go_on_together(resting):
     assert beat(pulses) + beat(pulses[:1]) == []
     clock.now += 5000.0  # a machine that slept
     for rank in (0, 1):
-        one = pulses[rank]._activity
-        one.rests() if resting else one.fetches(1, lambda: None)
+        activity = pulses[rank]._activity
+        activity.rests() if resting else activity.fetches(1, lambda: None)
         assert beat([pulses[rank]]) == []
 
 

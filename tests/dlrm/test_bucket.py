@@ -55,12 +55,12 @@ def server(local, monkeypatch):
 def result(done, run):
     """AUC, the order hash of each epoch, and the bytes of the last checkpoint's tensors."""
     lines = (run / "events.jsonl").read_text().splitlines()
-    epochs = [one for one in map(json.loads, lines) if one["kind"] == "epoch"]
+    epochs = [line for line in map(json.loads, lines) if line["kind"] == "epoch"]
     newest = run / "checkpoints" / (run / "checkpoints" / "LATEST").read_text().split()[0]
     tensors = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
     assert epochs
     assert tensors
-    return last_json(done)["auc"], [one["order_hash"] for one in epochs], tensors
+    return last_json(done)["auc"], [epoch["order_hash"] for epoch in epochs], tensors
 
 
 @pytest.mark.parametrize("status", [None, LOST])

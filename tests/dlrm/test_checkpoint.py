@@ -90,9 +90,11 @@ def saved(tmp_path):
     """Checkpoints of one number."""
     weight, disk, lines = torch.ones(3), Disk(), []
     parts = parts_of(lambda: {"weight": weight})
-    found = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append, files=disk)  # type: ignore[arg-type]
-    yield SimpleNamespace(checkpoints=found, folder=tmp_path, weight=weight, disk=disk, lines=lines)
-    found.close()
+    checkpoints = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append, files=disk)  # type: ignore[arg-type]
+    yield SimpleNamespace(
+        checkpoints=checkpoints, folder=tmp_path, weight=weight, disk=disk, lines=lines
+    )
+    checkpoints.close()
 
 
 def weight_in(path):

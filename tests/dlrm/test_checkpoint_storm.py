@@ -66,11 +66,11 @@ class Folder:
         _apply(self.now, names)
 
     def torn(self, chance: random.Random) -> dict[str, File | Folder]:
-        found = dict(self.safe)
+        files = dict(self.safe)
         for names in self.pending:
             if chance.random() < 0.5:
-                _apply(found, names)
-        return found
+                _apply(files, names)
+        return files
 
 
 def _apply(held: dict[str, File | Folder], names: dict[str, File | Folder | None]) -> None:
@@ -99,10 +99,10 @@ class Disk(CheckpointDisk):
         return Folder(dict(held), held)
 
     def _at(self, path: Path) -> Folder:
-        found = self.top
+        entry = self.top
         for name in path.relative_to(self.root).parts:
-            found = found.now[name]
-        return found
+            entry = entry.now[name]
+        return entry
 
     def _call(self) -> None:
         self.calls += 1
@@ -202,12 +202,12 @@ def storm(seed: int, folder: Path, kind: type[Disk] = Disk) -> int:
             crashes += 1
         root = folder / str(number)
         disk.crash(root, chance)
-        promised = found(root / "checkpoints", promised, begins)
+        promised = saved_step(root / "checkpoints", promised, begins)
         shutil.rmtree(folder / str(number - 1))
     return crashes
 
 
-def found(checkpoints: Path, promised: list[int], begins: int) -> list[int]:
+def saved_step(checkpoints: Path, promised: list[int], begins: int) -> list[int]:
     """Its step: the one that was promised last, or the one that was being written, whole, with the numbers that were
     saved. Whatever else looks whole is."""
     if not promised and not (checkpoints / "LATEST").exists():
@@ -217,11 +217,11 @@ def found(checkpoints: Path, promised: list[int], begins: int) -> list[int]:
         check(path)
         values = Checkpoint(path).tensors(["model.weight"])["model.weight"].tolist()
         good = best(checkpoints)
-        for one in {
+        for name in {
             *(checkpoints / other for other in complete_checkpoints(checkpoints)),
             *(good or ())[:1],
         }:
-            check(one)
+            check(name)
     except CheckpointError as error:
         raise AssertionError(str(error)) from error
     assert values == [float(meta.step)] * 3

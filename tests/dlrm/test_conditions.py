@@ -100,17 +100,17 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
         tmp=tmp_path,
         ranks=2,
     )
-    found = last_json(process)
-    assert found["steps"] == 5120 // 256
+    last = last_json(process)
+    assert last["steps"] == 5120 // 256
     lines = [
         json.loads(line)
         for path in (tmp_path / "run").glob("quarantine.rank*.jsonl")
         for line in path.read_text().splitlines()
     ]
     assert {(x["file"], x["row_group"]) for x in lines} == {(str(victim), GROUP)}
-    assert found["rows_set_aside"] == len(lines) >= 512
-    assert found["input"]["faults"]["happened"] == ["stall-store=0.05s@0s"]
-    assert found["input"]["faults"]["missed"] == ["kill-worker=1@0s"]
+    assert last["rows_set_aside"] == len(lines) >= 512
+    assert last["input"]["faults"]["happened"] == ["stall-store=0.05s@0s"]
+    assert last["input"]["faults"]["missed"] == ["kill-worker=1@0s"]
     kinds = [
         json.loads(line)["kind"]
         for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()

@@ -16,8 +16,8 @@ from tests.raises import raises
 
 def test_a_schedule_rises_stays_falls_and_stays():
     s = RateSchedule(warmup=4, decay_start=6, decay=4, power=2, floor=0.1)
-    found = [s.factor(i) for i in range(12)]
-    assert found == pytest.approx(
+    factors = [s.factor(i) for i in range(12)]
+    assert factors == pytest.approx(
         [
             0.25,
             0.5,

@@ -28,7 +28,7 @@ def sent_and_looked_at(staging: PinnedStaging, seed: int, *, steps: int = 60) ->
     more were sent; whether it was what was sent."""
     random_ = random.Random(seed)
     torch.manual_seed(seed)
-    under_way, found = deque(), []
+    under_way, same = deque(), []
     for _ in range(steps):
         batch = drawn(random_)
         expected = [tensor.clone() for tensor in batch]
@@ -38,8 +38,8 @@ def sent_and_looked_at(staging: PinnedStaging, seed: int, *, steps: int = 60) ->
         while len(under_way) > random_.randint(0, 3):
             now, then = under_way.popleft()
             assert [t.stride() for t in now] == [t.stride() for t in then]
-            found.append(all(torch.equal(a.cpu(), b) for a, b in zip(now, then, strict=True)))
-    return found
+            same.append(all(torch.equal(a.cpu(), b) for a, b in zip(now, then, strict=True)))
+    return same
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -37,12 +37,12 @@ def test_job_and_run_warn_of_an_hour_of_avazu_that_all_goes_into_train(tmp_path)
     table = FeatureTable.open(tmp_path / "table")
     plan = RowsPlan(groups=((40,),), batch_size=8, last="pad")
     config = Config(data=table.uri, version=0, batch_size=8)
-    found = early_warnings(config, table, plan)
-    assert found[:2] == texts
-    assert_names(found[2], "'validation'", "'test'")
-    assert len(found) == 3
+    warnings = early_warnings(config, table, plan)
+    assert warnings[:2] == texts
+    assert_names(warnings[2], "'validation'", "'test'")
+    assert len(warnings) == 3
     by_spec = replace(config, spec="features/events.toml")
-    (refused,) = set(early_warnings(by_spec, table, plan)) - set(found)
+    (refused,) = set(early_warnings(by_spec, table, plan)) - set(warnings)
     assert_names(refused, "`sluice serve`", "--spec", "sluice etl --spec")
 
 

@@ -57,7 +57,7 @@ PARTS = SimpleNamespace(
 def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
     """The first dense feature is the logit; `sense` says how much labels follow it. The last batch is half filling."""
     random = torch.Generator().manual_seed(3)
-    found = []
+    batches_made = []
     for step in range(batches):
         logits = torch.randn(rows, generator=random)
         label = (torch.rand(rows, generator=random) < torch.sigmoid(3 * sense * logits)).float()
@@ -69,7 +69,7 @@ def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
             weight[rows // 2 :] = 0
             few[rows // 2 :] = 2
             same[rows // 2 :] = 8
-        found.append(
+        batches_made.append(
             FakeBatch(
                 dense=torch.stack([logits, torch.full((rows,), -2000.0)], 1),
                 label=label,
@@ -80,7 +80,7 @@ def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
                 step=step,
             )
         )
-    return FakeSplit(found, dense_names=("d0", "d1"), sparse_names=tuple(SIZES))
+    return FakeSplit(batches_made, dense_names=("d0", "d1"), sparse_names=tuple(SIZES))
 
 
 def findings(feed: FakeSplit, world=Alone, **how):
@@ -99,32 +99,34 @@ def test_a_column_that_alone_predicts_the_label_is_found_on_any_number_of_ranks(
     parts = []
     for rank in range(ranks):
         alone = SingleColumns(("d0", "d1"), tuple(SIZES), SimpleNamespace(ranks=ranks))  # type: ignore[arg-type]
-        for step, one in enumerate(split(batches=6, sense=0.2).batches[rank::ranks]):
-            bags = torch.split(one.values, one.lengths.view(3, -1).sum(1).tolist())
+        for step, drawn in enumerate(split(batches=6, sense=0.2).batches[rank::ranks]):
+            bags = torch.split(drawn.values, drawn.lengths.view(3, -1).sum(1).tolist())
             few, unique, bag = (ids.clone() for ids in bags)
-            label = one.label
+            label = drawn.label
             unique = torch.arange(len(label)) + 1000 * (step * ranks + rank)
             if column in ("number", "turned"):
-                one.dense[:, 1] = (label + torch.rand(len(label)) / 2) * (
+                drawn.dense[:, 1] = (label + torch.rand(len(label)) / 2) * (
                     1 if column == "number" else -1
                 )
             if column == "ids":
                 few = label.int() + 1
             if column == "bag":
-                bag = label.repeat_interleave(one.lengths.view(3, -1)[2].long()).int() + 1
+                bag = label.repeat_interleave(drawn.lengths.view(3, -1)[2].long()).int() + 1
             if column == "none":
-                one.dense[:, 1] = torch.rand(len(label))
-            alone.add(replace(one, values=torch.cat([few, unique, bag]).int()))
+                drawn.dense[:, 1] = torch.rand(len(label))
+            alone.add(replace(drawn, values=torch.cat([few, unique, bag]).int()))
         parts.append(np.concatenate(alone._parts, axis=1))
     alone._world = SimpleNamespace(gather_objects=lambda _: parts)  # type: ignore[assignment]
-    found = alone.result()
+    alone_found = alone.result()
     if column == "bag":
-        assert next(iter(found)) == "bag", "rows whose bag is empty are not told by it"
+        assert next(iter(alone_found)) == "bag", "rows whose bag is empty are not told by it"
     elif name:
-        assert [one for one in found if found[one] > 0.98] == [name]
+        assert [name_alone for name_alone in alone_found if alone_found[name_alone] > 0.98] == [
+            name
+        ]
     else:
-        assert max(found.values()) < 0.9
-    assert found["one"] < 0.6
+        assert max(alone_found.values()) < 0.9
+    assert alone_found["one"] < 0.6
 
 
 def test_a_column_that_predicts_the_label_alone_is_warned_of():
@@ -161,16 +163,16 @@ class Two(Alone):
 
 def test_the_rows_of_all_ranks_count_for_the_stated_size():
     """If only those of one rank did, both would be exact, and the same."""
-    one, two = (
+    exact, two = (
         findings(split(rows=256, batches=8), world, exact_rows=2048) for world in (Alone, Two)
     )
-    assert one.quality.auc != two.quality.auc
+    assert exact.quality.auc != two.quality.auc
 
 
 def test_what_would_explain_a_useless_model_is_seen():
-    found = findings(split())
-    assert (found.constant, found.columns) == (("one",), 3)
-    assert found.largest_dense == ("d1", 2000.0)
+    seen = findings(split())
+    assert (seen.constant, seen.columns) == (("one",), 3)
+    assert seen.largest_dense == ("d1", 2000.0)
 
 
 @pytest.fixture

@@ -29,10 +29,11 @@ def test_words_numbers_and_arrays_arrive_as_they_were():
     assert list(got) == list(said)
     for key, value in said.items():
         if isinstance(value, (np.ndarray, torch.Tensor)):
-            found, expected = (
-                (type(one), one.dtype, one.shape, one.tolist()) for one in (got[key], value)
+            forms, expected = (
+                (type(value_form), value_form.dtype, value_form.shape, value_form.tolist())
+                for value_form in (got[key], value)
             )
-            assert found == expected
+            assert forms == expected
         else:
             assert got[key] == value
     got["tensor"] += 1  # memory of its own

@@ -75,14 +75,14 @@ def versions(tmp_path_factory) -> dict[str, FeatureTable]:
     path = tmp_path_factory.mktemp("versions") / "table"
     raw = clicks_table.raw_rows(2000)
     more = with_c17(clicks_table.raw_rows(2000, first=2000))
-    found = {"first": clicks_table.write(path, raw)}
+    tables = {"first": clicks_table.write(path, raw)}
     text = clicks_table.spec_text(columns(C17="text"), features("I1", more=EXTRA))
-    found["other columns"] = clicks_table.write(path, more, text=text, mode="overwrite")
+    tables["other columns"] = clicks_table.write(path, more, text=text, mode="overwrite")
     text = clicks_table.spec_text(
         columns(), features("I1").replace("oov = 4", "oov = 5").replace("C*", "C[15]*")
     )
-    found["another way"] = clicks_table.write(path, raw, text=text, mode="overwrite")
-    return found
+    tables["another way"] = clicks_table.write(path, raw, text=text, mode="overwrite")
+    return tables
 
 
 def test_a_column_whose_values_another_release_converted_begins_anew(versions):
@@ -183,15 +183,15 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
     """Each kind of table: grown, spread and grown, new, gone; and both optimisers' states."""
     first, second = versions["first"], versions["other columns"]
 
-    def rows(of, name: str) -> torch.Tensor:
-        weight = of.model.state_dict()[f"tables.embedding_bags.{name}.weight"]
+    def rows(parts, name: str) -> torch.Tensor:
+        weight = parts.model.state_dict()[f"tables.embedding_bags.{name}.weight"]
         return weight.local_shards()[0].tensor
 
-    def states(of, name: str) -> dict[str, torch.Tensor]:
-        found = of.model.fused_optimizer.state_dict()["state"]
+    def states(parts, name: str) -> dict[str, torch.Tensor]:
+        state = parts.model.fused_optimizer.state_dict()["state"]
         return {
             k: v.local_shards()[0].tensor
-            for k, v in found[f"tables.embedding_bags.{name}.weight"].items()
+            for k, v in state[f"tables.embedding_bags.{name}.weight"].items()
             if hasattr(v, "local_shards")
         }
 
@@ -258,9 +258,11 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
                 assert torch.equal(now[at[1]], was[at[0]])
         assert torch.equal(rows(after, "C17"), fresh["C17"])
         name, kept = "tower.dense.0.weight", [0, 2, 3]  # number, I2, I5: without I1
-        was, now = (of.dense_parameters[name] for of in (parts, after))
+        was, now = (trained.dense_parameters[name] for trained in (parts, after))
         assert torch.equal(now, was[:, kept])
-        old_state, new_state = (of.dense.state_dict()["state"][name] for of in (parts, after))
+        old_state, new_state = (
+            trained.dense.state_dict()["state"][name] for trained in (parts, after)
+        )
         assert torch.equal(new_state["exp_avg"], old_state["exp_avg"][:, kept])
         assert new_state["step"] == old_state["step"] > 0
 
@@ -407,21 +409,21 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
         tmp=folder,
         ranks=2,
     )
-    found, followed = last_json(process), events(folder, "run", "follow")
+    result, followed = last_json(process), events(folder, "run", "follow")
     assert [(e["before"], e["after"]) for e in followed] == [(0, 1), (1, 2)]
     assert (followed[0]["added"], followed[0]["dense_dropped"]) == (["C17"], ["I1"])
     assert set(followed[1]["dropped"]) == {"C17", "C9"}
     assert "C1" in followed[0]["grown"]
-    assert (found["version"], found["epochs"]) == (2, meta.epoch + 3)
+    assert (result["version"], result["epochs"]) == (2, meta.epoch + 3)
     assert "'I2' is gone" in process.stderr
-    assert re.findall(r"step \d+ of (\d+)", process.stderr)[-1] == str(found["steps"])
+    assert re.findall(r"step \d+ of (\d+)", process.stderr)[-1] == str(result["steps"])
     made = {
         "pair",
         "both",
         "C1xpair",
         "grams",
     }  # by transforms that the last version's spec brought
-    assert set(found["plan"]) == {"C1", "C5", "C14", "tags", *made}
+    assert set(result["plan"]) == {"C1", "C5", "C14", "tags", *made}
     assert made <= set(followed[1]["added"])
     last = latest(folder / "run" / "checkpoints")[1]
     assert (last.version, last.dense) == (2, ("number", "I1", "I5", "ratio"))
@@ -442,10 +444,10 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
     process = forks.train(
         "--run-dir", folder / "run", *data(folder), "--follow", "parts", tmp=folder
     )
-    found = last_json(process)
+    last = last_json(process)
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
-    assert (found["steps"], found["version"], found["epochs"]) == (2 * steps, 1, 2)
-    assert found["rows_trained"] == 2 * rows * 8 // 10 < 2 * steps * BATCH
+    assert (last["steps"], last["version"], last["epochs"]) == (2 * steps, 1, 2)
+    assert last["rows_trained"] == 2 * rows * 8 // 10 < 2 * steps * BATCH
     lines = read_lines(folder / "run" / "metrics.jsonl")
     evals = [(m["step"], m["split"], m["rows"]) for m in lines if m["kind"] == "eval"]
     part, tenth = rows * 8 // 10, rows // 10

@@ -84,15 +84,15 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     spec = spec_of(source, tmp_path)
     given = f"--spec {spec} --epochs 2 --evals 2".split()
     whole = forks.train(*words(source, tmp_path / "whole", *given), tmp=tmp_path, ranks=ranks)
-    found = last_json(whole)
-    assert found["auc"] > 0.6
+    last = last_json(whole)
+    assert last["auc"] > 0.6
     rest = words(source, tmp_path / "run", *given, "--pause-after", 1)
     paused = forks.train(*rest, tmp=tmp_path, ranks=ranks)
     assert last_json(paused)["stopped"]
     meta = latest(tmp_path / "run" / "checkpoints")[1]
     assert meta.loader["step"] > 0
     version = open_table(source, spec=spec.read_text()).version
-    assert meta.version == meta.config["version"] == found["version"] == version
+    assert meta.version == meta.config["version"] == last["version"] == version
     spec.unlink()  # the run has its text
     resume = ("--run-dir", tmp_path / "run", "--resume")
     if kind == "delta":
@@ -105,13 +105,13 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     resumed = forks.train(*resume, tmp=tmp_path, ranks=ranks)
     again = last_json(resumed)
     for figure in ("auc", "logloss", "rows", "steps", "version", "rows_trained"):
-        assert again[figure] == found[figure], figure
+        assert again[figure] == last[figure], figure
     assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")
     if kind != "files":
         return
     evaluated = ("dlrm.evaluate", *f"--run-dir {tmp_path}/run --split test".split())
-    one = forks.run(*evaluated, tmp=tmp_path)
-    assert last_json(one)["rows"] == found["rows"], one.stderr[-3000:]
+    evaluation = forks.run(*evaluated, tmp=tmp_path)
+    assert last_json(evaluation)["rows"] == last["rows"], evaluation.stderr[-3000:]
     served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path, code=2)
     assert_names(served.stderr, "--spec", "sluice etl --spec")
 

@@ -20,6 +20,6 @@ def test_each_kernel_trains_as_the_plain_twin_does(tmp_path, kernel):
         min(2, torch.cuda.device_count()), "tests.dlrm.ranks", tmp_path, kernel, tmp=tmp_path
     )
     assert process.returncode == 0, process.stderr[-3000:]
-    found = last_json(process)[kernel]
-    assert found["losses"] < 1e-4
-    assert found["weights"] < 1e-3
+    differences = last_json(process)[kernel]
+    assert differences["losses"] < 1e-4
+    assert differences["weights"] < 1e-3

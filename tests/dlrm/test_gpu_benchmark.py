@@ -38,15 +38,15 @@ def test_a_dry_run_on_cpus_finds_no_difference_and_has_every_figure(
 
     monkeypatch.setattr(gpu, "launch", launch_forked)
     words = [*["--device", "cpu", "--ranks", "1", "--short", "--only"], "bf16 tables"]
-    found = gpu.main(words)
-    assert found["equal"] is True
-    assert (found["gpus"], found["ranks"]) == ([], 1)
-    for one in found["cases"]:
-        assert (one["backend"], one["losses"], one["weights"]) == ("gloo", 0.0, 0.0)
+    result = gpu.main(words)
+    assert result["equal"] is True
+    assert (result["gpus"], result["ranks"]) == ([], 1)
+    for case in result["cases"]:
+        assert (case["backend"], case["losses"], case["weights"]) == ("gloo", 0.0, 0.0)
     for name in ("before", "after"):
-        assert found[name]["samples_per_s"] > 0
-        assert 0 <= found[name]["stall_fraction"] < 1
-        assert found[name]["gpu_use"] is None
+        assert result[name]["samples_per_s"] > 0
+        assert 0 <= result[name]["stall_fraction"] < 1
+        assert result[name]["gpu_use"] is None
     assert_names(capsys.readouterr().err, "bf16 tables", "stall_fraction")
 
 
@@ -63,8 +63,8 @@ def test_a_difference_beyond_a_tolerance_is_none(tmp_path, weight, loss, equal):
         {"losses": [0.5, 0.5 * (1 + more)], "samples_per_s": 1.0, "backend": name}
         for name, more in (("nccl", loss), ("gloo", 0.0))
     ]
-    found = compare("fused", *sides, tmp_path)
-    assert found["equal"] is equal
-    assert found["weights"] == pytest.approx(weight, abs=1e-6)
-    assert found["losses"] == pytest.approx(loss)
-    assert json.dumps(found)
+    verdict = compare("fused", *sides, tmp_path)
+    assert verdict["equal"] is equal
+    assert verdict["weights"] == pytest.approx(weight, abs=1e-6)
+    assert verdict["losses"] == pytest.approx(loss)
+    assert json.dumps(verdict)

@@ -43,10 +43,10 @@ def test_an_unedited_guess_comes_near_a_logistic_regression(tmp_path, forks, nam
     text = guessed_spec(str(tmp_path / f"log.{ending}"))
     result = run(None, tmp_path / "table", tmp_path / f"log.{ending}", text=text)
     assert result.rejected == {}
-    found, said = trained(forks, tmp_path / "table", tmp_path)
+    last, said = trained(forks, tmp_path / "table", tmp_path)
     expected = logistic_auc(FeatureTable.open(tmp_path / "table"))
     assert 0.6 < expected < 0.95
-    assert found["auc"] > expected - NEAR
+    assert last["auc"] > expected - NEAR
     assert "alone predicts" not in said
     spec = Spec.own(text)
     roles = {column.name: column.role for column in spec.columns}
@@ -66,6 +66,6 @@ def test_who_adds_the_column_that_tells_the_label_is_warned_by_name(tmp_path, fo
         '{op = "hour"}, {op = "modulus", size = 24}]\n'
     )
     run(None, tmp_path / "table", tmp_path / "log.csv", text=text)
-    found, said = trained(forks, tmp_path / "table", tmp_path)
-    assert found["auc"] > 0.999
+    last, said = trained(forks, tmp_path / "table", tmp_path)
+    assert last["auc"] > 0.999
     assert_names(said, "column 'later' alone predicts", "AUC 1.0000", "column 'later' alone has")

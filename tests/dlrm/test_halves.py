@@ -57,9 +57,9 @@ def squared(second, at):
 
     def run(values):
         at(values[0])
-        found = values.square()
-        found.register_hook(lambda _: at(values[0]))
-        return found
+        squares = values.square()
+        squares.register_hook(lambda _: at(values[0]))
+        return squares
 
     return run_in_halves(second, run, [torch.arange(5.0).requires_grad_()], []).sum()
 

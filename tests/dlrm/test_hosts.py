@@ -75,10 +75,10 @@ def test_after_a_cut_of_the_network_the_same_agents_train_what_one_process_train
     expected = epochs.losses(tmp_path / "one")
     assert set(expected) == set(range(1, epochs.STEPS + 1))
     assert epochs.losses(tmp_path / "run") == pytest.approx(expected, abs=1e-5)
-    found, wanted = (tensors(tmp_path / name) for name in ("run", "one"))
-    assert set(found) == set(wanted)
+    trained, wanted = (tensors(tmp_path / name) for name in ("run", "one"))
+    assert set(trained) == set(wanted)
     for key, value in wanted.items():
-        torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0)
+        torch.testing.assert_close(trained[key], value, atol=1e-5, rtol=0)
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:

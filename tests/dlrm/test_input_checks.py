@@ -90,8 +90,8 @@ def test_the_largest_numbers_are_remembered_with_their_place():
         if step == 10:
             b.dense[5, 2], b.dense[6, 0] = -3e38, 2e6
         checker.check(b)
-    found = checker.largest()
-    assert (found["d0"], found["d1"], found["d2"], found["weight"]) == (
+    largest = checker.largest()
+    assert (largest["d0"], largest["d1"], largest["d2"], largest["weight"]) == (
         2e6,
         500.0,
         pytest.approx(3e38),

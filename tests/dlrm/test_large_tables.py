@@ -27,7 +27,7 @@ IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]
 
 def written(path: Path, row_bytes: int) -> list[int]:
     """The rows of a file with holes in which any bit is set."""
-    found: set[int] = set()
+    rows: set[int] = set()
     with open(path, "rb") as file:
         at, end = 0, os.fstat(file.fileno()).st_size
         while at < end:
@@ -38,16 +38,16 @@ def written(path: Path, row_bytes: int) -> list[int]:
             stop = os.lseek(file.fileno(), at, os.SEEK_HOLE)
             assert stop - at < 2**24, "this file system has no holes"
             file.seek(at)
-            found |= {
+            rows |= {
                 (at + int(n)) // row_bytes
                 for n in np.flatnonzero(np.frombuffer(file.read(stop - at), np.uint8))
             }
             at = stop
-    return sorted(found)
+    return sorted(rows)
 
 
 def made(rows, kind, optimiser, *, own=True):
-    found = SplitTableBatchedEmbeddingBagsCodegen(
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         weights_precision=kind,
         optimizer=optimiser,
@@ -56,9 +56,9 @@ def made(rows, kind, optimiser, *, own=True):
         table_names=["t"],
     )
     if own:
-        found.__class__ = TorchTables
-        found.start(0, [0], [0])
-    return found
+        tables.__class__ = TorchTables
+        tables.start(0, [0], [0])
+    return tables
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_exactly_the_rows_that_were_looked_up_are_read_and_updated(holes, dtype,
     weights = tables.split_embedding_weights()[0]
     for number, row in enumerate(IDS):
         weights[row] = number + 1.0
-    found = tables(torch.tensor(IDS), torch.arange(len(IDS) + 1))
-    assert found[:, 0].tolist() == [n + 1.0 for n in range(len(IDS))]
-    found.sum().backward()
+    sums = tables(torch.tensor(IDS), torch.arange(len(IDS) + 1))
+    assert sums[:, 0].tolist() == [n + 1.0 for n in range(len(IDS))]
+    sums.sum().backward()
     assert [weights[row].tolist() for row in IDS] == [[n + 0.75] * WIDTH for n in range(len(IDS))]
     assert written(holes[ROWS * WIDTH], WIDTH * dtype.itemsize) == IDS
 
 
 def test_an_optimisers_state_lies_in_the_rows_places(holes):
     tables = made(ROWS, SparseType.FP16, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
-    found = tables(torch.tensor(IDS), torch.arange(len(IDS) + 1))
-    found.backward(torch.arange(1.0, len(IDS) + 1).unsqueeze(1).expand(-1, WIDTH).contiguous())
+    sums = tables(torch.tensor(IDS), torch.arange(len(IDS) + 1))
+    sums.backward(torch.arange(1.0, len(IDS) + 1).unsqueeze(1).expand(-1, WIDTH).contiguous())
     assert written(holes[ROWS], 4) == IDS
     assert tables.split_optimizer_states()[0][0].flatten()[IDS].tolist() == [
         n**2 for n in range(1, len(IDS) + 1)

@@ -24,18 +24,20 @@ ROWS = 16_000
 def torchrun_commands() -> list[list[str]]:
     """The words of each torchrun command of the page, those of the Kubernetes job among them."""
     blocks = re.findall(r"^```(?:\w*)\n(.*?)^```", PAGE, re.M | re.S)
-    found = []
+    commands = []
     for block in blocks:
         if block.startswith("apiVersion"):
             for document in yaml.safe_load_all(block):
                 if document["kind"] == "Job":
-                    found.append(document["spec"]["template"]["spec"]["containers"][0]["command"])
+                    commands.append(
+                        document["spec"]["template"]["spec"]["containers"][0]["command"]
+                    )
             continue
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.replace("$SLURM_NNODES", "4"))
             if "torchrun" in words and "sluice.dlrm.train" in words:
-                found.append(words[words.index("torchrun") :])
-    return [list(map(str, words)) for words in found]
+                commands.append(words[words.index("torchrun") :])
+    return [list(map(str, words)) for words in commands]
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +65,19 @@ def test_a_torchrun_command_can_train(table, tmp_path, words):
     for name, value in here.items():
         if name in own:
             own[own.index(name) + 1] = value
-    found = main([*own, "--check", "--ranks", str(hosts * ranks), "--ranks-per-host", str(ranks)])
-    assert found is not None
-    assert found["ok"]
+    plan = main([*own, "--check", "--ranks", str(hosts * ranks), "--ranks-per-host", str(ranks)])
+    assert plan is not None
+    assert plan["ok"]
 
 
 @pytest.mark.parametrize("ranks", [2**power for power in range(7)])
 def test_every_power_of_two_up_to_64_can_train_with_default_settings(table, tmp_path, ranks):
     per_host = min(ranks, 8)
     words = f"--data {table.uri} --run-dir {tmp_path}/run --check".split()
-    found = main([*words, *f"--ranks {ranks} --ranks-per-host {per_host}".split()])
-    assert found is not None
-    assert found["ok"]
-    assert found["rows_read_per_step"] == found["settings"]["batch_size"] // min(ranks, 8)
+    plan = main([*words, *f"--ranks {ranks} --ranks-per-host {per_host}".split()])
+    assert plan is not None
+    assert plan["ok"]
+    assert plan["rows_read_per_step"] == plan["settings"]["batch_size"] // min(ranks, 8)
 
 
 def test_the_pods_that_read_are_given_words_that_a_worker_takes():

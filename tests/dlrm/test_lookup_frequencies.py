@@ -17,7 +17,7 @@ ROWS, RANKS = 50_000, 4
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[Table, torch.Tensor]:
+def spread_column() -> tuple[Table, torch.Tensor]:
     """A column whose first ids are the frequent ones, through the ETL's own profile; and its ids."""
     ids = (
         ROWS ** torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -32,8 +32,8 @@ def found() -> tuple[Table, torch.Tensor]:
     return tables_of(every, ModelConfig(), profile)[0], ids
 
 
-def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(found):
-    table, ids = found
+def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(spread_column):
+    table, ids = spread_column
     model = spread_out(ModelConfig(), [table])
     assert model.spread == ("C",)
     spread = table_of(table, spread=True)

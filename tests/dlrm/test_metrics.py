@@ -29,8 +29,8 @@ def test_auc_equals_all_pairs_also_with_ties_and_weights(seed):
     labels = rng.integers(0, 2, rows).astype(float)
     weights = rng.integers(0, 3, rows).astype(float) if seed % 2 else np.ones(rows)
     expected = plain_auc(logits, labels, weights)
-    found = auc(logits, labels, weights)
-    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
+    area = auc(logits, labels, weights)
+    assert area == (None if expected is None else pytest.approx(expected, abs=1e-12))
 
 
 def test_auc_tells_logits_apart_that_a_sigmoid_rounds_to_one():
@@ -50,19 +50,19 @@ def test_logloss_ne_and_calibration_against_their_definitions():
     logloss = -sum(w * math.log(q) for w, q in zip(weights, given, strict=True)) / total
     rate = sum(w * y for w, y in zip(weights, labels, strict=True)) / total
     entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-    found = quality(logits, labels, weights)
-    assert found.logloss == pytest.approx(logloss)
-    assert found.ne == pytest.approx(logloss / entropy)
-    assert found.calibration == pytest.approx(
+    judged = quality(logits, labels, weights)
+    assert judged.logloss == pytest.approx(logloss)
+    assert judged.ne == pytest.approx(logloss / entropy)
+    assert judged.calibration == pytest.approx(
         sum(w * q for w, q in zip(weights, p, strict=True)) / (rate * total)
     )
-    assert found.rows == 200
+    assert judged.rows == 200
 
 
 def test_one_class_has_no_auc_and_no_ne_and_large_logits_stay_finite():
-    found = quality(np.array([-800.0, 800.0]), np.zeros(2), np.ones(2))
-    assert (found.auc, found.ne, found.calibration) == (None, None, None)
-    assert found.logloss == pytest.approx(400)
+    judged = quality(np.array([-800.0, 800.0]), np.zeros(2), np.ones(2))
+    assert (judged.auc, judged.ne, judged.calibration) == (None, None, None)
+    assert judged.logloss == pytest.approx(400)
 
 
 def test_no_rows_is_an_error():
@@ -92,7 +92,7 @@ def test_nothing_is_known_of_predictions_of_which_one_is_no_number(logit, label)
     rows = np.array([0.5, logit, -1.0]), np.array([1.0, label, 0.0]), np.ones(3)
     binned = Binned()
     binned.add(*rows)
-    for found in (quality(*rows), binned.quality):
-        assert found == Quality(auc=None, ne=None, logloss=None, calibration=None, rows=3)
+    for judged in (quality(*rows), binned.quality):
+        assert judged == Quality(auc=None, ne=None, logloss=None, calibration=None, rows=3)
     ignored = quality(rows[0], rows[1], np.array([1.0, 0.0, 1.0]))
     assert ignored.auc == 1.0

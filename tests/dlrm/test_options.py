@@ -168,8 +168,8 @@ def test_tables_follow_the_columns_and_their_bags():
     bag = Field(
         name="H", role="id_list", type="binary", layout="bytes", cardinality=9, bag=(0, 3.5, 10)
     )
-    found = tables_of((LABEL, SPARSE, DENSE, bag), ModelConfig(width=8))
-    assert [(t.name, t.rows, t.width, t.lookups) for t in found] == [
+    tables = tables_of((LABEL, SPARSE, DENSE, bag), ModelConfig(width=8))
+    assert [(t.name, t.rows, t.width, t.lookups) for t in tables] == [
         ("C1", 5, 8, 1.0),
         ("H", 9, 8, 3.5),
     ]

@@ -28,15 +28,15 @@ OBJECTS = {
 
 def reads(tree: ast.AST) -> set[str]:
     """What could unpickle something."""
-    found = set()
+    uses = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN}
+            uses |= {alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN}
         elif isinstance(node, ast.ImportFrom):
-            found |= {node.module} if (node.module or "").split(".")[0] in FORBIDDEN else set()
-            found |= {alias.name for alias in node.names if alias.name in OBJECTS}
+            uses |= {node.module} if (node.module or "").split(".")[0] in FORBIDDEN else set()
+            uses |= {alias.name for alias in node.names if alias.name in OBJECTS}
         elif isinstance(node, ast.Attribute) and node.attr in OBJECTS:
-            found.add(node.attr)
+            uses.add(node.attr)
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -47,15 +47,15 @@ def reads(tree: ast.AST) -> set[str]:
             if (owner == "torch" and said.get("weights_only") is not True) or (
                 owner in ("np", "numpy") and said.get("allow_pickle") is not False
             ):
-                found.add(f"{owner}.load")
-    return found
+                uses.add(f"{owner}.load")
+    return uses
 
 
 def test_no_module_of_ours_unpickles():
     assert reads(
         ast.parse("import pickle\nimport torch\ntorch.load(f)\ndist.all_gather_object(a, b)")
     ) == {"pickle", "torch.load", "all_gather_object"}
-    found = {
+    uses = {
         str(path.relative_to(ROOT)): names
         for room in ("etl", "ingest", "agent", "dlrm")
         for path in (ROOT / room).rglob("*.py")
@@ -65,7 +65,7 @@ def test_no_module_of_ours_unpickles():
         )
         and (names := reads(ast.parse(text)))
     }
-    assert found == {}
+    assert uses == {}
 
 
 def test_a_checkpoint_of_pickles_is_refused(tmp_path):

@@ -48,9 +48,9 @@ ROOMY = 10**12
 def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optimiser):
     tables = [T(f"t{i}", r, w, n) for i, (r, w, n) in enumerate(shapes)]
     storage = Storage(optimiser=optimiser)
-    found = place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY), storage)
-    assert [p.name for p in found.places] == [t.name for t in tables]
-    for p, t in zip(found.places, tables, strict=True):
+    placement = place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY), storage)
+    assert [p.name for p in placement.places] == [t.name for t in tables]
+    for p, t in zip(placement.places, tables, strict=True):
         assert sum(part.rows * part.width for part in p.parts) == t.rows * t.width
         assert len({part.rank for part in p.parts}) == len(p.parts)
         assert all(part.rank in range(ranks) and part.width % 4 == 0 for part in p.parts)
@@ -66,17 +66,17 @@ def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optim
 def test_where_the_tables_allow_the_ranks_are_balanced(shapes, ranks):
     """Tables with many rows for each rank can always be cut evenly, so any such set can be balanced."""
     tables = [T(f"t{i}", max(r, 100 * ranks), w, n) for i, (r, w, n) in enumerate(shapes)]
-    found = place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY))
-    assert max(found.balance) <= TARGET
-    assert found == place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY)), (
+    placement = place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY))
+    assert max(placement.balance) <= TARGET
+    assert placement == place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY)), (
         "the same tables, another place"
     )
 
 
 def test_no_table_is_cut_without_need():
-    found = place(made([1000] * 8), TrainingMachine(ranks=4, memory_bytes=ROOMY))
-    assert {p.kind for p in found.places} == {"table"}
-    assert found.balance == (1.0, 1.0)
+    placement = place(made([1000] * 8), TrainingMachine(ranks=4, memory_bytes=ROOMY))
+    assert {p.kind for p in placement.places} == {"table"}
+    assert placement.balance == (1.0, 1.0)
 
 
 def test_what_is_missing_is_exact():
@@ -94,17 +94,17 @@ def test_what_is_missing_is_exact():
 def test_memory_is_kept_where_balance_would_break_it():
     """A rank with little memory gets no more than fits, whatever its reads."""
     tables = made([10_000, 10_000, 10_000], [100.0, 1.0, 1.0])
-    found = place(tables, TrainingMachine(ranks=3, memory_bytes=680_000, reserve=0))
-    assert max(found.loads("bytes")) <= 680_000
+    placement = place(tables, TrainingMachine(ranks=3, memory_bytes=680_000, reserve=0))
+    assert max(placement.loads("bytes")) <= 680_000
 
 
 def test_a_hot_table_of_too_few_rows_is_cut_by_columns():
-    found = place(
+    placement = place(
         [T("hot", 3, 64, 100.0), T("cold", 100_000, 64)],
         TrainingMachine(ranks=4, memory_bytes=ROOMY),
     )
-    assert found.places[0].kind == "column"
-    assert len(found.places[0].ranks) == 4
+    assert placement.places[0].kind == "column"
+    assert len(placement.places[0].ranks) == 4
 
 
 def test_what_cannot_be_cut_so_is_refused_with_what_can():
@@ -116,15 +116,15 @@ def test_what_cannot_be_cut_so_is_refused_with_what_can():
 
 def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must():
     tables = made([1_000_000, 500_000, 1000])  # 68, 34 and 0.07 MB with their states
-    found = place(
+    placement = place(
         tables,
         TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0),
     )
-    assert [p.kernel for p in found.places] == ["uvm_caching", "fused", "fused"]
-    assert "spilled" in found.places[0].why
-    assert max(found.loads("bytes")) <= 30_000_000
-    assert max(found.loads("host_bytes")) <= 40_000_000
-    assert sum(p.bytes for p in found.places) == sum(
+    assert [p.kernel for p in placement.places] == ["uvm_caching", "fused", "fused"]
+    assert "spilled" in placement.places[0].why
+    assert max(placement.loads("bytes")) <= 30_000_000
+    assert max(placement.loads("host_bytes")) <= 40_000_000
+    assert sum(p.bytes for p in placement.places) == sum(
         Storage().total(t.rows, t.width) for t in tables
     )
     for machine in (

@@ -123,10 +123,10 @@ def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(
 
 
 def test_a_wide_part_takes_the_ids_themselves():
-    found = looked_up(ModelConfig(kind="deepfm", width=8, spread=("a",)))
-    assert found["a"][0] == spread_rows(torch.tensor([11, 12, 13]), 50).tolist()
-    assert found["a@wide"] == ([11, 12, 13], [1, 1, 1])
-    assert found["h@wide"] == found["h"] == ([21, 22, 23, 24], [0, 3, 1])
+    lookups = looked_up(ModelConfig(kind="deepfm", width=8, spread=("a",)))
+    assert lookups["a"][0] == spread_rows(torch.tensor([11, 12, 13]), 50).tolist()
+    assert lookups["a@wide"] == ([11, 12, 13], [1, 1, 1])
+    assert lookups["h@wide"] == lookups["h"] == ([21, 22, 23, 24], [0, 3, 1])
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,15 @@ def test_looked_up_vectors_are_pulled_towards_0_once():
     torch.manual_seed(1)
     vectors = {t.name: torch.randn(3, 8, requires_grad=True) for t in COLUMNS}
     config = ModelConfig(width=8, dense_layers=(8,), over_layers=(8,))
-    dense, found = torch.randn(3, 2), []
+    dense, results = torch.randn(3, 2), []
     for decay in (0.5, 0.0):
         torch.manual_seed(2)
         model = Ranker(config, TableLayout(config, COLUMNS), dense=2, decay=decay)
         model.tables = Looked(vectors)
         logits = model(dense, None)
-        found.append((logits, torch.autograd.grad(logits.sum(), list(vectors.values()))))
-    assert torch.equal(found[0][0], found[1][0])
-    for pulled, plain, looked in zip(found[0][1], found[1][1], vectors.values(), strict=True):
+        results.append((logits, torch.autograd.grad(logits.sum(), list(vectors.values()))))
+    assert torch.equal(results[0][0], results[1][0])
+    for pulled, plain, looked in zip(results[0][1], results[1][1], vectors.values(), strict=True):
         torch.testing.assert_close(pulled - plain, 0.5 / 3 * looked)
 
 

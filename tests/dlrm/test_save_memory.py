@@ -28,12 +28,12 @@ class DeviceTensor(torch.Tensor):
     def __torch_function__(cls, func, _types, args=(), kwargs=None):
         name = func.__name__
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **kwargs or {})
+            result = func(*args, **kwargs or {})
         if name in VIEWS:
-            wrap = [one.as_subclass(DeviceTensor) for one in found] if name == "split" else None
-            return wrap or found.as_subclass(DeviceTensor)
+            wrap = [part.as_subclass(DeviceTensor) for part in result] if name == "split" else None
+            return wrap or result.as_subclass(DeviceTensor)
         assert name in ON_THE_DEVICE | SIZES or name == "__get__", f"{name} of a device's tensor"
-        return found
+        return result
 
 
 class CountingLane:

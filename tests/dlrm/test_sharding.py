@@ -82,8 +82,8 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
     )
     world = SimpleNamespace(ranks=4, local_ranks=2, device=torch.device("cuda"))
     plan = torchrecs_plan(collection, placement, world)
-    found = {n: (plan[n].sharding_type, plan[n].compute_kernel) for n in names}
-    assert found == {
+    planned = {n: (plan[n].sharding_type, plan[n].compute_kernel) for n in names}
+    assert planned == {
         "copied": ("data_parallel", "dense"),
         "spilled": ("row_wise", "fused_uvm"),
         "cached": ("table_wise", "fused_uvm_caching"),

@@ -31,8 +31,8 @@ def run(tmp_path, monkeypatch):
     return train
 
 
-def is_same(one, other) -> bool:
-    return one[0] == other[0] and all(torch.equal(one[1][k], other[1][k]) for k in one[1])
+def is_same(batch, other) -> bool:
+    return batch[0] == other[0] and all(torch.equal(batch[1][k], other[1][k]) for k in batch[1])
 
 
 @pytest.mark.parametrize(

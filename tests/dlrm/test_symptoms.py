@@ -15,7 +15,7 @@ from sluice.dlrm.model.ranker import first_bias
 from tests.raises import assert_names
 
 
-def found(*, rows=100_000, auc=0.5003, ne=None, calibration=None, **change) -> Findings:
+def judged(*, rows=100_000, auc=0.5003, ne=None, calibration=None, **change) -> Findings:
     """Of a model at chance."""
     quality = Quality(auc=auc, ne=ne, logloss=None, calibration=calibration, rows=rows)
     others = {"positives": 25_000, "spread": 1.0, "largest_dense": None, "columns": 6}
@@ -23,7 +23,7 @@ def found(*, rows=100_000, auc=0.5003, ne=None, calibration=None, **change) -> F
 
 
 def said(*, step=1000, after=0, lr=0.05, **change) -> str | None:
-    return stuck(found(**change), step=step, lr=lr, after=after)
+    return stuck(judged(**change), step=step, lr=lr, after=after)
 
 
 def test_a_model_that_learns_gets_no_warning():
@@ -66,7 +66,7 @@ def test_the_likely_cause_is_named(change, facts):
 
 def warned(*, step=1000, steps_per_epoch=999, **change) -> list[str]:
     good = {"auc": 0.78, "ne": 0.9, "calibration": 1.02, **change}
-    return bad_predictions(found(**good), step=step, lr=0.05, steps_per_epoch=steps_per_epoch)
+    return bad_predictions(judged(**good), step=step, lr=0.05, steps_per_epoch=steps_per_epoch)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ def fbgemms(rows, dtype, optimiser, features, rate=RATE):
 
 
 def ours(rows, dtype, optimiser, features, *, seed=0, first_rows=None, rate=RATE):
-    found = fbgemms(rows, dtype, optimiser, features, rate)
-    found.__class__ = TorchTables
-    found.start(seed, first_rows or [0] * len(rows), [0] * len(rows))
-    return found
+    tables = fbgemms(rows, dtype, optimiser, features, rate)
+    tables.__class__ = TorchTables
+    tables.start(seed, first_rows or [0] * len(rows), [0] * len(rows))
+    return tables
 
 
 @pytest.mark.parametrize("dtype", _DROPPED_BITS, ids=str)
@@ -59,15 +59,15 @@ def test_a_value_becomes_one_of_its_neighbours_and_stays_on_average(dtype):
     chance = torch.randint(
         0, 1 << _DROPPED_BITS[dtype], (4000, 200), generator=g, dtype=torch.int32
     )
-    found = round_at_random(values.expand(4000, 200).contiguous(), dtype, chance)
+    rounded = round_at_random(values.expand(4000, 200).contiguous(), dtype, chance)
     nearest = values.to(dtype)
     gap = (
         torch.nextafter(nearest.abs(), torch.tensor(9, dtype=dtype)).float() - nearest.float().abs()
     )
-    assert found.dtype == dtype
-    assert ((found.float() - values).abs() < gap * 1.0001).all()
-    assert (found[:, :3].float() == values[:3]).all(), "what needs no rounding has moved"
-    assert ((found.double().mean(0) - values).abs() <= 5 * gap.double() / 4000**0.5).all()
+    assert rounded.dtype == dtype
+    assert ((rounded.float() - values).abs() < gap * 1.0001).all()
+    assert (rounded[:, :3].float() == values[:3]).all(), "what needs no rounding has moved"
+    assert ((rounded.double().mean(0) - values).abs() <= 5 * gap.double() / 4000**0.5).all()
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
@@ -149,7 +149,7 @@ def memory(kind):
 
 quiet()
 bench.ROWS, bench.COLUMNS, rows = 150_000, 8, 32_768
-batches, found = bench.synthetic(rows, 3), {}
+batches, peaks = bench.synthetic(rows, 3), {}
 with world() as here:
     for dtype in ("fp32", "fp16"):
         config = Config(data="none", version=0, batch_size=rows,
@@ -162,9 +162,9 @@ with world() as here:
         before = memory("VmRSS")
         open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
         torch.autograd.backward(loss)
-        found[dtype] = memory("VmHWM") - before
+        peaks[dtype] = memory("VmHWM") - before
         del parts, loss
-print(json.dumps(found))
+print(json.dumps(peaks))
 """
 
 

@@ -158,7 +158,7 @@ def twin_attention(w, fields, config):
 
 def twin(config, module, data):
     w = {name: p.detach().numpy() for name, p in module.named_parameters()}
-    data, found = {name: value.numpy() for name, value in data.items()}, []
+    data, logits = {name: value.numpy() for name, value in data.items()}, []
     for b in range(len(data["dense"])):
         dense, pooled = data["dense"][b], data["pooled"][b]
         if config.kind == "dlrm":
@@ -195,8 +195,8 @@ def twin(config, module, data):
                     [*(x * v for x, v in zip(dense, w["vectors"], strict=True)), *pooled]
                 )
                 logit += w["found.weight"][0] @ twin_attention(w, fields, config)
-        found.append(logit)
-    return np.array(found)
+        logits.append(logit)
+    return np.array(logits)
 
 
 CONFIGS = [dict(kind=k) for k in MODELS] + [

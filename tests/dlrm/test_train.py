@@ -94,18 +94,18 @@ def spoil(path: str, column: str, *, row: int, value: float) -> None:
 
 
 def test_the_last_line_says_what_came_of_it(folder):
-    found = result(folder)
-    assert found["rows"] == ROWS // 10
-    assert found["split"] == "test"
-    assert 0.5 < found["auc"] < 1
-    assert found["ranks"] == 2
-    assert found["plan"]["C1"] == ["row", 0, 1]
-    assert found["plan"]["C3"][0] == "table"
-    assert 0 <= found["stall_fraction"] < 1
-    assert found["samples_per_s"] > 0
-    assert found["peak_bytes"] > 2**20
-    assert found["rows_trained"] == 2 * (ROWS * 8 // 10 // BATCH) * BATCH
-    assert Path(found["report"]).read_text().lstrip().lower().startswith("<!doctype html")
+    last = result(folder)
+    assert last["rows"] == ROWS // 10
+    assert last["split"] == "test"
+    assert 0.5 < last["auc"] < 1
+    assert last["ranks"] == 2
+    assert last["plan"]["C1"] == ["row", 0, 1]
+    assert last["plan"]["C3"][0] == "table"
+    assert 0 <= last["stall_fraction"] < 1
+    assert last["samples_per_s"] > 0
+    assert last["peak_bytes"] > 2**20
+    assert last["rows_trained"] == 2 * (ROWS * 8 // 10 // BATCH) * BATCH
+    assert Path(last["report"]).read_text().lstrip().lower().startswith("<!doctype html")
 
 
 def test_the_run_folder_tells_the_run(folder):
@@ -167,11 +167,11 @@ def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(fold
 def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
     from sluice.dlrm import evaluate
 
-    found = evaluate.main(f"--run-dir {folder}/two --data {folder}/table".split())
+    evaluated = evaluate.main(f"--run-dir {folder}/two --data {folder}/table".split())
     trained = result(folder)
-    assert found["rows"] == trained["rows"]
-    assert found["auc"] == pytest.approx(trained["auc"], abs=1e-6)
-    assert found["logloss"] == pytest.approx(trained["logloss"], abs=1e-6)
+    assert evaluated["rows"] == trained["rows"]
+    assert evaluated["auc"] == pytest.approx(trained["auc"], abs=1e-6)
+    assert evaluated["logloss"] == pytest.approx(trained["logloss"], abs=1e-6)
 
 
 def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder, forks):
@@ -289,9 +289,9 @@ def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     from sluice.dlrm.train import main
 
     words = f"--data {folder}/table --run-dir {folder}/never --ranks 2 --check".split()
-    found = main([*words, "--batch-size", str(BATCH)])
-    assert found is not None
-    assert (found["ok"], found["steps"]) == (True, 20)
+    plan = main([*words, "--batch-size", str(BATCH)])
+    assert plan is not None
+    assert (plan["ok"], plan["steps"]) == (True, 20)
     err = capsys.readouterr().err
     assert "C26" in err
     assert "--last drop" not in err

@@ -38,8 +38,8 @@ def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
         assert ended(main, *words) == 2
         assert_names(capsys.readouterr().err, "transform 'ratio'", f"'{MODULE}:ratio'")
         assert ended(main, *words, "--allow-code", MODULE) == 0
-        found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
+        evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert evaluated["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
     assert (
         ended(
             train.main, *f"--run-dir {run} --resume --transform".split(), f"{MODULE}:doubled:I2>I2"
@@ -101,8 +101,8 @@ def test_use_counted_by_the_etl_is_not_taken_for_that_of_ids_that_a_transform_gi
     from sluice.dlrm.options import ModelConfig, profile_of, tables_of
 
     table = FeatureTable.open(transformed / "table", transforms=("mine:f:C1>C1",))
-    found = {t.name: t for t in tables_of(table.fields, ModelConfig(), profile_of(table))}
-    assert found["C5"].use
-    assert not found["C1"].use
-    assert found["C1"].rows == next(f.cardinality for f in table.stored if f.name == "C1")
-    assert np.isfinite(found["pair"].lookups)
+    tables = {t.name: t for t in tables_of(table.fields, ModelConfig(), profile_of(table))}
+    assert tables["C5"].use
+    assert not tables["C1"].use
+    assert tables["C1"].rows == next(f.cardinality for f in table.stored if f.name == "C1")
+    assert np.isfinite(tables["pair"].lookups)

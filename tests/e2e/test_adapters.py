@@ -127,8 +127,8 @@ def test_fuxictr_is_given_every_row_under_the_names_of_its_feature_map(prepared,
     finally:
         as_they_lie.loader.close()
     assert len(batches) == 11
-    found = {
+    given = {
         name: np.concatenate([batch[name].numpy() for batch in batches]) for name in batches[0]
     }
-    assert found.keys() == {"price", "item", "history", "query", "clicked"}
-    assert all(np.allclose(found[name], columns[name]) for name in columns)
+    assert given.keys() == {"price", "item", "history", "query", "clicked"}
+    assert all(np.allclose(given[name], columns[name]) for name in columns)

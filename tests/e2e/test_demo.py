@@ -51,14 +51,16 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     end, explained = run.of("end")[-1]["outcome"], narrative.tell(run)
     assert end["headline"] == last["headline"]
     assert end["stall_settled"] == last["stall_tuned"] == narrative.outcome(run).stall_settled
-    for sentence in (last["headline"], *(one["sentence"] for one in end["occasions"])):
+    for sentence in (last["headline"], *(occasion["sentence"] for occasion in end["occasions"])):
         assert result.stderr.count(sentence) == 2, "printed by the training and by the demo"
         assert escape(sentence) in report
         assert sentence in explained
     assert [fault["fault"] for fault in run.of("fault")] == FAULTS.split(",")
-    (killed,) = (one for one in end["occasions"] if "kill-worker" in one["text"])
+    (killed,) = (occasion for occasion in end["occasions"] if "kill-worker" in occasion["text"])
     assert re.search("(were|was) replaced", killed["noticed"])
-    assert last["results"] == {one["label"]: one["result"] for one in end["occasions"]}
+    assert last["results"] == {
+        occasion["label"]: occasion["result"] for occasion in end["occasions"]
+    }
     assert run.of("epoch")[0]["order_hash"] == last["order_hash"]
     losses = {line["step"]: line["loss"] for line in run.of("train")}
     one_worker = Run.read(Path(last["report_one_worker"]).parent).of("train")

@@ -66,8 +66,10 @@ def _drawn(path, came, after, waiting, decides=False):
         steps.append({"at": look["at"], "kind": "train", "step": trained})
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"kind": "train", "ranks": RANKS}))
-    (path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [*looks, *steps]))
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [*looks, *steps])
+    )
     return Run.read(path)
 
 
@@ -79,11 +81,11 @@ def test_the_page_shows_both_runs_from_the_change_on_and_its_figures_are_those_o
         _drawn(tmp_path / "agent", 20, 9e3, 0.01, decides=True),
         _drawn(tmp_path / "frozen", 5, 2e3, 0.7),
     )
-    text, found = both.page(), both.figures()
+    text, figures = both.page(), both.figures()
     assert_names(both.headline, "4.5 times", "4 k → 18 k rows/s", "70 % → 1.0 %")
     assert both.headline in text
-    assert found["with_agent"]["rows"] == RANKS * (3.5e3 + 26 * 9e3)
-    assert found["without"]["rows"] == RANKS * (3.5e3 + 26 * 2e3)
+    assert figures["with_agent"]["rows"] == RANKS * (3.5e3 + 26 * 9e3)
+    assert figures["without"]["rows"] == RANKS * (3.5e3 + 26 * 2e3)
     assert "29.5 s after the new columns came: 111 k → 475 k." in text
     assert not re.search(r"""(src|href)=["']?https?:""", text), "the page must open offline"
     assert text.count(AGENT) == 1 + 2 + 1, "the key, each panel, and the table"

@@ -88,9 +88,9 @@ def test_values_as_of_a_time_are_those_of_a_plain_search(made, rows, before):
     keys = [f"u{draw.randrange(USERS + 5)}" for _ in range(500)]
     times = [draw.choice((draw.randrange(-4, 210) / 4, draw.random() * 50)) for _ in keys]
     times[:3] = [None, float("nan"), float("inf")]
-    found = store.as_of(keys, pa.array(times, pa.float64()), before=before).to_pylist()
+    rows_then = store.as_of(keys, pa.array(times, pa.float64()), before=before).to_pylist()
     seen = 0
-    for key, time, row in zip(keys, times, found, strict=True):
+    for key, time, row in zip(keys, times, rows_then, strict=True):
         known = [
             r["at"]
             for r in rows

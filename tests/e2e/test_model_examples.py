@@ -56,9 +56,9 @@ def test_a_checkpoint_that_moves_to_another_shop_is_ahead_of_a_model_that_begins
         true = clicks.write_clicks(tmp_path / name, rows, seed=seed, **other)
         data[name] = clicks.load_batches(tmp_path / name)
         assert sum(len(label) for *_, label in data[name]) == rows
-    found = transfer.compare_students(
+    scores = transfer.compare_students(
         {**data, "train": 3 * data["here"]}, 0, tmp_path / "teacher.pt"
     )
-    assert 0.6 < found["teacher"] < true
-    found = transfer.compare_transfers(data, 0, tmp_path / "teacher.pt")
-    assert found["moved"] > found["anew"] + 0.03
+    assert 0.6 < scores["teacher"] < true
+    scores = transfer.compare_transfers(data, 0, tmp_path / "teacher.pt")
+    assert scores["moved"] > scores["anew"] + 0.03

@@ -56,9 +56,9 @@ def test_terabyte_from_days_to_an_auc(tmp_path):
         },
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["rows"] == 5000  # the second half of the last day
-    assert found["auc"] > 0.55
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["rows"] == 5000  # the second half of the last day
+    assert last["auc"] > 0.55
 
 
 @pytest.mark.parametrize("name", ["criteo_kaggle", "criteo_terabyte"])

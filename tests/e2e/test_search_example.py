@@ -41,11 +41,11 @@ class Curves:
 
 def test_poor_trials_are_given_up_at_a_pause_and_a_search_ends_at_its_aim(search, tmp_path):
     curves = Curves()
-    found = search.Search(tmp_path, [], seed=1, auc=0.785, train=curves)
-    found.run(60, None)
-    states = [trial.state.name for trial in found.study.trials]
-    assert found.reached
-    assert found.study.best_value >= 0.785
+    searching = search.Search(tmp_path, [], seed=1, auc=0.785, train=curves)
+    searching.run(60, None)
+    states = [trial.state.name for trial in searching.study.trials]
+    assert searching.reached
+    assert searching.study.best_value >= 0.785
     assert len(states) < 60
     assert states[-1] == "COMPLETE"
     assert states.count("PRUNED") >= 3
@@ -62,7 +62,7 @@ def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch, fo
     monkeypatch.setattr(search, "subprocess", Mock(run=run_forked))
     small_table(tmp_path / "table", rows=4000, values=20, files=2, row_group_rows=512)
     monkeypatch.setattr(search, "SPACE", {"lr": [0.05]})
-    found = search.main(
+    last = search.main(
         [
             "--data",
             str(tmp_path / "table"),
@@ -78,11 +78,11 @@ def test_a_real_trial_pauses_twice_and_goes_on(search, tmp_path, monkeypatch, fo
             "1",
         ]
     )
-    assert (found["trials"], found["settings"], found["reached"]) == (1, {"lr": 0.05}, False)
-    assert found["auc"] > 0.5
+    assert (last["trials"], last["settings"], last["reached"]) == (1, {"lr": 0.05}, False)
+    assert last["auc"] > 0.5
     (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
     aucs = search.read_aucs(folder)
-    assert (len(aucs), max(aucs)) == (END, found["auc"])
+    assert (len(aucs), max(aucs)) == (END, last["auc"])
     ends = [
         json.loads(line)
         for line in folder.with_suffix(".log").read_text().splitlines()

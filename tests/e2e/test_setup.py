@@ -54,14 +54,14 @@ def set_up(home: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    ("version", "found"),
+    ("version", "named"),
     [
         (None, "none"),
         ('openjdk version "11.0.2" 2019-01-15', "11"),
     ],
 )
 def test_without_a_java_that_spark_can_use_it_says_what_to_install_and_goes_on(
-    machine, version, found
+    machine, version, named
 ):
     """Up to the next thing that is missing, a Python: what needs no Spark needs no Java."""
     if version:
@@ -70,7 +70,7 @@ def test_without_a_java_that_spark_can_use_it_says_what_to_install_and_goes_on(
     assert_names(
         result.stderr,
         "Java 17",
-        f"found {found}",
+        f"found {named}",
         "apt-get install openjdk-17-jre-headless",
         "Python 3.11 to 3.13",
     )
@@ -107,8 +107,8 @@ def test_a_second_call_does_nothing(machine):
     python = machine / ".venv/bin/python"
     python.write_text("#!/bin/bash\necho called >> calls\n")
     python.chmod(0o755)
-    of = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
-    made = f"cat {of} | sha256sum | cut -c1-16 > .venv/.stamp"  # as if set-up had been there
+    sources = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
+    made = f"cat {sources} | sha256sum | cut -c1-16 > .venv/.stamp"  # as if set-up had been there
     subprocess.run(made, shell=True, cwd=machine, check=True)
     assert set_up(machine).returncode == 0
     assert not (machine / "calls").exists()

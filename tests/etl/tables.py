@@ -20,7 +20,7 @@ MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("ut
 def column(name: str, role: str, ops: str = "", source: str | Sequence[str] = "") -> str:
     """Returns a [[column]] entry. A name with a star is a `match`; `ops` are such as `fill; hash, size = 9`."""
     key = "match" if "*" in name else "name"
-    chain = (one.partition(",") for one in ops.split("; "))
+    chain = (step.partition(",") for step in ops.split("; "))
     made = ", ".join(f'{{op = "{op}"{comma}{keys}}}' for op, comma, keys in chain)
     return (
         f'[[column]]\n{key} = "{name}"\n'
@@ -44,8 +44,8 @@ def write_spec(
     """
     entries = inputs.split() if isinstance(inputs, str) else list(inputs)
     columns = ", ".join(
-        f'"{one}"' if isinstance(one, str) else f'{{name = "{one[0]}", was = "{one[1]}"}}'
-        for one in entries
+        f'"{entry}"' if isinstance(entry, str) else f'{{name = "{entry[0]}", was = "{entry[1]}"}}'
+        for entry in entries
     )
     parts = [f'[input]\nformat = "{form}"\ncolumns = [{columns}]\n{head}']
     if table:
@@ -63,7 +63,7 @@ def section(kind: str, /, **keys: Any) -> str:
 def toml(value: Any) -> str:
     """Returns a value as TOML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name} = {toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, str):

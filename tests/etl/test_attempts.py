@@ -32,7 +32,7 @@ TEXT = write_spec(
 def cells_of(files: int) -> list[pa.RecordBatch]:
     """The cells of two tasks, as they are shuffled."""
     draw = np.random.default_rng(1)
-    found, rows = [], 2000
+    cells, rows = [], 2000
     for _ in range(2):
         columns = [
             pa.array(np.zeros(rows, np.int8)),
@@ -40,8 +40,8 @@ def cells_of(files: int) -> list[pa.RecordBatch]:
             pa.array(draw.integers(-(2**62), 2**62, rows)),
         ]
         batch = pa.record_batch(columns, ["label", "I1", "_key"])
-        found += write._in_cells([(batch, draw.integers(0, files, rows).astype(np.int32))], files)
-    return found
+        cells += write._in_cells([(batch, draw.integers(0, files, rows).astype(np.int32))], files)
+    return cells
 
 
 def test_attempts_have_files_of_their_own_and_only_one_of_them_stays(tmp_path, monkeypatch):
@@ -62,8 +62,8 @@ def test_attempts_have_files_of_their_own_and_only_one_of_them_stays(tmp_path, m
         for attempt in (10 + file, 20 + file):  # the second one is speculative, and wins
             task = SimpleNamespace(taskAttemptId=lambda attempt=attempt: attempt)
             monkeypatch.setattr("pyspark.TaskContext.get", lambda task=task: task)
-            found = write._write_file(placement, store.uri, job, iter(mine))
-            (text,) = [one["made"][0].as_py() for one in found]
+            batches = write._write_file(placement, store.uri, job, iter(mine))
+            (text,) = [batch["made"][0].as_py() for batch in batches]
         made.append(write._read_file(text))
     cut = tmp_path / "data" / job / "split=train" / "part-00000-30.parquet"
     cut.write_bytes(b"PAR1")  # this attempt was killed

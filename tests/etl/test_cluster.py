@@ -101,15 +101,15 @@ def test_two_workers_that_lose_executors_make_what_one_process_makes_from_code_t
     workers = list(tmp_path.glob("cluster/*worker.Worker.log"))
     assert len(workers) == 2
     assert all("Asked to launch executor" in log.read_text() for log in workers)
-    one = run(
+    alone = run(
         None,
         tmp_path / "one",
         tmp_path / "clicks.tsv",
         text=(repo / "features/criteo.toml").read_text(),
     )
     assert said["fingerprint"] == {
-        "layout": one.fingerprint.layout,
-        "vocabulary": one.fingerprint.vocabulary,
+        "layout": alone.fingerprint.layout,
+        "vocabulary": alone.fingerprint.vocabulary,
     }
     tables = [FeatureTable.open(tmp_path / name) for name in ("one", "two")]
     assert rows_of(tables[0]) == rows_of(tables[1])  # row by row, in order

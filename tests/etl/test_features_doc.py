@@ -74,7 +74,9 @@ def test_the_transforms_of_the_page_are_what_a_spec_takes(repo):
         if line.startswith("| `")
         for key in re.findall(r"`(\w+)`", line.split("|")[1])
     } == {"name", "function", "op", "ops", "inputs", "outputs", "limit_s"}
-    assert {one.name: [o.name for o in one.outputs] for one in spec.transforms}["ratio"] == [
+    assert {transform.name: [o.name for o in transform.outputs] for transform in spec.transforms}[
+        "ratio"
+    ] == [
         "I1",
         "ratio",
         "group",

@@ -189,11 +189,11 @@ def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_hol
                 with pytest.raises(ForeignTableError, match=rf"/({'|'.join(held)}): "):
                     read()
             else:
-                found = [
+                refused = [
                     path for path in read() if path.endswith(".parquet")
                 ]  # a job takes files of any name
                 assert [
-                    path[-len(file) :] for path, file in zip(found, sorted(wanted), strict=True)
+                    path[-len(file) :] for path, file in zip(refused, sorted(wanted), strict=True)
                 ] == sorted(wanted)
     finally:
         store.rm(f"/{seed}", recursive=True)

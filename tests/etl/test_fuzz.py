@@ -26,7 +26,9 @@ def test_specs_and_rows_that_are_drawn_now_are_the_same_in_every_way(spark, tmp_
     began, seed, turns = time.monotonic(), seed_of_code(), 0
     while time.monotonic() < began + SECONDS:
         for name, module in modules().items():
-            found = module.try_seed(seed + turns, tmp_path_factory.mktemp(name))
-            assert not found, f"make fuzz SEED={seed + turns} ONLY={name}: " + "\n".join(found)
+            findings = module.try_seed(seed + turns, tmp_path_factory.mktemp(name))
+            assert not findings, f"make fuzz SEED={seed + turns} ONLY={name}: " + "\n".join(
+                findings
+            )
         turns += 1
     assert turns

@@ -88,8 +88,8 @@ def now(
     columns: dict[str, pa.Array], *, rename: dict[str, str] | None = None, **changed: pa.Array
 ) -> dict[str, pa.Array]:
     """The same rows, as a later version has them."""
-    found = {(rename or {}).get(name, name): values for name, values in columns.items()}
-    return found | changed
+    renamed = {(rename or {}).get(name, name): values for name, values in columns.items()}
+    return renamed | changed
 
 
 FIRST, NOISE = text(*COLUMNS), noise()
@@ -206,14 +206,14 @@ def test_without_the_rule_all_of_this_would_leak_and_the_share_is_named():
     begun, parent = Spec.parse(FIRST), record(Spec.parse(FIRST), NOISE)
     spec, before = under_rule(Spec.parse(text(*COLUMNS, table="seed = 1")), parent, accept=True)
     splits = split_of(begun, NOISE), split_of(spec, NOISE)
-    found = trained_on(
+    leak = trained_on(
         SplitRows.of([parent]).trained,
         SplitRows.of([record(spec, NOISE, version=1, before=before)]),
     )
     truth = float((splits[0][splits[1] == 1] == 0).mean())
-    assert found.shares["test"] == pytest.approx(truth, abs=0.05)
-    assert not found.exact
-    assert_names(found.text, "about", f"{100 * found.shares['test']:.3g} %", "'test'")
+    assert leak.shares["test"] == pytest.approx(truth, abs=0.05)
+    assert not leak.exact
+    assert_names(leak.text, "about", f"{100 * leak.shares['test']:.3g} %", "'test'")
 
 
 REFUSED = [
@@ -256,9 +256,9 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
     spec, before = under_rule(Spec.parse(text(*COLUMNS, table=KEYED)), parent, accept=False)
     assert (spec.rule.named, before) == (True, parent.identity)
     later = SplitRows.of([record(spec, noise(50), version=1, before=before)])
-    found = trained_on(SplitRows.of([parent]).trained, later)
-    assert found.exact
-    assert_names(found.text, "'test'")
+    leak = trained_on(SplitRows.of([parent]).trained, later)
+    assert leak.exact
+    assert_names(leak.text, "'test'")
     with raises(SplitMoved, "table.key", "user", "id"):
         under_rule(
             Spec.parse(text(*COLUMNS, table='key = "user"')), record(spec, noise(50)), accept=False

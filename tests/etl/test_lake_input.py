@@ -97,7 +97,8 @@ def test_names_and_values_are_the_tables(tmp_path, rows):
     change_delta_schema(
         source,
         lambda fields: [
-            {**one, "name": {"user": "visitor"}.get(one["name"], one["name"])} for one in fields
+            {**field, "name": {"user": "visitor"}.get(field["name"], field["name"])}
+            for field in fields
         ],
     )
     renamed = text_of("delta").replace('"user:text"', '"visitor:text"')

@@ -88,15 +88,15 @@ def parsed(parser: InputParser, lines: list[bytes]) -> Parsed:
     return parser.parse(batch_of(lines))
 
 
-def by_line(found: Parsed, count: int) -> dict[int, str]:
+def by_line(lines: Parsed, count: int) -> dict[int, str]:
     """What became of each line, whatever -0.0 and NaN are equal to."""
-    assert found.rows + len(found.rejected) == count
-    numbers = np.setdiff1d(np.arange(count), [number for number, _ in found.rejected]).tolist()
-    assert len(numbers) == found.rows
-    for values in found.columns.values():
+    assert lines.rows + len(lines.rejected) == count
+    numbers = np.setdiff1d(np.arange(count), [number for number, _ in lines.rejected]).tolist()
+    assert len(numbers) == lines.rows
+    for values in lines.columns.values():
         values.validate(full=True)
-    rows = zip(*(values.to_pylist() for values in found.columns.values()), strict=True)
-    return {**dict(found.rejected), **dict(zip(numbers, map(repr, rows), strict=True))}
+    rows = zip(*(values.to_pylist() for values in lines.columns.values()), strict=True)
+    return {**dict(lines.rejected), **dict(zip(numbers, map(repr, rows), strict=True))}
 
 
 @pytest.mark.parametrize("form", ["tsv", "csv", "json"])
@@ -170,14 +170,14 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
         if head:
             lines = [head + b"\r", *lines[:100], head, *lines[100:]]
         (tmp_path / "in" / name).write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
-        found = parsed(parser, lines)
+        lines_parsed = parsed(parser, lines)
         want += [
             (name, n + 1, reason, lines[n].rstrip(b"\r"))
-            for n, reason in found.rejected
+            for n, reason in lines_parsed.rejected
             if lines[n].rstrip(b"\r") not in (head, b"")
         ]
         empty += sum(line.rstrip(b"\r") == b"" for line in lines)
-        kept += [value or "" for value in found.columns["C"].to_pylist()]
+        kept += [value or "" for value in lines_parsed.columns["C"].to_pylist()]
     before = spark.conf.get("spark.sql.files.maxPartitionBytes")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "16384")
     try:

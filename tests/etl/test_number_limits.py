@@ -40,16 +40,16 @@ def write(path: Path, rows: list[tuple[float | None, float | None, str]]) -> Non
 
 def settled(result: Result, table: Path, rows: int) -> dict[int, dict[str, float]]:
     """The rows of a table by their numbers; the counts of its job agree, and every number in it is finite."""
-    found = {int(row["row"]): row for row in rows_of(table)}
-    assert len(found) == result.rows_out
+    kept = {int(row["row"]): row for row in rows_of(table)}
+    assert len(kept) == result.rows_out
     assert result.rows_in == rows == result.rows_out + sum(result.rejected.values())
     assert all(
         math.isfinite(value)
-        for row in found.values()
+        for row in kept.values()
         for value in row.values()
         if isinstance(value, float)
     )
-    return found
+    return kept
 
 
 # ---- both engines
@@ -109,7 +109,7 @@ def test_both_engines_reject_the_same_rows_for_the_same_reasons(spark, tmp_path,
     both = []
     for engine, where in ((spark, "spark"), (None, "local")):
         result = run(engine, tmp_path / where, tmp_path / "rows", text=text, max_rejects=0.2)
-        found = settled(result, tmp_path / where, len(ROWS))
+        kept = settled(result, tmp_path / where, len(ROWS))
         both.append(FeatureTable.open(tmp_path / where))
         assert (
             result.rejected
@@ -123,7 +123,7 @@ def test_both_engines_reject_the_same_rows_for_the_same_reasons(spark, tmp_path,
                 "much: NaN, below 0, or too large for float32": 1,
             }
         )
-        assert len(found) == len(ROWS) - 7
+        assert len(kept) == len(ROWS) - 7
     alike(*both)
 
 
@@ -186,13 +186,13 @@ def test_a_number_that_other_rows_make_too_large_rejects_its_row(spark, tmp_path
         + column("words", "sparse", "categorify", "row")
     )
     result = run(spark, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.1)
-    found = settled(result, tmp_path / "t", 111)
+    kept = settled(result, tmp_path / "t", 111)
     table = FeatureTable.open(tmp_path / "t")
     assert result.rejected == {
         "grown: NaN, or too large for float32": 1,
         "later: NaN, or too large for float32": 2,
     }
-    assert sorted(set(range(111)) - found.keys()) == [5, 10, 15]
+    assert sorted(set(range(111)) - kept.keys()) == [5, 10, 15]
     told = sorted(
         (json.loads(row["raw"])["row"], "file" in row, "line" in row) for row in rejects_of(table)
     )

@@ -180,8 +180,8 @@ def _rules(**keys: str) -> str:
             for on in ("i", "f")
         ),
         *(
-            section("history", name=f"{of}s", of=of, length=3, **base)
-            for of in ("i", "f", "t", "at")
+            section("history", name=f"{name}s", of=name, length=3, **base)
+            for name in ("i", "f", "t", "at")
         ),
         section("lag", name="gap", of="at", difference=True, **base),
         section("lag", name="old_side", of="side_f", **base),
@@ -216,7 +216,7 @@ def test_tables_of_the_rule_before_are_refused_by_column_and_others_keep_their_f
         before = replace(f, values_rule=1)
         old = SimpleNamespace(uri="tables/t", fields=[before])
         changed = Fingerprint.of([f]) != Fingerprint.of([before])
-        metadata = [arrow_schema([one]).field(0).metadata for one in (f, before)]
+        metadata = [arrow_schema([field]).field(0).metadata for field in (f, before)]
         assert changed == (metadata[0] != metadata[1]) == (f.name in RENEWED)
         if changed:
             with raises(TableError, "tables/t", f.name, "sluice etl", "--mode overwrite"):

@@ -313,14 +313,19 @@ def test_first_x_ngram_and_bag(lists, size, last):
 )
 def test_bag_statistics(lists):
     column = pa.array(lists, pa.list_(pa.float64()))
-    for of, slow in (("sum", sum), ("mean", lambda x: sum(x) / len(x)), ("min", min), ("max", max)):
-        got = step(Bag(of=of), column, None, {}).to_pylist()
+    for statistic, slow in (
+        ("sum", sum),
+        ("mean", lambda x: sum(x) / len(x)),
+        ("min", min),
+        ("max", max),
+    ):
+        got = step(Bag(of=statistic), column, None, {}).to_pylist()
         for have, row in zip(got, lists, strict=True):
             there = [v for v in row or [] if v is not None]
             want = (
                 (math.nan if any(map(math.isnan, there)) else slow(there))
                 if there
-                else (0.0 if of == "sum" else None)
+                else (0.0 if statistic == "sum" else None)
             )
             assert (
                 have == want
@@ -403,8 +408,8 @@ def test_a_time_is_read_as_its_format_says_or_is_none(form, good, seconds, bad):
 def test_a_time_of_a_zone_is_that_of_its_clocks():
     berlin = ParseTime(format="%Y-%m-%d %H:%M:%S", zone="Europe/Berlin")
     # The second of them comes twice.
-    found = applied(berlin, ["2026-07-01 00:00:00", "2026-10-25 02:30:00"], TEXT)
-    assert found == [1782856800.0, 1792888200.0]
+    seconds = applied(berlin, ["2026-07-01 00:00:00", "2026-10-25 02:30:00"], TEXT)
+    assert seconds == [1782856800.0, 1792888200.0]
     both = struct_of(at=pa.array([0.0] * 3), zone=pa.array(["Asia/Tokyo", "Asia/Tokio", None]))
     assert applied(Hour(), both) == [9.0, None, 0.0]  # this zone was taken for UTC
 

@@ -101,7 +101,7 @@ class Twin:
             ):
                 clicks[cell] += row["click"]
                 counts[cell] += 1
-        found = []
+        made = []
         for row in rows:
             fold = self.fold(row) if self.in_train(row) else None
             known = [
@@ -113,8 +113,8 @@ class Twin:
             ]
             prior = known[0][0] / max(known[0][1], 1)
             rate = (known[1][0] + self.smoothing * prior) / (known[1][1] + self.smoothing)
-            found.append((row["row"], row["click"], struct.unpack("f", struct.pack("f", rate))[0]))
-        return sorted(found)
+            made.append((row["row"], row["click"], struct.unpack("f", struct.pack("f", rate))[0]))
+        return sorted(made)
 
 
 def holds(table: FeatureTable) -> list[tuple[int, int, float]]:
@@ -151,10 +151,12 @@ def changed(rows: list[dict], text: str) -> list[dict]:
     wanted = Spec.parse(text).input
     made = []
     for number, row in enumerate(rows):
-        of = {**row, "more": number % 4, **{new: row[old] for new, old in wanted.was.items()}}
+        cells = {**row, "more": number % 4, **{new: row[old] for new, old in wanted.was.items()}}
         made.append(
             {
-                name: str(of[name]) if kind == "text" and of[name] is not None else of[name]
+                name: str(cells[name])
+                if kind == "text" and cells[name] is not None
+                else cells[name]
                 for name, kind in wanted.columns.items()
             }
         )
@@ -331,7 +333,7 @@ def test_what_is_drawn_for_a_click_does_not_meet_that_click(tmp_path):
     rates = defaultdict(set)
     for row in rows_of(make(tmp_path, rows, text), "train"):
         rates[row["row"]].add(row["rate"])
-    assert {number for number, found in rates.items() if len(found) > 1} == set()
+    assert {number for number, values in rates.items() if len(values) > 1} == set()
     assert len(rates) > 200
 
 

@@ -106,8 +106,8 @@ def test_flags_and_parts_of_objects_in_json():
     ]
 
     def parsed(*lines: bytes):
-        found = parser.parse(batch_of(lines))
-        return rows_of(found), found.rejected
+        rows = parser.parse(batch_of(lines))
+        return rows_of(rows), rows.rejected
 
     parser._lines._objects.read_alone = None  # which nobody may call here
     rows, rejected = parsed(*lines)
@@ -170,14 +170,14 @@ def test_amounts_and_texts_for_missing_numbers(form, keys, cell):
         "json": b'{"label": 1, "C": "\\ud83d\\ude00", "F": 2}',
     }
     for lines in ([line], [line, alone[form]], [line] * 3):
-        found = InputParser(spec).parse(batch_of(lines))
+        rows = InputParser(spec).parse(batch_of(lines))
         if want is None:
-            there = [row for row, one in enumerate(lines) if one == line]
-            assert {row for row, _ in found.rejected} >= set(there)
-            assert dict(found.rejected)[0] == "F: not a number of 64 bits"
+            there = [row for row, other in enumerate(lines) if other == line]
+            assert {row for row, _ in rows.rejected} >= set(there)
+            assert dict(rows.rejected)[0] == "F: not a number of 64 bits"
         else:
-            assert found.columns["F"][0].as_py() == (None if want == "missing" else want)
-            assert found.columns["C"][0].as_py() == "-"
+            assert rows.columns["F"][0].as_py() == (None if want == "missing" else want)
+            assert rows.columns["C"][0].as_py() == "-"
 
 
 def test_texts_for_missing_whole_numbers_and_times():
@@ -185,11 +185,11 @@ def test_texts_for_missing_whole_numbers_and_times():
         "columns", 'thousands = "."\ndecimal = ","\nnull_values = "-"\ncolumns', 1
     )
     text = text.replace('"F:float"', '{name = "F:float", format = "%d.%m.%Y"}')
-    found = InputParser(Spec.parse(text)).parse(
+    rows = InputParser(Spec.parse(text)).parse(
         batch_of([b"1,1.234,-,x", b"0,-,01.01.1970,-", b"-,1,-,x", b'1,"1,5",-,x'])
     )
-    assert rows_of(found) == [(1, 1234, None, "x"), (0, None, 0.0, "-")]
-    assert sorted(found.rejected) == [
+    assert rows_of(rows) == [(1, 1234, None, "x"), (0, None, 0.0, "-")]
+    assert sorted(rows.rejected) == [
         (2, "label: missing"),
         (3, "I: not a whole number of 64 bits"),
     ]
@@ -226,9 +226,9 @@ def test_lines_of_another_encoding_and_times_in_several_formats():
 def test_a_row_without_the_time_that_splits_rows_is_set_aside():
     by_time = 'split_time = "F"\nsplit = {train = 0, test = 5}'
     text = write_spec("label:int F:float", column("F", "dense", "fill"), form="csv", table=by_time)
-    found = InputParser(Spec.parse(text)).parse(batch_of([b"1,2", b"0,", b"1,nan"]))
-    assert found.columns["F"].to_pylist() == [2.0]
-    assert [(number, reason[:11]) for number, reason in found.rejected] == [
+    rows = InputParser(Spec.parse(text)).parse(batch_of([b"1,2", b"0,", b"1,nan"]))
+    assert rows.columns["F"].to_pylist() == [2.0]
+    assert [(number, reason[:11]) for number, reason in rows.rejected] == [
         (1, "F: missing,"),
         (2, "F: missing,"),
     ]

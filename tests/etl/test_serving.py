@@ -32,13 +32,13 @@ def spec(order: tuple[str, ...], rules: str = "") -> str:
     text = write_spec([f"{name}:{KINDS[name]}" for name in order], kept, rules, label="click")
     if rules:
         return text + column("item", "dense", "fill")
-    for name, of, length, positive in HISTORIES:
+    for name, source, length, positive in HISTORIES:
         text += section(
-            "history", name=name, of=of, by="user", order="at", length=length, positive=positive
+            "history", name=name, of=source, by="user", order="at", length=length, positive=positive
         ) + column(name, "id_list", "bucketize, boundaries = [1, 2, 3, 4, 5, 6, 7, 8, 9]")
-    for name, of, rows, difference in LAGS:
+    for name, source, rows, difference in LAGS:
         text += section(
-            "lag", name=name, of=of, by="user", order="at", rows=rows, difference=difference
+            "lag", name=name, of=source, by="user", order="at", rows=rows, difference=difference
         ) + column(name, "dense", "fill, value = -1")
     return text
 
@@ -80,22 +80,22 @@ def twin(rows: list[dict], order: tuple[str, ...], asked: list[dict]) -> list[li
     users = defaultdict(list)
     for row in sorted(rows, key=lambda row: place(row, order)):
         users[row["user"]].append(row)
-    found = []
+    answers = []
     for row in asked:
         earlier = [other for other in users[row["user"]] if other["at"] < row["at"] and row["user"]]
         made: list = [
             [
-                other[of]
+                other[source]
                 for other in earlier
-                if other[of] is not None and (other["click"] or not positive)
+                if other[source] is not None and (other["click"] or not positive)
             ][-length:]
-            for _, of, length, positive in HISTORIES
+            for _, source, length, positive in HISTORIES
         ]
-        for _, of, lag, difference in LAGS:
-            value = earlier[-lag][of] if len(earlier) >= lag else None
-            made.append(row[of] - value if difference and value is not None else value)
-        found.append(made)
-    return found
+        for _, source, lag, difference in LAGS:
+            value = earlier[-lag][source] if len(earlier) >= lag else None
+            made.append(row[source] - value if difference and value is not None else value)
+        answers.append(made)
+    return answers
 
 
 def must_hold(rows: list[dict], order: tuple[str, ...], asked: list[dict]) -> list[str]:
@@ -108,12 +108,12 @@ def must_hold(rows: list[dict], order: tuple[str, ...], asked: list[dict]) -> li
 
 
 def holds(table: FeatureTable) -> list[str]:
-    found = []
+    rows = []
     for row in rows_of(table):
         bags = [(np.frombuffer(row[name] or b"", "<i4") - 2).tolist() for name, *_ in HISTORIES]
         numbers = [int(row[name]) for name, *_ in LAGS]
-        found.append(repr((int(row["row"]), row["click"], *bags, *numbers)))
-    return sorted(found)
+        rows.append(repr((int(row["row"]), row["click"], *bags, *numbers)))
+    return sorted(rows)
 
 
 def served(table: FeatureTable, asked: list[dict]) -> list[list]:
@@ -123,9 +123,9 @@ def served(table: FeatureTable, asked: list[dict]) -> list[list]:
         for name, kind in TYPES.items()
         if name not in ("click", "row")
     }
-    found = Serving.open(table).complete(columns)
+    completed = Serving.open(table).complete(columns)
     names = [name for name, *_ in HISTORIES + LAGS]
-    return [list(row) for row in zip(*(found[name].to_pylist() for name in names), strict=True)]
+    return [list(row) for row in zip(*(completed[name].to_pylist() for name in names), strict=True)]
 
 
 def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(spark, tmp_path):
@@ -138,15 +138,15 @@ def test_lags_and_histories_are_of_earlier_moments_in_one_job_and_in_two(spark, 
         spark, tmp_path / "two", write(tmp_path / "early", rows[:cut], FIRST), text=spec(FIRST)
     )
     whole = write(tmp_path / "all.parquet", rows, LAST)
-    one = build_table(spark, tmp_path / "one", whole, text=spec(LAST))
-    assert holds(one) == must_hold(rows, LAST, rows)
+    whole_table = build_table(spark, tmp_path / "one", whole, text=spec(LAST))
+    assert holds(whole_table) == must_hold(rows, LAST, rows)
     assert holds(early) == must_hold(rows[:cut], FIRST, rows[:cut])
     later = write(tmp_path / "later", rows[cut:], FIRST)
     two = build_table(spark, tmp_path / "two", later, text=spec(FIRST), mode="append")
     assert holds(two) == sorted(holds(early) + must_hold(rows, FIRST, rows[cut:]))
     users = [*(f"u{number}" for number in range(8)), "nobody", None]
     asked = [{"user": user, "item": 1, "at": 99} for user in users]
-    for table, order in ((one, LAST), (two, FIRST)):
+    for table, order in ((whole_table, LAST), (two, FIRST)):
         assert served(table, asked) == twin(rows, order, asked)
 
 

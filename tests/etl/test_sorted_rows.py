@@ -12,7 +12,7 @@ from sluice.etl.apply.row_store import SortedRows
 
 def batches(names: list[str], count: int = 9, rows: int = 700) -> list[pa.RecordBatch]:
     draw = np.random.default_rng(len(names))
-    found = []
+    made = []
     for number in range(count):
         keys = {
             "_first": draw.integers(0, 3, rows).astype(float),
@@ -24,17 +24,17 @@ def batches(names: list[str], count: int = 9, rows: int = 700) -> list[pa.Record
         }
         text = pa.array([f"{number}-{'x' * int(size)}" for size in draw.integers(0, 99, rows)])
         columns = [keys[name] for name in names]
-        found.append(pa.record_batch([text, *columns], ["text", *names]))
-    return found
+        made.append(pa.record_batch([text, *columns], ["text", *names]))
+    return made
 
 
 def sorted_by(budget: int, given: list[pa.RecordBatch], rows: int) -> list[pa.Table]:
     sorter = SortedRows(budget)
     for batch in given:
         sorter.add(batch)
-    found = list(sorter.pieces(rows))
+    pieces = list(sorter.pieces(rows))
     sorter.close()
-    return found
+    return pieces
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_runs_on_the_disk_make_the_same_pieces_as_memory(names, rows, monkeypatc
         pieces = sorted_by(budget, given, rows)
         assert [len(piece) for piece in pieces[:-1]] == [rows] * (len(pieces) - 1)
         assert 0 < len(pieces[-1]) <= rows
-        found = pa.concat_tables(pieces)
-        assert found.drop_columns("text").to_pylist() == want
+        joined = pa.concat_tables(pieces)
+        assert joined.drop_columns("text").to_pylist() == want
         texts = pa.Table.from_batches(given)
-        assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, texts.to_pylist()))
+        assert sorted(map(repr, joined.to_pylist())) == sorted(map(repr, texts.to_pylist()))
 
 
 def test_a_merge_has_one_part_of_each_run_in_memory(monkeypatch):

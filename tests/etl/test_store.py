@@ -114,8 +114,8 @@ def test_a_table_is_made_and_read_with_the_variables_of_the_launch_page(address,
     )
     small_table("s3://recipe/t", rows=300)
     small_table("s3://recipe/t", rows=100, mode="append", first=300)
-    found = FeatureTable.open("s3://recipe/t")
-    assert (found.rows, found.check()) == (400, [])
+    table = FeatureTable.open("s3://recipe/t")
+    assert (table.rows, table.check()) == (400, [])
 
 
 def test_a_table_in_a_bucket_is_made_read_checked_pinned_and_vacuumed(place):

@@ -115,4 +115,4 @@ def test_a_state_that_is_no_state_is_refused_by_name(table, reader, content):
 
 def test_states_that_were_learned_from_two_splits_have_two_names():
     tables = {"item/0": VALUES}
-    assert len({FittedState(tables=tables, fitted_on=one).hash for one in (None, "a", "b")}) == 3
+    assert len({FittedState(tables=tables, fitted_on=on).hash for on in (None, "a", "b")}) == 3

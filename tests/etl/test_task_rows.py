@@ -45,16 +45,16 @@ def write_lines(folder: Path) -> list[str]:
 def test_each_line_belongs_to_one_task_in_the_order_of_the_input(tmp_path, task_bytes):
     every = write_lines(tmp_path / "in")
     tasks = split_into_tasks(files_of([str(tmp_path / "in")]), task_bytes)
-    found = [
+    read = [
         (piece.part, line.as_py().decode())
         for task in tasks
         for piece in pieces_of_task(task)
         for batch in piece.batches()
         for line in batch["line"]
     ]
-    assert [line for _, line in found] == every
-    assert found == sorted(found, key=lambda one: one[0])
-    assert sum(one.file.path.endswith(".gz") for task in tasks for one in task) == 1
+    assert [line for _, line in read] == every
+    assert read == sorted(read, key=lambda pair: pair[0])
+    assert sum(piece.file.path.endswith(".gz") for task in tasks for piece in task) == 1
     if task_bytes == 1 << 30:
         assert [len(task) for task in tasks] == [3]
     elif task_bytes > OPEN_BYTES:
@@ -84,11 +84,11 @@ def test_tasks_read_what_threads_read_with_the_same_rejects(spark, tmp_path):
                 max_rejects=0.5,
             )
             tables.append(FeatureTable.open(tmp_path / name))
-            written = "".join(one.read_text() for one in folder.glob("*.json"))
+            written = "".join(file.read_text() for file in folder.glob("*.json"))
             rejects.append(sorted(map(json.dumps, map(json.loads, written.splitlines()))))
     finally:
         spark.conf.set("spark.sql.files.maxPartitionBytes", before)
-    assert [json.loads(one)["line"] for one in rejects[0]] == [51]
+    assert [json.loads(reject)["line"] for reject in rejects[0]] == [51]
     assert rejects[0] == rejects[1]
     assert tables[0].record.state == tables[1].record.state
     assert content(tables[0]) == content(tables[1])
@@ -111,6 +111,6 @@ def test_spark_reads_a_bucket(spark, tmp_path, monkeypatch):
     finally:
         server.close()
     run(spark, tmp_path / "near", tmp_path / "in", text=TEXT)
-    remote, near = (FeatureTable.open(tmp_path / one) for one in ("remote", "near"))
+    remote, near = (FeatureTable.open(tmp_path / name) for name in ("remote", "near"))
     assert (remote.fingerprint, remote.rows) == (near.fingerprint, near.rows)
     assert remote.record.state == near.record.state

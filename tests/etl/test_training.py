@@ -44,8 +44,8 @@ def test_a_row_of_the_test_has_the_features_that_a_server_gives_it(elsewhere, tm
     served = Features(Spec.parse(text), table.state()).inputs(columns)
     every = pa.table(
         {
-            name: one.cast(pa.float32()) if pa.types.is_float64(one.type) else one
-            for name, one in served.items()  # a server narrows numbers to what a table holds
+            name: column.cast(pa.float32()) if pa.types.is_float64(column.type) else column
+            for name, column in served.items()  # a server narrows numbers to what a table holds
         }
     ).to_pylist()
     train, test = (
@@ -200,9 +200,9 @@ def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, n
     )
     spec = Spec.parse(SMALL.replace(was, now))
     moved = not spec.rule.is_same(Spec.parse(SMALL).rule)
-    found = why_not(before, SMALL, spec, mode="overwrite", update=False, rows_moved=moved)
-    assert (found is None) == (why is None)
-    assert_names(found or "", *(why or ()))
+    reason = why_not(before, SMALL, spec, mode="overwrite", update=False, rows_moved=moved)
+    assert (reason is None) == (why is None)
+    assert_names(reason or "", *(why or ()))
     assert (
         why_not(before, SMALL, spec, mode="append", update=True, rows_moved=moved) is None
     )  # its rows were not there

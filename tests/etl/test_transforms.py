@@ -58,22 +58,24 @@ def test_hash_of_ids_and_bags_is_the_hash_of_their_texts():
 
 
 def test_a_function_may_change_columns_and_add_dense_and_sparse_ones():
-    found = seen(
+    fields = seen(
         'function = "mine:f"\ninputs = ["I1", "C1"]\n'
         'outputs = ["I1", {name = "ratio", role = "dense"}, {name = "x", role = "sparse", cardinality = 7}, '
         '{name = "C1", cardinality = 4}, {name = "b", role = "id_list", cardinality = 3}]'
     )
-    assert [f.name for f in FIELDS] + ["ratio", "x", "b"] == list(found)
-    assert [(f.role, f.cardinality, f.made) for f in (found["ratio"], found["x"], found["b"])] == [
+    assert [f.name for f in FIELDS] + ["ratio", "x", "b"] == list(fields)
+    assert [
+        (f.role, f.cardinality, f.made) for f in (fields["ratio"], fields["x"], fields["b"])
+    ] == [
         ("dense", None, True),
         ("sparse", 7, True),
         ("id_list", 3, True),
     ]
-    assert (found["C1"].cardinality, found["C1"].stored_ids, found["C1"].made) == (4, 10, False)
-    assert found["I1"].transforms == ("t",)
-    assert found["I2"] == FIELDS[2]
-    assert stored(found.values()) == FIELDS
-    assert Fingerprint.of(FIELDS).layout != Fingerprint.of(found.values()).layout
+    assert (fields["C1"].cardinality, fields["C1"].stored_ids, fields["C1"].made) == (4, 10, False)
+    assert fields["I1"].transforms == ("t",)
+    assert fields["I2"] == FIELDS[2]
+    assert stored(fields.values()) == FIELDS
+    assert Fingerprint.of(FIELDS).layout != Fingerprint.of(fields.values()).layout
 
 
 @pytest.mark.parametrize(
@@ -100,28 +102,28 @@ def test_a_function_may_change_columns_and_add_dense_and_sparse_ones():
     ],
 )
 def test_built_in_operators_say_themselves_what_they_give(text, name, role, cardinality):
-    found = seen(text)[name]
-    assert (found.role, found.cardinality) == (role, cardinality)
+    field = seen(text)[name]
+    assert (field.role, field.cardinality) == (role, cardinality)
 
 
 def test_a_short_form_names_a_function_its_inputs_and_its_outputs():
-    one, two, three = short_transforms(["mine.f:a", "mine:b:I1,C1>I1,r,x=9", "other:a:>n"])
-    assert (one.name, one.function, one.inputs, one.outputs) == ("a", "mine.f:a", (), ())
+    first, two, three = short_transforms(["mine.f:a", "mine:b:I1,C1>I1,r,x=9", "other:a:>n"])
+    assert (first.name, first.function, first.inputs, first.outputs) == ("a", "mine.f:a", (), ())
     assert (three.name, three.inputs) == ("a_2", ())
     assert (two.inputs, [(o.name, o.cardinality) for o in two.outputs]) == (
         ("I1", "C1"),
         [("I1", None), ("r", None), ("x", 9)],
     )
-    found = {f.name: f for f in transformed(FIELDS, (two,))}
-    assert (found["r"].role, found["x"].role, found["x"].cardinality) == ("dense", "sparse", 9)
+    fields = {f.name: f for f in transformed(FIELDS, (two,))}
+    assert (fields["r"].role, fields["x"].role, fields["x"].cardinality) == ("dense", "sparse", 9)
     for wrong in ("mine", "mine:b:I1", "mine:b:I1>x=few", ":f", "../m:f", "mine:b:I1>=3"):
         with raises(SpecError, "--transform"):
             short_transforms([wrong])
 
 
 def test_a_short_form_may_limit_the_seconds_of_a_batch():
-    one, two = short_transforms(["mine:a@2.5s", "mine:b:I1>x=9@10s"])
-    assert (one.function, one.limit_s) == ("mine:a", 2.5)
+    first, two = short_transforms(["mine:a@2.5s", "mine:b:I1>x=9@10s"])
+    assert (first.function, first.limit_s) == ("mine:a", 2.5)
     assert (two.outputs[0].cardinality, two.limit_s) == (9, 10)
     with raises(SpecError, "'mine:a@0s'", "above 0"):
         short_transforms(["mine:a@0s"])

@@ -36,12 +36,12 @@ def test_a_column_that_moved_by_orders_of_magnitude_is_named_once_and_an_ordinar
     middle = 10 ** rng.uniform(2.5, 4)
 
     def append(name: str, times: float, **options: object) -> str:
-        found = dwell(rng, rows, middle * times)
+        times_drawn = dwell(rng, rows, middle * times)
         gaps = rng.random(rows) < 0.05
         write_rows(
             tmp_path / name,
             click=rng.integers(0, 2, rows),
-            dwell_ms=[None if gap else value for gap, value in zip(gaps, found, strict=True)],
+            dwell_ms=[None if gap else value for gap, value in zip(gaps, times_drawn, strict=True)],
         )
         said = Said()
         run(None, tmp_path / "t", tmp_path / name, text=text, said=said, **options)

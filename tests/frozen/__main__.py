@@ -44,12 +44,12 @@ def pinned() -> Iterator[Path]:
 
 def record(folder: Path) -> dict[str, Any]:
     """Returns what the sources do now, and works in that folder."""
-    found = {"names": _record_part("names")}
+    recorded = {"names": _record_part("names")}
     for part in PARTS:
         (folder / part).mkdir()
-        found[part] = _record_part(part, folder / part)
+        recorded[part] = _record_part(part, folder / part)
     libraries = {name: metadata.version(name) for name in ("numpy", "pyarrow", "torch", "torchrec")}
-    return {**found, "made with": {**libraries, "processor": _processor()}}
+    return {**recorded, "made with": {**libraries, "processor": _processor()}}
 
 
 def _record_part(part: str, *folder: Path) -> Any:
@@ -83,9 +83,9 @@ def main(words: list[str]) -> int:
             return 1
         path.write_text(readable(now) + "\n", "utf-8")
         return 0
-    found = differences(json.loads(path.read_text("utf-8")), json.loads(readable(now)))
-    print("\n".join(found) or "no difference")
-    return 1 if found else 0
+    differing = differences(json.loads(path.read_text("utf-8")), json.loads(readable(now)))
+    print("\n".join(differing) or "no difference")
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

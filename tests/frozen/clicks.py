@@ -68,7 +68,7 @@ ops = [{op = "fill", value = 1}]
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
     """Returns raw rows; some values are missing."""
     draw = random.Random(f"clicks {seed}")
-    found = []
+    drawn = []
     for _ in range(count):
         row: dict[str, Any] = {
             "user": draw.randrange(500),
@@ -80,10 +80,10 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
             "weight": round(draw.uniform(0.5, 4), 2),
         }
         row = {name: value for name, value in row.items() if draw.random() < 0.95}
-        found.append(
+        drawn.append(
             {"click": int(draw.random() < 0.2 + 0.4 * (row.get("shop", "s0") < "s2")), **row}
         )
-    return found
+    return drawn
 
 
 def make_table(folder: Path, *, count: int, seed: int = 0, spec: str = SPEC) -> Path:

@@ -16,7 +16,8 @@ def differences(reference: dict[str, Any], now: dict[str, Any]) -> list[str]:
     with the same libraries on the same kind of processor."""
     same_bytes = reference[MADE_WITH] == now[MADE_WITH]
     parts = (
-        {key: value for key, value in one.items() if key != MADE_WITH} for one in (reference, now)
+        {key: value for key, value in reference_part.items() if key != MADE_WITH}
+        for reference_part in (reference, now)
     )
     return list(_differences(*parts, path="", same_bytes=same_bytes))
 

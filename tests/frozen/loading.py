@@ -65,19 +65,19 @@ def _case(number: int, table: Path, weighted: Path) -> dict[str, Any]:
         "window_rows": order.window_rows,
         "streams": order.streams,
     }
-    found: dict[str, Any] = {"asked": " ".join(f"{name}={value}" for name, value in asked.items())}
+    case: dict[str, Any] = {"asked": " ".join(f"{name}={value}" for name, value in asked.items())}
     epochs = _on_ranks(ranks, lambda rank: _two_epochs(source, rank, ranks, how))
     if epochs == REFUSED:
-        return found | {"orders": REFUSED}
-    found |= {
-        "orders": [order_hash for one in epochs for order_hash in one["orders"]],
-        "batches": [one["batches"] for one in epochs],
+        return case | {"orders": REFUSED}
+    case |= {
+        "orders": [order_hash for epoch in epochs for order_hash in epoch["orders"]],
+        "batches": [epoch["batches"] for epoch in epochs],
         "state": epochs[0]["state"],
     }
-    found["resumed"] = _on_ranks(
-        later, lambda rank: _resumed(source, rank, later, how, found["state"])
+    case["resumed"] = _on_ranks(
+        later, lambda rank: _resumed(source, rank, later, how, case["state"])
     )
-    return found
+    return case
 
 
 def _on_ranks(ranks: int, work: Callable[[int], Any]) -> Any:
@@ -158,7 +158,7 @@ def _ways(table: Path, files: str, folder: Path) -> dict[str, Any]:
         ),
         "plain files, guessed": (files, {"hash": {"shop": 50}, "fill": 0}),
     }
-    found: dict[str, Any] = {}
+    loaded_ways: dict[str, Any] = {}
     for name, (source, how) in ways.items():
         with Loader(
             source,
@@ -169,15 +169,15 @@ def _ways(table: Path, files: str, folder: Path) -> dict[str, Any]:
             **how,
         ) as loader:
             sums = [_any_form(batch) for batch in loader]
-            found[name] = {
+            loaded_ways[name] = {
                 "order": loader.order_hash,
                 "batches": digest(*sums),
                 "columns": [*loader.dense_names, *loader.sparse_names],
                 "cardinalities": dict(loader.cardinalities),
             }
             if name == "quarantine":
-                found[name]["aside"] = loader.quarantined["rows_set_aside"]
-    return found
+                loaded_ways[name]["aside"] = loader.quarantined["rows_set_aside"]
+    return loaded_ways
 
 
 def _any_form(batch: Any) -> str:

@@ -62,26 +62,26 @@ def record() -> dict[str, Any]:
 def _described(address: str) -> Any:
     module, _, name = address.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        named = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return "missing"
-    if not inspect.isclass(found):
-        return _signature(found)
-    own = [kind for kind in found.__mro__ if kind.__module__.startswith("sluice")]
+    if not inspect.isclass(named):
+        return _signature(named)
+    own = [kind for kind in named.__mro__ if kind.__module__.startswith("sluice")]
     names = DOCUMENTED.get(address) or [
-        one for kind in own for one in vars(kind) if not one.startswith("_")
+        name for kind in own for name in vars(kind) if not name.startswith("_")
     ]
-    names = [*names, *(one for one in _DUNDERS if any(one in vars(kind) for kind in own))]
-    initialiser = next((kind.__init__ for kind in own if "__init__" in vars(kind)), found)
+    names = [*names, *(name for name in _DUNDERS if any(name in vars(kind) for kind in own))]
+    initialiser = next((kind.__init__ for kind in own if "__init__" in vars(kind)), named)
     bases = [
         kind.__name__
-        for kind in found.__mro__[1:]
+        for kind in named.__mro__[1:]
         if kind.__module__ in ("builtins", "torch.utils.data.dataset")
     ]
     return {
         "()": _signature(initialiser),
         "is a": bases,
-        **{one: _member(getattr(found, one)) for one in names},
+        **{name: _member(getattr(named, name)) for name in names},
     }
 
 
@@ -89,13 +89,14 @@ def _member(value: Any) -> str:
     return _signature(value) if callable(value) else "value"
 
 
-def _signature(found: Any) -> str:
+def _signature(function: Any) -> str:
     """Returns the names, kinds and defaults of the parameters, without their types."""
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(function)
     except ValueError:  # a builtin, such as an exception's initialiser
         return "()"
     bare = [
-        one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
     ]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))

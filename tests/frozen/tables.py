@@ -27,16 +27,18 @@ REFUSED = "refused"
 
 def record(folder: Path) -> dict[str, Any]:
     """Makes two tables of each seed: one with all operators applied, and one that leaves some to the loader."""
-    found: dict[str, Any] = {}
+    by_seed: dict[str, Any] = {}
     for seed in SEEDS:
         with _inside(folder / str(seed)) as here:
             case = drawn(seed, Path())
             rows = case.write()
-            found[f"seed {seed}"] = {"drawn": digest(case.etl(), case.loader(), rows.read_bytes())}
+            by_seed[f"seed {seed}"] = {
+                "drawn": digest(case.etl(), case.loader(), rows.read_bytes())
+            }
             for name, spec in (("whole", case.etl()), ("left", case.loader())):
                 (here / f"{name}.toml").write_text(spec)
-                found[f"seed {seed}"][name] = _table_of(here, name, rows.name, list(case.inputs))
-    return {"drawn": found, "versions": _versions(folder / "versions")}
+                by_seed[f"seed {seed}"][name] = _table_of(here, name, rows.name, list(case.inputs))
+    return {"drawn": by_seed, "versions": _versions(folder / "versions")}
 
 
 def _versions(folder: Path) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def _versions(folder: Path) -> dict[str, Any]:
     later = folder / "later.json"
     rows = "".join(f"{json.dumps(row)}\n" for row in clicks.rows(200, seed=4))
     later.write_text(rows.replace('"shop": "s1', '"shop": "new 1'))
-    found: dict[str, Any] = {"created": _newest(table, set())}
+    versions: dict[str, Any] = {"created": _newest(table, set())}
     for words in (("append",), ("append", "--update-state"), ("overwrite", "--refit")):
         before = set(table.rglob("*.parquet"))
         told = call(
@@ -61,10 +63,10 @@ def _versions(folder: Path) -> dict[str, Any]:
             "--mode",
             *words,
         )
-        found[" ".join(words)] = {"told": key_paths([told]), **_newest(table, before)}
+        versions[" ".join(words)] = {"told": key_paths([told]), **_newest(table, before)}
     for verb, words in (("show", ()), ("check", ()), ("vacuum", ("--keep", 1, "--dry-run"))):
-        found[verb] = key_paths([call(verb, table, *words)])
-    return found
+        versions[verb] = key_paths([call(verb, table, *words)])
+    return versions
 
 
 def _newest(table: Path, before: set[Path]) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def _rejects(folder: Path) -> str:
 
 def _batches(table: str) -> dict[str, str]:
     """Loads each split of a table. Rows that no batch can hold are set aside."""
-    found = {}
+    batches = {}
     for split in sorted(path.name.partition("=")[2] for path in Path(table).glob("data/*/split=*")):
         errors = Errors(on_error="quarantine", max_rate=1.0, quarantine=f"{table}-{split}.jsonl")
         try:
@@ -158,7 +160,9 @@ def _batches(table: str) -> dict[str, str]:
                 tuning="fixed",
                 allow_code=[MODULE],
             ) as loader:
-                found[split] = digest(*map(bytes_of, loader), loader.quarantined["rows_set_aside"])
+                batches[split] = digest(
+                    *map(bytes_of, loader), loader.quarantined["rows_set_aside"]
+                )
         except UsageError:
-            found[split] = REFUSED
-    return found
+            batches[split] = REFUSED
+    return batches

@@ -46,8 +46,8 @@ def test_a_difference_is_named_by_its_path(before, after, line):
     assert "|".join(differences(before | made_with, after | made_with)) == line
 
 
-@pytest.mark.parametrize(("numpy", "found"), [("2", 1), ("3", 0)])
-def test_bytes_are_compared_where_the_same_libraries_have_made_them(numpy, found):
+@pytest.mark.parametrize(("numpy", "count"), [("2", 1), ("3", 0)])
+def test_bytes_are_compared_where_the_same_libraries_have_made_them(numpy, count):
     before = {"files": {"bytes": "a", "values": "b"}, "made with": {"numpy": "2"}}
     after = {"files": {"bytes": "x", "values": "b"}, "made with": {"numpy": numpy}}
-    assert len(differences(before, after)) == found
+    assert len(differences(before, after)) == count

@@ -48,8 +48,8 @@ def record(folder: Path) -> dict[str, Any]:
 
 def _trained(table: Path, run: Path, *words: object) -> dict[str, Any]:
     told = call("train", "--data", table, "--run-dir", run, "--epochs", 2, *words, *_SMALL)
-    found = {"losses": _losses(run), "checkpoint": _checkpoint(run)}
-    return found | {"told": key_paths([told])} if "dlrm" in words else found
+    result = {"losses": _losses(run), "checkpoint": _checkpoint(run)}
+    return result | {"told": key_paths([told])} if "dlrm" in words else result
 
 
 def _stored(folder: Path) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _checkpoint(run: Path) -> dict[str, Any]:
     del meta["config"]  # the options of this version
     return {
         "name": path.name,
-        "files": sorted(one.name for one in path.iterdir()),
+        "files": sorted(file.name for file in path.iterdir()),
         "tensors": [
             f"{name} {value.dtype} {list(value.shape)}" for name, value in sorted(tensors.items())
         ],

@@ -27,13 +27,13 @@ _EVERY_S = 10.0
 
 def modules() -> dict[str, ModuleType]:
     """The fuzzers, by their names."""
-    names = sorted(one.name for one in pkgutil.iter_modules(tests.fuzz.__path__))
-    found = [
+    names = sorted(module.name for module in pkgutil.iter_modules(tests.fuzz.__path__))
+    loaded = [
         importlib.import_module(f"tests.fuzz.{name}")
         for name in names
         if name != "__main__" and not name.startswith("test_")
     ]
-    return {module.NAME: module for module in found if hasattr(module, "try_seed")}
+    return {module.NAME: module for module in loaded if hasattr(module, "try_seed")}
 
 
 def main() -> int:
@@ -73,16 +73,16 @@ def try_seeds(
     numbers = itertools.count() if seeds is None else range(seeds)
     for seed, name in ((first + number, name) for number in numbers for name in chosen):
         folder = Path(tempfile.mkdtemp(prefix=f"sluice-fuzz-{name}-"))
-        found = chosen[name].try_seed(seed, folder)
+        findings_of_seed = chosen[name].try_seed(seed, folder)
         for path in sorted(folder.glob("*.toml")) if shown else ():
             print(f"---- {path}\n{path.read_text()}", file=sys.stderr)
         if not shown:
             shutil.rmtree(folder)
         counts[name]["seeds"] += 1
-        counts[name]["findings"] += len(found)
-        for one in found:
-            print(f"{name}, seed {seed}: {one}", file=sys.stderr)
-        if found:
+        counts[name]["findings"] += len(findings_of_seed)
+        for finding in findings_of_seed:
+            print(f"{name}, seed {seed}: {finding}", file=sys.stderr)
+        if findings_of_seed:
             failing[name].append(seed)
             print(f"replay it with: make fuzz SEED={seed} ONLY={name}", file=sys.stderr, flush=True)
         now = time.monotonic()
@@ -91,7 +91,9 @@ def try_seeds(
             print(f"{now - began:.0f} s: {counts}", file=sys.stderr, flush=True)
         if seconds is not None and now > began + seconds:
             break
-    tried, findings = (sum(one[key] for one in counts.values()) for key in ("seeds", "findings"))
+    tried, findings = (
+        sum(count[key] for count in counts.values()) for key in ("seeds", "findings")
+    )
     spent = round(time.monotonic() - began, 1)
     last = {"seeds": tried, "findings": findings, "seconds": spent, "first": first}
     print(json.dumps({**last, "modules": counts, "failing": failing}))

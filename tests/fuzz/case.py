@@ -69,23 +69,23 @@ class Case:
         return (
             self.text(self.left)
             + "\n"
-            + "\n".join(section("transform", **one) for one in self.transforms)
+            + "\n".join(section("transform", **transform) for transform in self.transforms)
         )
 
     def plain(self, columns: Sequence[str]) -> str:
         """The spec of these columns alone, by which a loader reads the file itself."""
-        entries = [one for one in self.entries if one.get("name") in {LABEL, KEY, *columns}]
+        entries = [entry for entry in self.entries if entry.get("name") in {LABEL, KEY, *columns}]
         return "\n".join(
             [
                 self.head.partition("[table]")[0],
                 "[table]",
                 "split = {all = 1}",
-                *(section("column", **one) for one in entries),
+                *(section("column", **entry) for entry in entries),
             ]
         )
 
     def text(self, entries: list[dict[str, Any]]) -> str:
-        return self.head + "\n" + "\n".join(section("column", **one) for one in entries)
+        return self.head + "\n" + "\n".join(section("column", **entry) for entry in entries)
 
     @property
     def count(self) -> int:
@@ -176,9 +176,9 @@ class Case:
         for name, kind in self.inputs.items():
             values = [self._of_file(name, n) for n in range(self.count)]
             if any(isinstance(value, Misfit) for value in values):  # fractions in a column of ints
-                values = [float(one.text) if isinstance(one, Misfit) else one for one in values]
+                values = [float(cell.text) if isinstance(cell, Misfit) else cell for cell in values]
                 columns[name] = pa.array(
-                    [None if one is None else float(one) for one in values], pa.float64()
+                    [None if cell is None else float(cell) for cell in values], pa.float64()
                 )
                 continue
             array = pa.array(values, pa.string() if name == self.time else ARROW_TYPES[kind])
@@ -200,9 +200,9 @@ class Case:
         """Whether JSON can hold the numbers of a row. It has no NaN and no infinity."""
         values = (self.rows[name][row] for name in self.inputs if name != LABEL)
         return all(
-            not isinstance(one, float) or math.isfinite(one)
+            not isinstance(item, float) or math.isfinite(item)
             for value in values
-            for one in (value if isinstance(value, list) else [value])
+            for item in (value if isinstance(value, list) else [value])
         )
 
     def request(self, numbers: Sequence[int], draw: random.Random) -> bytes:
@@ -220,7 +220,7 @@ class Case:
 
 
 def _fits_32_bits(values: Sequence[int | None]) -> bool:
-    return all(one is None or -(2**31) <= one < 2**31 for one in values)
+    return all(value is None or -(2**31) <= value < 2**31 for value in values)
 
 
 def literal(value: Any, draw: random.Random) -> str:

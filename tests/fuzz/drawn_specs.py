@@ -385,18 +385,21 @@ def _misfit(draw: random.Random, case: Case, name: str, kind: str) -> Any:
     if name == case.time or (case.form == "parquet" and kind != "int"):
         return None
     if case.form == "parquet":  # the column's whole numbers have to be floats without rounding, too
-        case.rows[name] = [one % 1000 if isinstance(one, int) else one for one in case.rows[name]]
+        case.rows[name] = [
+            cell % 1000 if isinstance(cell, int) else cell for cell in case.rows[name]
+        ]
         return Misfit("1.5", "1.5")
     if case.form == "json" and (kind not in _MISFITS or draw.random() < 0.5):
-        found = draw.choice(JSON_MISFITS[kind])
-        if case.number_texts and found in ('"12"', '"1.5"'):
-            found = "{}"
-        return Misfit(found, found)
+        text = draw.choice(JSON_MISFITS[kind])
+        if case.number_texts and text in ('"12"', '"1.5"'):
+            text = "{}"
+        return Misfit(text, text)
     return draw.choice(
         [
-            one
-            for one in _MISFITS[kind]
-            if case.delimiter not in one.text and not (case.decimal == "," and "," in one.text)
+            misfit
+            for misfit in _MISFITS[kind]
+            if case.delimiter not in misfit.text
+            and not (case.decimal == "," and "," in misfit.text)
         ]
     )
 
@@ -423,13 +426,13 @@ def _pool(draw: random.Random, case: Case, name: str, kind: str) -> list[Any]:
         if case.form == "json":
             more += draw.choice([(), LONG])
         return [*_some(draw, FLOATS, 12), *more, *(draw.uniform(-1e3, 1e3) for _ in range(6))]
-    found = [*TEXTS, *(_IN_LINES if case.form in ("json", "parquet") else ())]
+    texts = [*TEXTS, *(_IN_LINES if case.form in ("json", "parquet") else ())]
     if case.form == "tsv":  # which has no quotes, and cannot tell an empty text from none
-        found = [text for text in found if text and case.delimiter not in text and "\n" not in text]
+        texts = [text for text in texts if text and case.delimiter not in text and "\n" not in text]
     return [
-        *found[:1],
-        *_some(draw, found, 14),
-        *_some(draw, found, 14),
+        *texts[:1],
+        *_some(draw, texts, 14),
+        *_some(draw, texts, 14),
     ]  # the empty text, if it can be told from none
 
 
@@ -449,7 +452,7 @@ def _head(draw: random.Random, case: Case) -> str:
     split = draw.choice([shares, shares, {"split": {"all": 1}}, bounds])
     if split is bounds:
         case.rows["at"] = [
-            1_700_000_000 if not isinstance(one, int) else one for one in case.rows["at"]
+            1_700_000_000 if not isinstance(cell, int) else cell for cell in case.rows["at"]
         ]
     table = {
         "seed": draw.randint(0, 9),
@@ -481,7 +484,7 @@ def parsed(case: Case, entries: list[dict[str, Any]]) -> Spec | None:
 
 
 def _drawn_entries(draw: random.Random, case: Case) -> list[dict[str, Any]]:
-    entries = [dict(one) for one in _FIRST]
+    entries = [dict(entry) for entry in _FIRST]
     tries = 0
     for role in [
         "sparse",
@@ -497,7 +500,11 @@ def _drawn_entries(draw: random.Random, case: Case) -> list[dict[str, Any]]:
 
 
 def _entry(draw: random.Random, case: Case, name: str, role: str) -> dict[str, Any] | None:
-    kinds = {one: INPUT_TYPES[kind] for one, kind in case.inputs.items() if one not in (KEY, LABEL)}
+    kinds = {
+        column: INPUT_TYPES[kind]
+        for column, kind in case.inputs.items()
+        if column not in (KEY, LABEL)
+    }
     if draw.random() < 0.15:
         letter = draw.choice("IFT")
         chain = _chain(draw, INPUT_TYPES[case.inputs[f"{letter}1"]], role)
@@ -526,17 +533,17 @@ def _entry(draw: random.Random, case: Case, name: str, role: str) -> dict[str, A
 
 def _of_several(draw: random.Random, kinds: Mapping[str, str]) -> tuple[str, list[str]]:
     """An operator on several columns, with columns for it."""
-    of = {
-        kind: [name for name, one in kinds.items() if one == kind]
+    by_kind = {
+        kind: [name for name, own in kinds.items() if own == kind]
         for kind in ("number", "text", "numbers", "texts")
     }
-    scalars = [*of["number"], *of["text"]]
+    scalars = [*by_kind["number"], *by_kind["text"]]
     return draw.choice(
         [
             ("cross", draw.sample(scalars, 2)),
             ("concat", draw.sample(scalars, 3)),
-            ("hour", [draw.choice(of["number"]), draw.choice(of["text"])]),
-            ("python", [draw.choice(of["number"]), draw.choice(of["text"])]),
+            ("hour", [draw.choice(by_kind["number"]), draw.choice(by_kind["text"])]),
+            ("python", [draw.choice(by_kind["number"]), draw.choice(by_kind["text"])]),
         ]
     )
 
@@ -552,16 +559,16 @@ def _chain(
             draw.random() < 0.4 or (kind in ("id", "ids") and draw.random() < 0.7)
         ):
             break
-        found = _step(draw, kind, names)
-        if found is None:
+        step = _step(draw, kind, names)
+        if step is None:
             return None
-        chain.append(found[0])
-        made.append(found[1])
-        kind = found[2]
+        chain.append(step[0])
+        made.append(step[1])
+        kind = step[2]
     if kind != _WANTED[role] or (sum(isinstance(op, Fitted) for op in made) > 3):
         return None
     if role in ("dense", "weight") and (
-        draw.random() < 0.8 or not any(one["op"].startswith("fill") for one in chain)
+        draw.random() < 0.8 or not any(made_step["op"].startswith("fill") for made_step in chain)
     ):
         chain.append({"op": "fill", **_maybe(draw, value=_number(draw))})
     if role == "weight":
@@ -585,7 +592,7 @@ def _step(
 
 def _leave(draw: random.Random, case: Case) -> None:
     """Leaves operators of some columns to the loader, by `online`."""
-    case.left = [dict(one) for one in case.entries]
+    case.left = [dict(entry) for entry in case.entries]
     for number, entry in enumerate(case.entries):
         places = list(range(len(entry.get("ops", ()))))
         draw.shuffle(places)
@@ -604,7 +611,7 @@ def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:
     spec = Spec.parse(case.loader())
     kinds = {"dense": "number", "sparse": "id", "id_list": "ids"}
     columns = [column for column in spec.columns if column.role in kinds and column.name != KEY]
-    found: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
     for number in range(draw.choice([0, 4, 8])):
         source = draw.choice(columns)
         role = draw.choice(["dense", "sparse", "id_list"])
@@ -613,13 +620,13 @@ def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:
             continue
         if role == "dense":  # what a transform gives beyond float32 is an error
             chain += [{"op": "fill"}, {"op": "clip", "low": -1e30, "high": 1e30}]
-        one = {
+        transform = {
             "name": f"t{number}",
             "inputs": [source.name],
             "outputs": [{"name": f"made{number}"}],
             "ops": chain,
         }
-        case.transforms = [*found, one]
+        case.transforms = [*drawn, transform]
         try:
             text = case.loader()
             whole = Spec.parse(text)
@@ -628,5 +635,5 @@ def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:
             )
         except SpecError:
             continue
-        found.append(one)
-    return found
+        drawn.append(transform)
+    return drawn

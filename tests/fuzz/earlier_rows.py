@@ -46,14 +46,14 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     moments = sorted(_moment(row[order]) for row in cells.values())
     early = [n for n, row in cells.items() if _moment(row[order]) < moments[len(moments) // 2]]
     late = [n for n in range(_ROWS) if n not in early]
-    found = _related(spec, store, "early", _write(folder / f"early.{form}", columns, early))
+    related = _related(spec, store, "early", _write(folder / f"early.{form}", columns, early))
     path = _write(folder / f"late.{form}", columns, late)
-    found |= _related(spec, store, "late", path, "early")
-    if sorted(cells) != sorted(found):
-        return [f"rows {sorted(found)}, not {sorted(cells)}"]
+    related |= _related(spec, store, "late", path, "early")
+    if sorted(cells) != sorted(related):
+        return [f"rows {sorted(related)}, not {sorted(cells)}"]
     rows = sorted(
         cells.values(),
-        key=lambda row: (_moment(row[order]), [found[row["place"]][tie] for tie in TIES]),
+        key=lambda row: (_moment(row[order]), [related[row["place"]][tie] for tie in TIES]),
     )
     served = Serving.open(_table(spec, store, "late")).complete(
         {
@@ -66,7 +66,7 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         f"{history.name} of {form} in {way}: {have!r}, not {want!r}, of {row}"
         for history in spec.rows.histories
         for row in rows
-        for way, made, until in (("a job", found, order), ("a server", answers, ""))
+        for way, made, until in (("a job", related, order), ("a server", answers, ""))
         for have in [made[row["place"]][history.name]]
         for want in [_plain_look(history, row, rows, until)]
         if repr(have) != repr(want)
@@ -74,11 +74,11 @@ def try_seed(seed: int, folder: Path) -> list[str]:
 
 
 def _spec(draw: random.Random, form: str, order: str) -> str:
-    of, by, other, key = draw.choices(list(_KINDS), k=4)
-    lag = {"rows": draw.randint(1, 2), "difference": of != "word" and draw.random() < 0.5}
+    source, by, other, key = draw.choices(list(_KINDS), k=4)
+    lag = {"rows": draw.randint(1, 2), "difference": source != "word" and draw.random() < 0.5}
     history = {"length": draw.randint(1, 3), "positive": draw.random() < 0.3}
     rules = [
-        section("lag", name="before", of=of, by=by, order=order, **lag),
+        section("lag", name="before", of=source, by=by, order=order, **lag),
         section("history", name="past", of=other, by=key, order=order, **history),
     ]
     inputs = ["click:int", "place:int", *(f"{name}:{kind}" for name, kind in _KINDS.items())]
@@ -127,11 +127,12 @@ def _plain_look(history: HistorySpec, row: Row, rows: list[Row], order: str) -> 
     """Returns a row's lag or history, from the rows before its moment, or from all if there is no order."""
     key = row[history.by]
     values = [
-        one[history.of]
-        for one in rows
-        if key is not None and same(one[history.by]) == same(key)
-        if not order or _moment(one[order]) < _moment(row[order])
-        if history.lag or (one[history.of] is not None and (one["click"] or not history.positive))
+        earlier[history.of]
+        for earlier in rows
+        if key is not None and same(earlier[history.by]) == same(key)
+        if not order or _moment(earlier[order]) < _moment(row[order])
+        if history.lag
+        or (earlier[history.of] is not None and (earlier["click"] or not history.positive))
     ]
     if not history.lag:
         return values[-history.length :]

@@ -63,14 +63,14 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     path = case.write()
     (folder / "etl.toml").write_text(case.etl())
     (folder / "loader.toml").write_text(case.loader())
-    found: list[str] = []
+    findings: list[str] = []
 
     def attempt(what: str, work: Callable[[], Any]) -> Any:
         try:
             return work()
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            found.append(
+            findings.append(
                 f"{what} fails: {type(error).__name__}: {str(error)[:400]} "
                 f"({Path(where.filename).name}:{where.lineno})"
             )
@@ -84,12 +84,13 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     if whole is None or left is None:  # both may refuse all rows
         return (
             []
-            if [f" {case.count} of {case.count} rows " in one for one in found] == [True, True]
-            else found
+            if [f" {case.count} of {case.count} rows " in finding for finding in findings]
+            == [True, True]
+            else findings
         )
     want, chains = stored(whole.table), chains_of(case)
     if whole.rejected != left.rejected:
-        found.append(
+        findings.append(
             f"the rows that are set aside differ: {whole.rejected[:9]} or, with operators left, "
             f"{left.rejected[:9]}"
         )
@@ -97,9 +98,9 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         text, local = random.Random(seed).choice([(case.etl(), whole), (case.loader(), left)])
         spark = attempt("the Spark job", lambda: made(session(), text, path, folder / "spark"))
         if spark is not None:
-            found += differences("Spark", stored(local.table), stored(spark.table), chains)
+            findings += differences("Spark", stored(local.table), stored(spark.table), chains)
             if spark.rejected != local.rejected:
-                found.append(
+                findings.append(
                     f"Spark sets other rows aside: {spark.rejected[:9]}, not {local.rejected[:9]}"
                 )
     kept = finite_rows(whole.table, want)
@@ -113,7 +114,7 @@ def try_seed(seed: int, folder: Path) -> list[str]:
             "the loader of the file", lambda: load(plain(case, path), folder, random.Random(seed))
         )
         if loaded is not None:
-            found += differences(
+            findings += differences(
                 "the loader of the file",
                 want,
                 {
@@ -124,16 +125,16 @@ def try_seed(seed: int, folder: Path) -> list[str]:
             )
     loaded = attempt("the loader", lambda: load(left.table, folder, random.Random(seed)))
     if loaded is not None:
-        found += differences(
+        findings += differences(
             "the loader", want, {name: loaded[name] for name in want if name in loaded}, chains
         )
-    found += (
+    findings += (
         attempt("the server", lambda: of_server(case, left.table, want, loaded or {}, chains)) or []
     )
-    found += (
+    findings += (
         attempt("the server's refusals", lambda: not_refused(case, whole, left.table, kept)) or []
     )
-    return found
+    return findings
 
 
 # ---- the ways
@@ -153,15 +154,15 @@ def made(spark: Any, text: str, path: Path, output: Path) -> Made:
     rows = (
         [
             json.loads(line)
-            for one in sorted(Path(str(job.rejects)).rglob("part-*.json"))
-            for line in one.read_text().split("\n")
+            for file in sorted(Path(str(job.rejects)).rglob("part-*.json"))
+            for line in file.read_text().split("\n")
             if line
         ]
         if Path(str(job.rejects)).exists()
         else []
     )
     rejected = sorted(
-        (one.get("line") or json.loads(one["raw"])[KEY], one["reason"]) for one in rows
+        (row.get("line") or json.loads(row["raw"])[KEY], row["reason"]) for row in rows
     )
     return Made(FeatureTable.open(output, allow_code=[MODULE]), rejected)
 
@@ -183,27 +184,27 @@ def stored(table: FeatureTable) -> Columns:
         [pq.read_table(file.path, partitioning=None) for file in table.files]
     ).combine_chunks()
     keys = whole[KEY].to_numpy().astype(int).tolist()
-    found = {}
-    for one in table.stored:
-        column = whole[one.name]
+    columns = {}
+    for field in table.stored:
+        column = whole[field.name]
         values = (
             [tuple(np.frombuffer(bag, "<u4").tolist()) for bag in column.to_pylist()]
-            if one.layout == "bytes"
+            if field.layout == "bytes"
             else bits(column.to_numpy())
             if pa.types.is_floating(column.type) and not column.null_count
             else [repr(value) for value in column.to_pylist()]
-            if one.nullable
+            if field.nullable
             else [
                 tuple(value) if isinstance(value, list) else value for value in column.to_pylist()
             ]
         )
-        found[one.name] = dict(zip(keys, values, strict=True))
-    return found
+        columns[field.name] = dict(zip(keys, values, strict=True))
+    return columns
 
 
 def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) -> Columns:
     """What batches hold of a table; rows that a batch cannot hold are set aside."""
-    found: dict[str, Rows] = {}
+    columns: dict[str, Rows] = {}
     for split in ("all",) if isinstance(table, ParquetFiles) else table.splits:
         how: dict[str, Any] = draw.choice([{"reader": "arrow"}, {"reader": "petastorm"}])
         errors = Errors(
@@ -228,10 +229,10 @@ def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) 
                         if isinstance(column, BagColumn)
                         else bits(column.numpy())
                     )
-                    found.setdefault(name, {}).update(
+                    columns.setdefault(name, {}).update(
                         zip(keys, (values[n] for n in there), strict=True)
                     )
-    return found
+    return columns
 
 
 def plain(case: Case, path: Path) -> ParquetFiles:
@@ -260,7 +261,7 @@ class Server:
     def __init__(self, case: Case, table: FeatureTable) -> None:
         self._case, self._model = case, served(table)
         self._decoder = Decoder(table.spec(), "", most_rows=10**6)
-        self._bags = {one.name for one in table.fields if one.role == "id_list"}
+        self._bags = {field.name for field in table.fields if field.role == "id_list"}
 
     def features(self, keys: list[int], draw: random.Random) -> Columns:
         """What it makes of these rows. Refusal or BadRows if it answers with 422."""
@@ -268,7 +269,7 @@ class Server:
         batch = self._model.batch(decoded(self._decoder, asked), problems := {})
         if problems:
             raise BadRows(problems)
-        found = {
+        by_column = {
             name: dict(zip(keys, bits(batch.dense[:, place].numpy()), strict=True))
             for place, name in enumerate(self._model.meta.dense)
         }
@@ -279,8 +280,8 @@ class Server:
             columns, lengths, np.split(batch.values.numpy(), ends), strict=True
         ):
             ids = _bags(values, counts) if column.name in self._bags else values.tolist()
-            found[column.name] = dict(zip(keys, ids, strict=True))
-        return found
+            by_column[column.name] = dict(zip(keys, ids, strict=True))
+        return by_column
 
 
 # ---- the comparison
@@ -300,26 +301,28 @@ def chains_of(case: Case) -> dict[str, str]:
 def differences(
     way: str, want: Mapping[str, Rows], got: Mapping[str, Rows], chains: Mapping[str, str]
 ) -> list[str]:
-    found = []
+    findings = []
     for name, values in got.items():
         if values.keys() != want[name].keys():
-            found.append(f"{way}: has other rows, {sorted(values.keys() ^ want[name].keys())[:9]}")
+            findings.append(
+                f"{way}: has other rows, {sorted(values.keys() ^ want[name].keys())[:9]}"
+            )
             break
         wrong = [key for key, value in values.items() if value != want[name][key]]
         if wrong:
             shown = ", ".join(
                 f"row {key}: {values[key]} and not {want[name][key]}" for key in wrong[:_MOST_SHOWN]
             )
-            found.append(
+            findings.append(
                 f"{way}: column {name} ({chains.get(name, 'a transform')}) differs in {len(wrong)} rows: "
                 f"{shown}"
             )
-    return found
+    return findings
 
 
 def finite_rows(table: FeatureTable, want: Columns) -> list[int]:
     """The rows whose numbers are finite, so that a batch can hold them."""
-    dense = [one.name for one in table.fields if one.role == "dense"]
+    dense = [field.name for field in table.fields if field.role == "dense"]
     keys = np.array(list(want[KEY]), int)
     numbers = np.array([[want[name][key] for key in keys] for name in dense], np.int32).view(
         np.float32
@@ -342,18 +345,20 @@ def of_server(
     if spec.table.training in table.splits:
         trained = set(stored(replace(table, files=table.files_of(spec.table.training)))[KEY])
     got = _features(Server(case, table), keys, case.seed, by_row, trained)
-    made_of = {one.name: {one.name, *one.inputs} for one in table.fields if one.transforms}
-    found = []
+    made_of = {
+        field.name: {field.name, *field.inputs} for field in table.fields if field.transforms
+    }
+    findings = []
     for name, values in got.items():
         reference = want if name in want and name not in made_of else loaded
         if name not in reference:
             continue
         hidden = trained if by_row & made_of.get(name, {name}) else set()
         rows = {key: value for key, value in values.items() if key not in hidden}
-        found += differences(
+        findings += differences(
             "the server", {name: {key: reference[name][key] for key in rows}}, {name: rows}, chains
         )
-    return found
+    return findings
 
 
 def _features(
@@ -378,17 +383,17 @@ def not_refused(case: Case, whole: Made, table: FeatureTable, kept: list[int]) -
     needed = sorted(
         {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
     )
-    server, found = Server(case, table), []
+    server, findings = Server(case, table), []
     misfits = [row + 1 for row in case.misfits(range(case.count), needed)]
     if held := set(misfits) & set(kept):
-        found.append(
+        findings.append(
             f"rows {sorted(held)} are in the table, and one of their values fits no column"
         )
     beyond = sorted(set(stored(whole.table)[KEY]) - set(kept))
     for keys in (misfits, beyond):
         for key in [key for key in keys if case.fits_json(key - 1)][:_MOST_REFUSED]:
-            found += _answered(case, server, key)
-    return found
+            findings += _answered(case, server, key)
+    return findings
 
 
 def _answered(case: Case, server: Server, key: int) -> list[str]:

@@ -202,7 +202,7 @@ def _relations(case: Case, label: str, split: str) -> list[str]:
         "time",
         "by",
     )  # only then no test row's label may stand in a training row's history
-    found = {
+    sections = {
         "items": 'history]]\nname = "items"\nof = "item"\nby = "user"\norder = "at"\nlength = 3',
         "times": 'history]]\nname = "times"\nof = "at"\nby = "user"\norder = "at"\nlength = 20',
         "since": 'lag]]\nname = "since"\nof = "at"\nby = "user"\norder = "at"\ndifference = true',
@@ -210,9 +210,9 @@ def _relations(case: Case, label: str, split: str) -> list[str]:
         "age": 'join]]\npath = "SIDE"\non = "user"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "from"',
     }
     if apart:
-        found["before"] = f'lag]]\nname = "before"\nof = "{label}"\nby = "user"\norder = "at"'
+        sections["before"] = f'lag]]\nname = "before"\nof = "{label}"\nby = "user"\norder = "at"'
         if label == "click":
-            found["items_clicked"] = (
+            sections["items_clicked"] = (
                 'history]]\nname = "items_clicked"\nof = "item"\nby = "user"\norder = "at"\n'
                 "length = 3\npositive = true"
             )
@@ -222,8 +222,8 @@ def _relations(case: Case, label: str, split: str) -> list[str]:
                 ["[dedup]", '[dedup]\nby = ["user", "at"]\norder = "price"\nkeep = "first"']
             )
         )
-    for name in sorted(draw.sample(list(found), 3), key=lambda name: name != "age"):
-        case.rules.append("[[" + found[name])
+    for name in sorted(draw.sample(list(sections), 3), key=lambda name: name != "age"):
+        case.rules.append("[[" + sections[name])
         added.append(name)
     return added
 
@@ -266,7 +266,7 @@ def _change(case: Case, folder: Path) -> dict[str, Any]:
 
 def try_seed(seed: int, folder: Path) -> list[str]:
     """The leaks in the versions of a drawn table, and whatever keeps the oracle from looking for them."""
-    case, found = drawn(seed), list[str]()
+    case, findings = drawn(seed), list[str]()
     spark, out = session() if case.spark else None, folder / "table"
     pq.write_table(
         pa.table(
@@ -297,17 +297,17 @@ def try_seed(seed: int, folder: Path) -> list[str]:
                 **options,
             )
         except (UsageError, JobFailure):
-            return found
+            return findings
         table = FeatureTable.open(out)
         try:
             leaks = find_leaks(table, case.files, _engine(spark), flips=6, seed=seed)
         except OneLabel:
-            return found
+            return findings
         except CannotJudge as error:
-            return [*found, f"{said}: {error}"]
-        found += [f"{said}: {leak.text}" for leak in leaks]
+            return [*findings, f"{said}: {error}"]
+        findings += [f"{said}: {leak.text}" for leak in leaks]
         options = _change(case, folder)
-    return found
+    return findings
 
 
 def _engine(spark: Any) -> Any:

@@ -92,19 +92,19 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     path = write(folder / f"side.{form}", {"k": kind}, columns)
     rows = parsed_rows(Spec.own(_spec(form, kind)), path)
     cells = [REFUSED if row is None else row["k"] for row in rows]
-    found = _differences(path, kind, values, cells)
+    findings = _differences(path, kind, values, cells)
     if kind not in _PLAIN:  # a list is no key
-        return found
+        return findings
     side = pa.array([None if cell == REFUSED else cell for cell in cells], ARROW_TYPES[kind])
     asked = [draw.choice([*side.to_pylist(), *_PLAIN[kind], None]) for _ in range(20)]
     keys = key_texts([pa.array(asked, ARROW_TYPES[kind])]).to_pylist()
-    found += [
-        f"{one!r} and {other!r} ({kind}) have the keys {key!r} and {other_key!r}"
-        for one, key in zip(asked, keys, strict=True)
+    findings += [
+        f"{value!r} and {other!r} ({kind}) have the keys {key!r} and {other_key!r}"
+        for value, key in zip(asked, keys, strict=True)
         for other, other_key in zip(asked, keys, strict=True)
-        if (same(one) == same(other)) != (key == other_key)
+        if (same(value) == same(other)) != (key == other_key)
     ]
-    return found
+    return findings
 
 
 def drawn_values(draw: random.Random, form: str, kind: str, count: int, variety: int) -> Any:
@@ -114,7 +114,7 @@ def drawn_values(draw: random.Random, form: str, kind: str, count: int, variety:
     pool = draw.sample(pool, min(variety, len(pool)))
     drawn = [None if draw.random() < 0.1 else draw.choice(pool) for _ in range(count)]
     if form == "csv":
-        return [one and "".join(one.splitlines()) for one in drawn]
+        return [text and "".join(text.splitlines()) for text in drawn]
     return pa.array(drawn, stored) if form == "parquet" else drawn
 
 

@@ -189,13 +189,13 @@ class RuleRunner:
                 _select(engine.spec, parser.parse(batch))
                 for batch in engine._raw.rows.toArrow().to_batches()
             )
-            found = _columns(pa.concat_tables(pa.table(dict(part)) for part in parts))
+            columns = _columns(pa.concat_tables(pa.table(dict(part)) for part in parts))
         return pa.table(
             {
                 name: values
                 if values.type in _KINDS
                 else values.cast(pa.list_(values.type.value_type))
-                for name, values in found.items()
+                for name, values in columns.items()
                 if not name.startswith(_BY)
             }
         )
@@ -284,11 +284,11 @@ class TablePart:
             if not (change.runs_rules and has_rules):
                 yield self._flip_labels(change, self.columns)
                 continue
-            found = next(joined)
+            rows = next(joined)
             place = np.full(len(change.removed), -1)
-            place[found[_ROW].to_numpy()] = np.arange(found.num_rows)
+            place[rows[_ROW].to_numpy()] = np.arange(rows.num_rows)
             place = place[self.row_numbers]
-            yield _columns(found.select(list(self.columns)).take(pa.array(place, mask=place < 0)))
+            yield _columns(rows.select(list(self.columns)).take(pa.array(place, mask=place < 0)))
 
     def _flip_labels(self, change: Change, columns: Columns) -> Columns:
         """Returns the columns with flipped labels. A flipped row gets the raw label of another row."""
@@ -345,11 +345,11 @@ class TablePart:
             counts = CountsOfRows(
                 spec, level, Features(spec, FittedState(tables=tables), ahead=False)
             )
-            found = pa.Table.from_batches(
+            counted = pa.Table.from_batches(
                 counts.count_selected(columns, row_keys(columns, spec)), COUNTS
             )
             sums = Sums(
-                found.group_by(["key", "value"])
+                counted.group_by(["key", "value"])
                 .aggregate([("count", "sum")])
                 .rename_columns(COUNTS.names)
             )
@@ -634,7 +634,7 @@ def _find_learners(
 ) -> tuple[dict[str, TablePart], list[str]]:
     """Returns the part whose rows give each state again, bit for bit. If no part gives the state of an operator that
     depends on labels, its name is in the second result."""
-    found, unlearnable = dict[str, TablePart](), []
+    learners, unlearnable = dict[str, TablePart](), []
     for fitted_op in part.spec.fitted:
         # A small state may equal an older version's by chance. So the part's own rows are tried first.
         learner = next(
@@ -646,10 +646,10 @@ def _find_learners(
             None,
         )
         if learner is not None:
-            found[fitted_op.key] = learner
+            learners[fitted_op.key] = learner
         elif _uses_label(fitted_op, part.spec):
             unlearnable.append(f"{fitted_op.op.name} of column {fitted_op.users[0][0].name!r}")
-    return found, unlearnable
+    return learners, unlearnable
 
 
 def _possible_learners(part: TablePart, versions: _Versions, key: str) -> Iterator[TablePart]:
@@ -693,7 +693,7 @@ def _check_part(
     values = part.compute(part.columns, part.state, features)
     # Each part yields its columns after the first change, then after the second, and so on.
     for change, *columns in zip(
-        changes, *(one.apply_changes(changes) for one in parts), strict=True
+        changes, *(part.apply_changes(changes) for part in parts), strict=True
     ):
         changed = dict(zip(parts, columns, strict=True))
         state = _learn_again(part, learners, change, changed)
@@ -746,4 +746,4 @@ def _find_differences(values: pa.Array, others: pa.Array) -> Mask:
     if values.equals(others):
         return np.zeros(len(values), bool)
     texts = (map(repr, column.to_pylist()) for column in (values, others))
-    return np.array([one != other for one, other in zip(*texts, strict=True)], bool)
+    return np.array([text != other for text, other in zip(*texts, strict=True)], bool)

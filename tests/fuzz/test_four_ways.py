@@ -55,8 +55,8 @@ def test_a_seed_draws_the_same_in_every_process(tmp_path):
         f"case = drawn(11, pathlib.Path({str(tmp_path)!r})); "
         "print(json.dumps([case.etl(), case.loader(), repr(case.rows)]))"
     )
-    found = run_program("-c", program, check=True)
-    assert json.loads(found.stdout) == [case.etl(), case.loader(), repr(case.rows)]
+    printed = run_program("-c", program, check=True)
+    assert json.loads(printed.stdout) == [case.etl(), case.loader(), repr(case.rows)]
 
 
 def test_a_job_rejects_every_value_that_is_drawn_because_it_fits_no_column(tmp_path):

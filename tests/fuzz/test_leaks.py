@@ -17,10 +17,10 @@ SEED = seed_of_code()
 
 def first_found(tmp_path_factory: pytest.TempPathFactory, begin: int = 1) -> list[str]:
     """The findings of the first seed that has some."""
-    found = (
+    tried = (
         leaks.try_seed(seed, tmp_path_factory.mktemp("seed")) for seed in LOCAL if seed >= begin
     )
-    return next((findings for findings in found if findings), [])
+    return next((findings for findings in tried if findings), [])
 
 
 @pytest.mark.parametrize("turn", range(4))
@@ -37,9 +37,9 @@ def test_a_target_encoding_without_folds_is_found(tmp_path_factory, monkeypatch)
             keys.is_null().to_numpy(zero_copy_only=False), self.folds, np.arange(len(keys)) % 2
         ),
     )
-    assert any("target" in one for one in first_found(tmp_path_factory))
+    assert any("target" in finding for finding in first_found(tmp_path_factory))
 
 
 def test_folds_that_are_drawn_anew_over_kept_sums_are_found(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(Spec, "learned_from_labels", frozenset())
-    assert any("own label" in one for one in first_found(tmp_path_factory, 105))
+    assert any("own label" in finding for finding in first_found(tmp_path_factory, 105))

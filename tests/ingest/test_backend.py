@@ -66,13 +66,13 @@ EPOCHS = 8  # more than the least that a pipeline may read ahead
 
 def all_of(loader, between=lambda step: None):
     """Checksums of all batches of some epochs, and the order hashes."""
-    found, hashes = [], []
+    batches, hashes = [], []
     for _ in range(EPOCHS):
         for batch in loader:
-            found.append(contents(batch))
-            between(len(found))
+            batches.append(contents(batch))
+            between(len(batches))
         hashes.append(loader.order_hash)
-    return found, hashes
+    return batches, hashes
 
 
 def test_a_stage_goes_on_in_its_threads_while_its_processes_start(table, monkeypatch):
@@ -295,16 +295,16 @@ def loading_bags(bags, function, backend):
 
 def test_bags_that_a_function_changes_are_the_same_in_both_back_ends(bags):
     """In place, in the dict or in the result, with other lengths or with the same ones."""
-    found = {}
+    batches = {}
     for backend in ("thread", "process"):
         with loading_bags(bags, "edit_bags", backend) as loader:
-            found[backend] = [
+            batches[backend] = [
                 (batch.values.tolist(), batch.lengths.tolist())
                 for _ in range(4)
                 for batch in loader
             ]
-    assert len(found["thread"]) == 100
-    assert found["thread"] == found["process"]
+    assert len(batches["thread"]) == 100
+    assert batches["thread"] == batches["process"]
 
 
 @both
@@ -514,7 +514,7 @@ class TestRows:
                 np.testing.assert_array_equal(
                     batch.dense[:, 0].numpy(), table_column(files, "I1", rows) + (label == 0)
                 )
-                bad |= {row for row, one in zip(rows, label, strict=True) if one == 1}
+                bad |= {row for row, value in zip(rows, label, strict=True) if value == 1}
             summary = loader.quarantined
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         names = [f.path for f in table.files_of("train")]

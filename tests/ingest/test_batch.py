@@ -127,7 +127,7 @@ def test_a_loader_gives_batches_in_any_form(files, form):
                 else:
                     _check(other, bags=True)
                     kind = torch.Tensor if form == "dict" else np.ndarray
-                    assert all(isinstance(one, (kind, BagColumn)) for one in other.values())
+                    assert all(isinstance(column, (kind, BagColumn)) for column in other.values())
         assert plain.order_hash == loader.order_hash
         broken = iter(loader)
         next(broken)
@@ -140,7 +140,7 @@ def test_what_a_form_gave_is_not_held(files, monkeypatch):
     given, gone = [], []
 
     def form(batch):
-        gone.extend(one() is None for one in given)
+        gone.extend(reference() is None for reference in given)
         columns = batch.numpy()
         given[:] = [weakref.ref(columns["price"])]
         return columns

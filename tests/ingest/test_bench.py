@@ -43,7 +43,7 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(table, tmp_path):
         " --transform tests.ingest.twin:halve --streams 16 --window-rows 300",
     )
     assert code == 0, err
-    found = json.loads(out.splitlines()[-1])
+    last = json.loads(out.splitlines()[-1])
     assert {
         "rows_per_s",
         "rows_per_s_settled",
@@ -54,17 +54,17 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(table, tmp_path):
         "knobs",
         "order_hash",
         "report",
-    } <= found.keys()
-    assert found["rows_per_s"] > 0
-    assert found["peak_bytes"] > 2**20
-    assert "halve" in found["knobs"]["workers"]
+    } <= last.keys()
+    assert last["rows_per_s"] > 0
+    assert last["peak_bytes"] > 2**20
+    assert "halve" in last["knobs"]["workers"]
     assert "the trainer waited" in err.splitlines()[-1]
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
     events = [
         json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     ]
     assert [event["order_hash"] for event in events if event["kind"] == "end"] == [
-        found["order_hash"]
+        last["order_hash"]
     ]
     begun = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (begun["reader"], begun["streams"], begun["window_rows"]) == ("petastorm", 16, 300)
@@ -76,17 +76,17 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(table, tmp_path):
         reader="arrow",
     ) as loader:
         deque(loader, maxlen=0)
-        assert found["order_hash"] == loader.order_hash
+        assert last["order_hash"] == loader.order_hash
 
 
 def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
     ticks = itertools.count()  # a second passes at each look
     with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
-        found = consume(loader, 1e-9, lambda: None, lambda: float(next(ticks)), epochs=3)
+        figures = consume(loader, 1e-9, lambda: None, lambda: float(next(ticks)), epochs=3)
     with open_loader(table, batch_size=160, epochs=3, reader="arrow") as loader:
         expected = [(list(loader), loader.order_hash)[1] for _ in range(3)]
-    assert (found["order_hashes"], found["order_hash"]) == (expected, expected[-1])
-    assert found["rows"] == 3 * 4000
+    assert (figures["order_hashes"], figures["order_hash"]) == (expected, expected[-1])
+    assert figures["rows"] == 3 * 4000
 
 
 def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(
@@ -99,11 +99,11 @@ def test_a_run_folder_without_room_costs_its_record_and_not_the_figures(
 
     monkeypatch.setattr(RunFolder, "_write", fails)
     monkeypatch.setattr(page, "write", fails)
-    found = main(
+    figures = main(
         f"bench {table.uri} --batch-size 160 --epochs 1 --run-dir {tmp_path / 'run'}".split()
     )
-    assert found["rows"] > 0
-    assert found["report"] is None
+    assert figures["rows"] > 0
+    assert figures["report"] is None
     lines = capsys.readouterr().err.splitlines()
     metrics, report = (line for line in lines if "No space left on device" in line)
     assert_names(metrics, "metrics.jsonl")
@@ -118,13 +118,13 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
             pa.table({"y": [0, 1] * (rows // 2), "x": np.arange(rows) / 2}),
             tmp_path / folder / "c.parquet",
         )
-    found = main(
+    figures = main(
         (
             f"bench {tmp_path}/a {tmp_path}/b/c.parquet --batch-size 80 --epochs 1"
             f" --run-dir {tmp_path}/run"
         ).split()
     )
-    assert found["rows"] == 480
+    assert figures["rows"] == 480
     assert f"2 files from {tmp_path / 'a'} version" in capsys.readouterr().err
 
 
@@ -137,16 +137,16 @@ def test_faults_on_purpose_happen_and_change_no_order(table, tmp_path):
         f" --quarantine {tmp_path / 'aside'}",
     )
     assert code == 0, err
-    found = json.loads(out.splitlines()[-1])
-    assert found["faults"]["missed"] == ["kill-worker=1@1000s"]
+    last = json.loads(out.splitlines()[-1])
+    assert last["faults"]["missed"] == ["kill-worker=1@1000s"]
     assert_names(err, "kill-worker=1@0.1s", "SIGKILL")
-    assert found["worker_restarts"] >= 1
-    assert found["store"]["retries"] > 0, found["store"]
-    assert found["quarantined"]["rows_set_aside"] == 0
-    assert found["memory"]["minimum"] <= found["memory"]["limit"]
+    assert last["worker_restarts"] >= 1
+    assert last["store"]["retries"] > 0, last["store"]
+    assert last["quarantined"]["rows_set_aside"] == 0
+    assert last["memory"]["minimum"] <= last["memory"]["limit"]
     with open_loader(table, batch_size=160, reader="arrow") as loader:
         deque(loader, maxlen=0)
-        assert found["order_hash"] == loader.order_hash
+        assert last["order_hash"] == loader.order_hash
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
@@ -164,12 +164,14 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
         f" --run-dir {tmp_path / 'run'}",
     )
     assert code == 0, err
-    found = json.loads(out.splitlines()[-1])
-    assert found["faults"]["missed"] == []
+    last = json.loads(out.splitlines()[-1])
+    assert last["faults"]["missed"] == []
     # A busy machine may change the costs of a row, too: such an occasion has no fault.
-    noticed = [one for one in found["occasions"] if "@" in one["text"]]
-    assert [one["what"] for one in noticed] == ["worker", "workload", "cores", "cores"]
-    assert any("waits 1 → " in turned for one in found["occasions"] for turned in one["did"])
+    noticed = [occasion for occasion in last["occasions"] if "@" in occasion["text"]]
+    assert [occasion["what"] for occasion in noticed] == ["worker", "workload", "cores", "cores"]
+    assert any(
+        "waits 1 → " in turned for occasion in last["occasions"] for turned in occasion["did"]
+    )
     for event, cores in zip(noticed[2:], ("2 to 1", "1 to 2"), strict=True):
         assert event["noticed_s"] is not None
         assert_names(err, f"from {cores}")
@@ -181,22 +183,22 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     ):
         looks = sum(fault["at"] < m["at"] < occasion["at"] for m in run.of("loader"))
         assert looks <= 1, "noticed at the second look after it, at the latest"
-    assert found["worker_restarts"] >= 1
-    text = Path(found["report"]).read_text()
-    for one in noticed:
-        assert f"{one['label']}. " in err
-        assert f'<td class="o">{one["label"]}</td>' in text
+    assert last["worker_restarts"] >= 1
+    text = Path(last["report"]).read_text()
+    for change in noticed:
+        assert f"{change['label']}. " in err
+        assert f'<td class="o">{change["label"]}</td>' in text
     assert text.count('"tone":') >= 4
-    assert_same_figures(tmp_path / "run", found, err)
-    outcome = found["outcome"]
-    assert outcome["decisions"] == found["decisions"]
-    assert round(outcome["rows_per_s_settled"]) == found["rows_per_s_settled"]
+    assert_same_figures(tmp_path / "run", last, err)
+    outcome = last["outcome"]
+    assert outcome["decisions"] == last["decisions"]
+    assert round(outcome["rows_per_s_settled"]) == last["rows_per_s_settled"]
     for waits in (text, tell(run)):
         waited = rf"waited (for input )?{percent(outcome['stall_last'])}"
         assert re.search(waited, waits) or outcome["stall_last"] <= NO_STALL
     with open_loader(table, batch_size=400, reader="arrow") as loader:
         deque(loader, maxlen=0)
-        assert found["order_hash"] == loader.order_hash
+        assert last["order_hash"] == loader.order_hash
 
 
 @pytest.mark.parametrize(
@@ -226,17 +228,17 @@ def test_settled_figures_are_those_of_the_last_third(table):
         stats = loader.stats
 
         def noted():
-            seen.append((found := stats()).rows)
-            return found
+            seen.append((now := stats()).rows)
+            return now
 
         loader.stats = noted
-        found = consume(loader, 3.0, lambda: None, lambda: next(ticks))
+        figures = consume(loader, 3.0, lambda: None, lambda: next(ticks))
     # After the first batch, three batches came until two thirds of the time, and five until its end.
     assert seen == [2 * 160, 4 * 160]
-    assert found["rows"] == 5 * 160
-    assert 0 <= found["stall_fraction_settled"] <= 1
-    assert found["rows_per_s_settled"] > 0
-    assert found["order_hash"] is None
+    assert figures["rows"] == 5 * 160
+    assert 0 <= figures["stall_fraction_settled"] <= 1
+    assert figures["rows_per_s_settled"] > 0
+    assert figures["order_hash"] is None
 
 
 def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsys):
@@ -246,5 +248,5 @@ def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsy
     by_file = main([*common, "--knobs", f"{tmp_path}/k.json"])
     by_registry = main([*common, "--registry", f"file://{tmp_path}/registry"])
     assert "from the registry" in capsys.readouterr().err
-    for found in (by_file, by_registry):
-        assert found["knobs"]["workers"]["decode"] == 3
+    for figures in (by_file, by_registry):
+        assert figures["knobs"]["workers"]["decode"] == 3

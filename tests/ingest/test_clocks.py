@@ -33,4 +33,4 @@ def wall_clocks(text):
 def test_nothing_that_runs_beside_training_looks_at_the_clock_on_the_wall(repo, room):
     paths = [repo / room] if room.endswith(".py") else sorted((repo / room).rglob("*.py"))
     assert paths
-    assert {path.name: found for path in paths if (found := wall_clocks(path.read_text()))} == {}
+    assert {path.name: clocks for path in paths if (clocks := wall_clocks(path.read_text()))} == {}

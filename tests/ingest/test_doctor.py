@@ -47,7 +47,9 @@ def said(capsys, *argv):
 def test_all_well(tidy, table, capsys):
     code, result, text = said(capsys, table.uri)
     assert (code, result["problems"]) == (0, [])
-    assert {"machine", "cores", "memory limit"} <= {one["what"] for one in result["findings"]}
+    assert {"machine", "cores", "memory limit"} <= {
+        finding["what"] for finding in result["findings"]
+    }
     for line in ("✓ python", "✓ numpy", "✓ process workers", "✓ table"):
         assert line in text
     assert "✗" not in text
@@ -75,11 +77,11 @@ def test_a_package_that_is_missing_or_too_old_is_a_problem_if_the_loader_needs_i
         raise metadata.PackageNotFoundError
 
     monkeypatch.setattr(metadata, "version", version)
-    found = {one.what: one for one in doctor_checks.check_versions()}
+    findings = {finding.what: finding for finding in doctor_checks.check_versions()}
     wells = {"numpy": False, "pyarrow": True, "torch": False, "petastorm": True, "ray": None}
-    assert {name: found[name].well for name in wells} == wells
-    assert_names(found["numpy"].advice, "2 or newer", "pip install -U numpy")
-    assert_names(found["ray"].advice, "[ray]")
+    assert {name: findings[name].well for name in wells} == wells
+    assert_names(findings["numpy"].advice, "2 or newer", "pip install -U numpy")
+    assert_names(findings["ray"].advice, "[ray]")
 
 
 def test_a_missing_label_of_plain_files_stops_doctor_and_loader(tidy, tmp_path, capsys):
@@ -129,7 +131,7 @@ def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(
         monkeypatch.setattr(
             doctor_checks,
             "_orphans",
-            lambda found=doctor_checks._orphans: (p for p in found() if p == orphan),
+            lambda orphans=doctor_checks._orphans: (p for p in orphans() if p == orphan),
         )
         code, result, _ = said(capsys)
         assert code == 1

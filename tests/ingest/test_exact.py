@@ -62,15 +62,15 @@ def loading(table, path, workers, function):
 
 def taken(batches, most=None):
     """Row numbers with their weights, in order, of so many batches."""
-    found = []
+    batches_taken = []
     for number, batch in enumerate(batches, 1):
-        found += [
+        batches_taken += [
             (int(row), float(weight))
             for row, weight in zip(batch.dense[:, 0], batch.weight, strict=True)
         ]
         if number == most:
             break
-    return found
+    return batches_taken
 
 
 @pytest.mark.parametrize("workers", [1, 4])

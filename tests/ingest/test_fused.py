@@ -40,13 +40,13 @@ def loading(table, functions, knobs=None, **options):
 
 def contents(loader, between=lambda: None):
     """What came in some epochs, and the order hashes. In any other order, the functions would give other numbers."""
-    found, hashes = [], []
+    batches, hashes = [], []
     for _ in range(EPOCHS):
         for batch in loader:
-            found.append((batch.epoch, batch.step, batch.checksum, float(batch.dense.sum())))
+            batches.append((batch.epoch, batch.step, batch.checksum, float(batch.dense.sum())))
             between()
         hashes.append(loader.order_hash)
-    return found, hashes
+    return batches, hashes
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -178,11 +178,11 @@ class TestPool:
     def test_any_mixture_comes_in_order_whatever_the_workers(self, seed):
         random = Random(seed)
         done = {n for n in range(1, 2000) if random.random() < 0.5}
-        pool, found = self._pool(range(1, 2000), done.__contains__, random.randint(0, 2)), []
+        pool, taken = self._pool(range(1, 2000), done.__contains__, random.randint(0, 2)), []
         for n in pool:
-            found.append(n)
+            taken.append(n)
             if random.random() < 0.2:
                 pool.resize(random.choice([0, 0, 1, 3]))
-        assert found == [n if n in done else -n for n in range(1, 2000)]
+        assert taken == [n if n in done else -n for n in range(1, 2000)]
         pool.join(WAIT_S)
         assert pool.gone

@@ -46,10 +46,12 @@ def test_a_column_that_is_there_only_with_positive_rows_is_left_out(tmp_path, se
     label = clicks(rng, 0.05 + 0.1 * seed)
     there = (label > 0) & (rng.random(ROWS) < 0.5)
     made = {
-        "text": ["refund" if one else None for one in there],
-        "number": [1.5 if one else None for one in there],
-        "time": pa.array([10**9 + 7 if one else None for one in there], pa.timestamp("s")),
-        "list": [["a"] if one else [] for one in there],
+        "text": ["refund" if is_there else None for is_there in there],
+        "number": [1.5 if is_there else None for is_there in there],
+        "time": pa.array(
+            [10**9 + 7 if is_there else None for is_there in there], pa.timestamp("s")
+        ),
+        "list": [["a"] if is_there else [] for is_there in there],
         "zero": np.where(there, 17.5, 0.0),
         "": [1.0] * ROWS,
     }
@@ -57,12 +59,12 @@ def test_a_column_that_is_there_only_with_positive_rows_is_left_out(tmp_path, se
         tmp_path,
         click=label,
         telling=made[missing],
-        other=[None if one else 2.5 for one in rng.random(ROWS) < 0.5],
+        other=[None if missing_here else 2.5 for missing_here in rng.random(ROWS) < 0.5],
     )
-    found = proposals(facts, ROWS)
-    assert found["other"].role == "dense"
-    assert ("only where the label is 1" in found["telling"].why) is bool(missing)
-    assert bool(found["telling"].role or found["telling"].time) is not bool(missing)
+    proposed = proposals(facts, ROWS)
+    assert proposed["other"].role == "dense"
+    assert ("only where the label is 1" in proposed["telling"].why) is bool(missing)
+    assert bool(proposed["telling"].role or proposed["telling"].time) is not bool(missing)
 
 
 @SEEDS
@@ -81,8 +83,10 @@ def test_counts_and_ids_are_distinguished_by_their_shape(tmp_path, seed):
         "i": np.where(rng.random(ROWS) < 0.9, 1, rng.integers(0, 4000, ROWS)),
         "j": rng.integers(0, 2, ROWS),
     }
-    found = {name for name, one in facts_of(tmp_path, **columns).items() if is_amount(name, one)}
-    assert found == {"a", "b", "c", "d", "j"}
+    amounts = {
+        name for name, facts in facts_of(tmp_path, **columns).items() if is_amount(name, facts)
+    }
+    assert amounts == {"a", "b", "c", "d", "j"}
 
 
 @SEEDS
@@ -100,8 +104,8 @@ def test_sizes_fit_what_a_sample_shows_of_all_values(tmp_path, seed, values):
 
 def test_labels_are_known_by_their_words(tmp_path):
     for name in ("Click?", "is_clicked", "isClick", "CLICKED", "was_converted", "Label"):
-        found = proposals(facts_of(tmp_path, x=[1.0, 2.0], **{name: [0, 1]}), 2)
-        assert found[name].role == "label"
+        proposed = proposals(facts_of(tmp_path, x=[1.0, 2.0], **{name: [0, 1]}), 2)
+        assert proposed[name].role == "label"
     assert words_of("userId") == words_of("user_id") == ["user", "id"]
     with raises(GuessError, "label, target", "roles=", "--label", "x, label_count"):
         proposals(facts_of(tmp_path, x=[1.0], label_count=[3]), 1)
@@ -141,11 +145,11 @@ def test_dates_that_fit_with_day_first_or_month_first_are_read_as_close_together
     ],
 )
 def test_times_written_as_whole_numbers(tmp_path, values, form):
-    one = proposals(
+    proposal = proposals(
         facts_of(tmp_path, y=[0] * len(values), hour=[int(value) for value in values]), 2
     )["hour"]
-    assert one.formats == ((form,) if form else ())
-    assert bool(one.time) is bool(form)
+    assert proposal.formats == ((form,) if form else ())
+    assert bool(proposal.time) is bool(form)
 
 
 def test_what_folders_know_is_a_column_and_names_that_no_table_can_have_are_changed(
@@ -194,7 +198,7 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
     pq.write_table(pa.table({"click": clicks(rng), **columns}), tmp_path / "a.parquet")
     spec = Spec.own(guessed_spec(tmp_path))
     views = next(column for column in spec.columns if column.name == "views")
-    assert [one.name for one in views.ops] == ["fill", "log", "scale"]
+    assert [operator.name for operator in views.ops] == ["fill", "log", "scale"]
     with open_loader(table_of(tmp_path, spec=spec), batch_size=2000, streams=1) as loader:
         batch = next(iter(loader))
     for name in columns:
@@ -230,10 +234,10 @@ def test_a_few_broken_cells_change_no_guess_and_are_named(tmp_path, broken, form
             pq.write_table(pa.table(rows), path)
         elif form == "json":
             path.write_text(
-                "\n".join(json.dumps(dict(zip(rows, one, strict=True))) for one in cells)
+                "\n".join(json.dumps(dict(zip(rows, row, strict=True))) for row in cells)
             )
         else:
-            path.write_text("\n".join(",".join(map(str, one)) for one in (rows, *cells)))
+            path.write_text("\n".join(",".join(map(str, row)) for row in (rows, *cells)))
         return guessed_spec(str(path))
 
     clean = Spec.own(guess({}))
@@ -248,8 +252,8 @@ def test_a_few_broken_cells_change_no_guess_and_are_named(tmp_path, broken, form
             assert "sampled values, such as" not in text
         return
     assert spec.table.split_time == split_time
-    roles = [(one.name, one.role) for one in clean.columns]
-    assert [(one.name, one.role) for one in spec.columns] == roles
+    roles = [(column.name, column.role) for column in clean.columns]
+    assert [(column.name, column.role) for column in spec.columns] == roles
     for name, places in bad.items():
         if (
             form == "parquet" or name == "click"

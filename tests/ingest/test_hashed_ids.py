@@ -132,7 +132,7 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
             *ids, tags = [part.tolist() for part in batch.values.split(lengths.sum(1).tolist())]
             for name, column in zip(sizes, ids, strict=False):
                 assert list(compress(column, there)) == [expected[name][row] for row in rows]
-            assert tags == [one for row in rows for one in expected["tags"][row]]
+            assert tags == [tag for row in rows for tag in expected["tags"][row]]
             seen += batch.rows
             assert batch.values.dtype == torch.int64, "as some ids do not fit int32"
     assert seen == 1000

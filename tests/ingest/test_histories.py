@@ -45,7 +45,7 @@ class Events:
 
     user: list
     time: list
-    found: dict = field(default_factory=dict, repr=False)
+    known: dict = field(default_factory=dict, repr=False)
 
     @property
     def rows(self):
@@ -88,9 +88,9 @@ class Events:
 
     def histories(self, last):
         """The history of each row, as `before` finds it."""
-        if last not in self.found:
-            self.found[last] = [self.before(row, last) for row in self.rows]
-        return self.found[last]
+        if last not in self.known:
+            self.known[last] = [self.before(row, last) for row in self.rows]
+        return self.known[last]
 
 
 def check(events, last, batches, shift=0):
@@ -102,9 +102,9 @@ def check(events, last, batches, shift=0):
             values, lengths = batch[f"{name}_history"]
             assert lengths.sum() == len(values)
             parts = np.split(values.numpy(), np.cumsum(lengths.numpy())[:-1])
-            for row, weight, found in zip(rows, batch.weight, parts, strict=True):
+            for row, weight, history in zip(rows, batch.weight, parts, strict=True):
                 expected = events.histories(last)[row] if weight else []
-                assert (found - shift * (name == "item")).tolist() == [
+                assert (history - shift * (name == "item")).tolist() == [
                     columns[name][other] for other in expected
                 ], (row, name)
         seen += [row for row, weight in zip(rows, batch.weight, strict=True) if weight]
@@ -249,15 +249,15 @@ def test_ids_are_those_of_their_column(events, plain, size):
     with open_loader(source, batch_size=80, history=history(1, ["item", "duration"])) as loader:
         assert loader.cardinalities["item_history"] == loader.cardinalities["item"] == size + 2
         for batch in loader:
-            rows, found = batch["row"].tolist(), batch.numpy()
-            ids |= dict(zip(rows, found["item"].tolist(), strict=True))
+            rows, arrays = batch["row"].tolist(), batch.numpy()
+            ids |= dict(zip(rows, arrays["item"].tolist(), strict=True))
             before = [events.before(row, 1) for row in rows]
-            assert found["item_history"].lengths.tolist() == list(map(len, before))
-            assert found["duration_history"].values.tolist() == [
-                one[0] / 2 for one in before if one
+            assert arrays["item_history"].lengths.tolist() == list(map(len, before))
+            assert arrays["duration_history"].values.tolist() == [
+                event[0] / 2 for event in before if event
             ]
-            expected = [one[0] for one in before if one]
-            seen += zip(expected, found["item_history"].values.tolist(), strict=True)
+            expected = [event[0] for event in before if event]
+            seen += zip(expected, arrays["item_history"].values.tolist(), strict=True)
     known = [(ids[row], value) for row, value in seen if row in ids]
     assert known
     assert all(expected == value for expected, value in known)

@@ -54,12 +54,12 @@ def load(source, roles=ROLES, hash=HASH, **options) -> tuple[list[tuple[float, .
     if "spec" in options:
         roles = hash = None
     with Loader(source, batch_size=40, roles=roles, hash=hash, **options) as loader:
-        found = []
+        rows = []
         for batch in loader:
             columns = [batch.label, *batch.dense.T, *batch.values.view(-1, len(batch.label))]
             kept = batch.weight > 0
-            found += zip(*(column[kept].tolist() for column in columns), strict=True)
-        return sorted(found), loader.order_hash
+            rows += zip(*(column[kept].tolist() for column in columns), strict=True)
+        return sorted(rows), loader.order_hash
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def test_the_order_does_not_depend_on_how_files_are_listed(tmp_path, rows, kind,
 
     class Shuffled(contextlib.nullcontext):
         def __init__(self, path="."):
-            found = list(real(path))
-            random.Random(3).shuffle(found)
-            super().__init__(iter(found))
+            entries = list(real(path))
+            random.Random(3).shuffle(entries)
+            super().__init__(iter(entries))
 
         def __iter__(self):
             return self.enter_result
@@ -125,8 +125,8 @@ def test_the_order_does_not_depend_on_how_files_are_listed(tmp_path, rows, kind,
         actions = DeltaTable.get_add_actions
 
         def turned(table, **options):
-            found = pa.table(actions(table, **options))
-            return found.take(list(range(len(found)))[::-1])
+            rows = pa.table(actions(table, **options))
+            return rows.take(list(range(len(rows)))[::-1])
 
         monkeypatch.setattr(DeltaTable, "get_add_actions", turned)
     assert load(source)[1] == before
@@ -169,7 +169,7 @@ def test_a_version_stays_as_it_was_and_a_state_names_it(tmp_path, rows, kind):
 def test_a_snapshot_stays_as_it_was(tmp_path, rows):
     source = make("iceberg", tmp_path / "t", *rows)
     first, second = (
-        one["snapshot-id"] for one in json.loads(Path(source).read_text())["snapshots"]
+        snapshot["snapshot-id"] for snapshot in json.loads(Path(source).read_text())["snapshots"]
     )
     (tmp_path / "alone").mkdir()
     alone = load(make("iceberg", tmp_path / "alone", rows[0]))[0]
@@ -197,8 +197,8 @@ def test_a_catalog_names_a_table(tmp_path, rows, monkeypatch):
         with raises(TableFilesError, "iceberg://here/lake.nothing", "lake.nothing"):
             load("iceberg://here/lake.nothing")
     finally:
-        for one in kept_open:
-            one.close()
+        for opened in kept_open:
+            opened.close()
 
 
 @pytest.mark.parametrize("kind", ["delta by name", "delta by id"])
@@ -206,7 +206,10 @@ def test_a_renamed_column_keeps_its_values(tmp_path, rows, wanted, kind):
     source = make(kind, tmp_path / "t", *rows)
     new = {"user": "visitor"}
     change_delta_schema(
-        source, lambda fields: [one | {"name": new.get(one["name"], one["name"])} for one in fields]
+        source,
+        lambda fields: [
+            field | {"name": new.get(field["name"], field["name"])} for field in fields
+        ],
     )
     assert load(source, hash={"visitor": 1000, "day": 1000})[0] == wanted
     assert load(source, version=1)[0] == wanted
@@ -236,7 +239,9 @@ def test_two_columns_that_swap_their_names_keep_their_values(tmp_path, kind):
     else:
         change_delta_schema(
             source,
-            lambda fields: [one | {"name": new.get(one["name"], one["name"])} for one in fields],
+            lambda fields: [
+                field | {"name": new.get(field["name"], field["name"])} for field in fields
+            ],
         )
     assert loaded("size", "price") == before != loaded("price", "size")
     spec = Spec.own(BY_PRICE.format(form=kind.split()[0]))
@@ -280,8 +285,8 @@ def test_a_column_that_was_added_later_is_null_in_older_files(tmp_path, rows, ki
     roles = {"label": "click", "dense": ["price", "age"]}
     with raises(ValueError, "age", "fill"):
         load(source, roles=roles)
-    found = load(source, roles=roles, fill=-1.0)[0]
-    assert sorted(row[2] for row in found) == [-1.0] * 300 + list(range(300))
+    rows_loaded = load(source, roles=roles, fill=-1.0)[0]
+    assert sorted(row[2] for row in rows_loaded) == [-1.0] * 300 + list(range(300))
 
 
 def iceberg_table(folder):
@@ -365,10 +370,10 @@ def test_a_folders_column_is_whole_numbers_or_texts_in_all_files():
         (["1", ""], (), "string"),
         (["01", "02"], ["day"], "string"),
     ):
-        found = partitions_of([f"/day={day}/a" for day in days], texts)
-        assert {str(one.constants["day"].type) for one in found} == {kind}
-    found = partitions_of(["/day=1/hour=2/a", "/day=2/b"])
-    assert [dict(one.constants) for one in found] == [{"day": pa.scalar(n)} for n in (1, 2)]
+        constants = partitions_of([f"/day={day}/a" for day in days], texts)
+        assert {str(own.constants["day"].type) for own in constants} == {kind}
+    constants = partitions_of(["/day=1/hour=2/a", "/day=2/b"])
+    assert [dict(own.constants) for own in constants] == [{"day": pa.scalar(n)} for n in (1, 2)]
 
 
 def test_a_column_in_a_file_and_in_its_folders_name_is_refused(tmp_path, rows):
@@ -388,8 +393,8 @@ def test_a_glob_of_folders_loads_the_files_below_them(tmp_path, rows, monkeypatc
     wanted = load(source)[0]
     for pattern in ("t/*", "t/day=*", "t/day=*/", "./t/day=*/**", "t/day=*/hour=*"):
         assert load(pattern)[0] == wanted, pattern
-    one = load(["t/day=*1/", "t/day=*2"])
-    assert 0 < len(one[0]) < 600
+    loaded = load(["t/day=*1/", "t/day=*2"])
+    assert 0 < len(loaded[0]) < 600
     (tmp_path / "empty" / "day=1").mkdir(parents=True)
     with raises(ParquetError, "empty/*", "no *.parquet file in this folder or below"):
         load("empty/*")

@@ -21,13 +21,13 @@ ROUNDS = 12
 
 def is_open() -> Counter[str]:
     """What this process has open, by where it leads."""
-    found: Counter[str] = Counter()
+    opened: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         try:
-            found[os.readlink(f"/proc/self/fd/{number}").partition(":")[0]] += 1
+            opened[os.readlink(f"/proc/self/fd/{number}").partition(":")[0]] += 1
         except FileNotFoundError:  # the listing itself
             continue
-    return found
+    return opened
 
 
 def closed(uri: str, **how) -> None:

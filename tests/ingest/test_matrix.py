@@ -58,8 +58,8 @@ def test_rows_on_which_it_fails_are_quarantined_and_unchanged(table, knobs, tmp_
             on_error="quarantine", max_rate=1.0, quarantine=tmp_path / f"{number}.jsonl"
         )
         with loading(table, NAME + function, knobs, errors=errors, batch_size=800) as loader:
-            found = list(map(contents_of, loader))
-            return found, loader.order_hash, loader.quarantined["rows_set_aside"]
+            batches = list(map(contents_of, loader))
+            return batches, loader.order_hash, loader.quarantined["rows_set_aside"]
 
     expected = epoch_of("log_by_column_but_fails", 0)
     assert expected[2] > 0
@@ -108,12 +108,12 @@ def test_equal_operators_of_a_spec_run_as_one_and_give_the_same(tmp_path):
     ids = [HASH.format(name, 40) for name in ("C5", "C1")]
     adjacent = spec_table(tmp_path / "a", [*numbers, *ids])
     apart = spec_table(tmp_path / "b", [numbers[0], ids[0], numbers[1], ids[1], numbers[2]])
-    found = []
+    batches = []
     for table, names in (
         (adjacent, ["log_I2+log_number+log_I1", "h_C5+h_C1"]),
         (apart, ["log_I2", "h_C5", "log_number", "h_C1", "log_I1"]),
     ):
         with open_loader(table, batch_size=80) as loader:
-            assert [one.name for one in loader._input.transforms] == names
-            found.append(list(map(contents_of, loader)))
-    assert found[0] == found[1]
+            assert [transform.name for transform in loader._input.transforms] == names
+            batches.append(list(map(contents_of, loader)))
+    assert batches[0] == batches[1]

@@ -220,9 +220,9 @@ def test_a_column_stays_stored_only_if_footer_and_levels_say_that_no_value_is_mi
     path, of_footer = tmp_path / "gap.parquet", pages.chunk_numbers
     pq.write_table(table, path, compression=compression)
     for nulls, stored in ((0, ("all",)), (-1, ())):
-        found = of_footer(pq.read_metadata(path))
-        found[pages.NULLS] = nulls
-        monkeypatch.setattr(pages, "chunk_numbers", lambda _, found=found: found)
+        of_chunks = of_footer(pq.read_metadata(path))
+        of_chunks[pages.NULLS] = nulls
+        monkeypatch.setattr(pages, "chunk_numbers", lambda _, of_chunks=of_chunks: of_chunks)
         groups = reader(path, ("all", "gap"))
         rows = groups.decoded(0, 0)
         assert getattr(rows, "stored", ()) == stored
@@ -292,7 +292,9 @@ def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(simple, o
     group = pq.read_metadata(path).row_group(0)
     chunks = [group.column(n) for n in range(len(NUMBERS))]
     for _ in range(120):
-        [chunk] = chance.choices(chunks, [one.total_compressed_size for one in chunks])
+        [chunk] = chance.choices(
+            chunks, [chunk_stored.total_compressed_size for chunk_stored in chunks]
+        )
         begin = chunk.dictionary_page_offset or chunk.data_page_offset
         content = bytearray(whole)
         content[begin + chance.randrange(chunk.total_compressed_size)] ^= 1 << chance.randrange(8)
@@ -377,7 +379,7 @@ def test_a_damaged_page_or_one_of_another_size_than_its_head_says_is_refused(
     """300 pages are read and written within memory that ends where they end."""
 
     def unpack(packed, size):
-        source, into = (last_bytes(one + bytes(READ_BEYOND)) for one in (packed, bytes(size)))
+        source, into = (last_bytes(data + bytes(READ_BEYOND)) for data in (packed, bytes(size)))
         places = np.uint64(source.ctypes.data), len(packed), np.uint64(into.ctypes.data), size
         done = unpack_page(number, FUNCTIONS, *places)
         return done and into[:size].tobytes()
@@ -401,12 +403,12 @@ def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple, opt
     chunks = file._columns._chunks[0, :3].copy()
     data = pages._read_chunks(file.state, chunks, Buffers())
     file.close()
-    address, found = np.uint64(data.ctypes.data), np.zeros((3, 9), PAGE)
+    address, heads = np.uint64(data.ctypes.data), np.zeros((3, 9), PAGE)
     counts = np.zeros(3, np.int64)
-    find = partial(pages.page_heads, address, chunks, 2000, True, found, counts)
+    find = partial(pages.page_heads, address, chunks, 2000, True, heads, counts)
     find()
     chance, accepted, whole = random.Random(4), 0, data.copy()
-    begins = (found["address"][found["size"] > 0] - address).tolist()
+    begins = (heads["address"][heads["size"] > 0] - address).tolist()
     for _ in range(750):
         data[:] = whole
         for at in chance.sample(begins, 3):
@@ -414,7 +416,7 @@ def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple, opt
         counts[:] = 0
         find()
         accepted += np.count_nonzero(counts)
-        for (begin, end, width, _, _), some, count in zip(chunks, found, counts, strict=True):
+        for (begin, end, width, _, _), some, count in zip(chunks, heads, counts, strict=True):
             kept = some[:count]
             at = (kept["address"] - address).astype(np.int64)
             assert ((at > begin) & (at + kept["size"] <= end)).all()

@@ -69,16 +69,16 @@ def loaded(source, **options):
     ) as loader:
         batches = list(loader)
         ids = loader.sparse_names
-        found = {
+        columns = {
             name: np.concatenate([b.values.reshape(len(ids), -1)[n] for b in batches])
             for n, name in enumerate(ids)
         }
-        found |= {
+        columns |= {
             name: np.concatenate([b.dense[:, n].numpy() for b in batches])
             for n, name in enumerate(loader.dense_names)
         }
-        found["label"] = np.concatenate([b.label.numpy() for b in batches])
-        return {name: np.asarray(values) for name, values in found.items()}, loader.order_hash
+        columns["label"] = np.concatenate([b.label.numpy() for b in batches])
+        return {name: np.asarray(values) for name, values in columns.items()}, loader.order_hash
 
 
 # ---- every row group comes through Petastorm's Reader and worker
@@ -145,11 +145,11 @@ SPEC = TransformSpec(
 
 def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
     roles = {"label": "label", "dense": "number", "sparse": ["row", "kind"]}
-    found, order = loaded(clicks, transforms=[SPEC], roles=roles)
-    rows = found["row"]
+    columns, order = loaded(clicks, transforms=[SPEC], roles=roles)
+    rows = columns["row"]
     assert sorted(rows) == list(range(ROWS))
-    assert (found["kind"] == 1 + rows % 3).all()
-    assert (found["number"] == 3.0 * rows).all()
+    assert (columns["kind"] == 1 + rows % 3).all()
+    assert (columns["number"] == 3.0 * rows).all()
     for reader, knobs in (
         ("petastorm", Knobs(workers={"decode": 4, "shuffle": 2})),
         ("arrow", None),
@@ -157,7 +157,7 @@ def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
     ):
         again, same = loaded(clicks, transforms=[SPEC], roles=roles, knobs=knobs, reader=reader)
         assert same == order
-        assert all((again[name] == found[name]).all() for name in found)
+        assert all((again[name] == columns[name]).all() for name in columns)
 
 
 def test_a_loader_with_a_transform_spec_goes_on_where_it_was_and_asks_for_the_spec(clicks):
@@ -180,8 +180,8 @@ def test_a_loader_with_a_transform_spec_goes_on_where_it_was_and_asks_for_the_sp
 
 def test_fields_are_removed_and_selected_without_a_function(clicks):
     selected = TransformSpec(selected_fields=["row", "label"])
-    found, _ = loaded(clicks, transforms=[selected], roles={"label": "label", "sparse": "row"})
-    assert set(found) == {"row", "label"}
+    columns, _ = loaded(clicks, transforms=[selected], roles={"label": "label", "sparse": "row"})
+    assert set(columns) == {"row", "label"}
     with raises(ParquetError, "roles", "'number'", "label, row"):
         loaded(clicks, transforms=[selected])
     with raises(ParquetError, "roles", "'number'", "label, row, text"):
@@ -262,11 +262,11 @@ def test_a_predicate_leaves_rows_out_of_the_order(clicks):
     copy = Transform(
         lambda c: {"number": c["row"]}, "copy", reads=["row"], gives={"number": "int64"}
     )
-    (found, order), (_, again) = (
+    (columns, order), (_, again) = (
         loaded(clicks, **how, transforms=functions) for functions in ([], [copy])
     )
-    assert found["row"][: len(expected)].tolist() == expected
-    assert not found["row"][len(expected) :].any(), "padding"
+    assert columns["row"][: len(expected)].tolist() == expected
+    assert not columns["row"][len(expected) :].any(), "padding"
     assert order == again
     with open_loader(clicks, batch_size=80, roles=ROLES, petastorm=options) as loader:
         assert loader.plan.rows == len(expected)

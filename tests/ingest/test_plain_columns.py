@@ -169,19 +169,19 @@ ops = [{op = "hash", size = 100}]
 
 def rows_of(source, split: str, **options) -> dict[int, tuple]:
     """Each row by its `score`: label, dense values, ids, and bags."""
-    found = {}
+    rows = {}
     with open_loader(
         source, batch_size=32, split=split, **{"last": "pad", "reader": "arrow"} | options
     ) as loader:
         for batch in loader:
             columns = {
-                name: np.split(one.values, np.cumsum(one.lengths)[:-1])
-                if isinstance(one, tuple)
-                else one
-                for name, one in batch.numpy().items()
+                name: np.split(column.values, np.cumsum(column.lengths)[:-1])
+                if isinstance(column, tuple)
+                else column
+                for name, column in batch.numpy().items()
             }
             for row in np.flatnonzero(columns.pop("weight")):
-                found[int(columns["score"][row])] = tuple(
+                rows[int(columns["score"][row])] = tuple(
                     (
                         name,
                         tuple(values[row].tolist())
@@ -190,7 +190,7 @@ def rows_of(source, split: str, **options) -> dict[int, tuple]:
                     )
                     for name, values in sorted(columns.items())
                 )
-    return found
+    return rows
 
 
 def test_a_spec_gives_the_loader_the_rows_that_a_job_makes_of_it(clicks, tmp_path):
@@ -201,8 +201,8 @@ def test_a_spec_gives_the_loader_the_rows_that_a_job_makes_of_it(clicks, tmp_pat
     plain = ParquetFiles.open(clicks, spec=spec)
     seen = Counter()
     for split in ("train", "test"):
-        expected, found = rows_of(table, split), rows_of(plain, split)
-        assert found == expected
+        expected, made = rows_of(table, split), rows_of(plain, split)
+        assert made == expected
         seen.update(expected.keys())
     assert seen == Counter(range(ROWS * FILES)), "each row lies in one split"
     assert {f.name: f.cardinality for f in plain.fields} == {
@@ -227,9 +227,11 @@ def test_roles_take_any_type_of_column(clicks):
         batch = next(iter(loader))
         rows = log(np.arange(40))
         assert batch["price"].tolist() == [float(p or 0) for p in rows["price"].to_pylist()]
-        assert batch["is_new"].tolist() == [float(one or 0) for one in rows["is_new"].to_pylist()]
-        assert batch.label.tolist() == [float(one) for one in rows["clicked"].to_pylist()]
-        systems = pa.array([one and one["os"] for one in rows["device"].to_pylist()], pa.string())
+        assert batch["is_new"].tolist() == [float(cell or 0) for cell in rows["is_new"].to_pylist()]
+        assert batch.label.tolist() == [float(cell) for cell in rows["clicked"].to_pylist()]
+        systems = pa.array(
+            [device and device["os"] for device in rows["device"].to_pylist()], pa.string()
+        )
         assert batch["device.os"].tolist() == Hash(size=10).apply(systems, None).to_pylist()
         assert batch["items"].lengths.tolist() == [n % 4 for n in range(40)], (
             "a list in the role sparse is a bag"
@@ -449,19 +451,19 @@ def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job
     spec = Spec.own(text.replace("[table]", '[table]\nunlabelled = "ask"'))
     on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
     for files in (FeatureTable.open(tmp_path / "table"), ParquetFiles.open(clicks, spec=spec)):
-        found = rows_of(files, "all")
-        assert {n: dict(row)["liked"] for n, row in found.items()} == expected
+        made = rows_of(files, "all")
+        assert {n: dict(row)["liked"] for n, row in made.items()} == expected
     files = table_of(clicks, f"label={asked};dense=score")
     if len(expected) < ROWS * FILES:
         with raises((ColumnError, SourceError, QuarantineError), f"'{source}'", "empty values"):
             rows_of(files, "train")
     else:
-        found = rows_of(files, "train")
-        assert {n: dict(row)[source] for n, row in found.items()} == expected
+        made = rows_of(files, "train")
+        assert {n: dict(row)[source] for n, row in made.items()} == expected
     files = ParquetFiles.open(clicks, spec=Spec.own(guessed_spec(str(clicks), asked)))
     with open_loader(files, batch_size=1, split="test", shuffle=False, streams=1) as loader:
-        found = [batch.label.item() for batch in loader]
-    assert found == list(expected.values())[-len(found) :], "the last by time"
+        made = [batch.label.item() for batch in loader]
+    assert made == list(expected.values())[-len(made) :], "the last by time"
 
 
 def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(clicks, tmp_path):
@@ -638,7 +640,7 @@ class TestGuesses:
             assert batch["site"].tolist() == guessed["site"][:2].tolist() * 3
 
     @pytest.mark.parametrize(
-        ("texts", "found"),
+        ("texts", "formats"),
         [
             (["2025-03-01", None, ""], "%Y-%m-%d"),
             (["2025-03-01T10:20:00Z", "2025-03-31T00:00:00Z"], "%Y-%m-%dT%H:%M:%SZ"),
@@ -657,20 +659,20 @@ class TestGuesses:
         ],
     )
     def test_times_as_text_are_proposed_with_the_format_that_reads_them(
-        self, tmp_path, capsys, texts, found
+        self, tmp_path, capsys, texts, formats
     ):
         columns = {"y": [0, 1, 0][: len(texts)], "x": [0.5] * len(texts), "at": texts}
-        said = json.dumps(found)
+        said = json.dumps(formats)
         pq.write_table(pa.table(columns), tmp_path / "a.parquet")
         with open_loader(str(tmp_path), batch_size=1, streams=1):
-            assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(found)
+            assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(formats)
         text = guessed_spec(tmp_path)
         proposed = f'{{op = "parse_time", format = {said}}}, {{op = "weekday"}}'
-        assert (proposed in text) is bool(found)
+        assert (proposed in text) is bool(formats)
         assert ('name = "at_hour"' in text) is ("%H" in said)
-        ids = first_batch(tmp_path, text, len(texts))["at_weekday" if found else "at"].tolist()
-        missing = [bool(found) and not one for one in texts]
-        assert [one == 1 for one in ids] == missing  # 1 is what is missing
+        ids = first_batch(tmp_path, text, len(texts))["at_weekday" if formats else "at"].tolist()
+        missing = [bool(formats) and not text for text in texts]
+        assert [number == 1 for number in ids] == missing  # 1 is what is missing
 
     @pytest.mark.parametrize("roles", ["label=bought", {"label": ["bought"]}])
     def test_with_the_label_named_alone_the_rest_is_guessed(self, tmp_path, capsys, roles):

@@ -40,12 +40,12 @@ def test_a_predicate_leaves_rows_out_of_a_spec_s_split(clicks):  # noqa: F811
     )
     for split in ("train", "test"):
         every = rows_of(source, split)
-        found = rows_of(source, split, reader="petastorm", petastorm=wanted)
+        chosen_rows = rows_of(source, split, reader="petastorm", petastorm=wanted)
         chosen = {
             n for n in range(ROWS * FILES) if n % 5 and n % 900 > 300 and n % 7 and n / 4 < 200
         }
-        assert found == {row: values for row, values in every.items() if row in chosen}
-        assert 0 < len(found) < len(every) / 2
+        assert chosen_rows == {row: values for row, values in every.items() if row in chosen}
+        assert 0 < len(chosen_rows) < len(every) / 2
 
 
 def languages(frame):

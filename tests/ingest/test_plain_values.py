@@ -46,7 +46,8 @@ role = "label"
 
 def spec(columns: str, *made: str, table: str = "split = {train = 1}", more: str = "") -> Spec:
     return Spec.own(
-        HEAD % (columns, more, table) + "\n".join(f"[[column]]\n{one}" for one in made), "mine.toml"
+        HEAD % (columns, more, table) + "\n".join(f"[[column]]\n{column}" for column in made),
+        "mine.toml",
     )
 
 
@@ -102,15 +103,15 @@ def splits_by_files_and_by_a_job(folder, files, asked: Spec, **job) -> dict[str,
     ],
 )
 def test_a_fraction_is_no_whole_number(values):
-    found, lost = stored_column(values, "int")
-    assert found.to_pylist() == [2, None, None, -7]
+    numbers, lost = stored_column(values, "int")
+    assert numbers.to_pylist() == [2, None, None, -7]
     assert lost.tolist() == [False, False, True, False]
 
 
 def test_a_long_decimal_keeps_its_last_digit():
     ids = [Decimal(2**53 + 1), Decimal(2**63 - 1), Decimal(-(2**63)), None, Decimal(2**63)]
-    found, lost = stored_column(pa.array(ids, pa.decimal128(30, 4)), "int")
-    assert found.to_pylist() == [*ids[:4], None]
+    numbers, lost = stored_column(pa.array(ids, pa.decimal128(30, 4)), "int")
+    assert numbers.to_pylist() == [*ids[:4], None]
     assert lost.tolist() == [False] * 4 + [True]
 
 
@@ -239,7 +240,9 @@ def test_the_split_that_is_loaded_is_named_once_with_what_it_leaves_out(tmp_path
     )
     for _ in range(2):
         assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=parts), ["price"])) == 40
-    [line] = [one for one in capsys.readouterr().err.splitlines() if "split=" in one]
+    [line] = [
+        line_told for line_told in capsys.readouterr().err.splitlines() if "split=" in line_told
+    ]
     assert_names(line, tmp_path, "40 of 64 rows", "'train'", "train, test")
     rows_of(ParquetFiles.open(str(tmp_path), spec=spec('"price:float"', PRICE)), ["price"])
     assert "split=" not in capsys.readouterr().err, "there is only one"
@@ -270,7 +273,9 @@ def test_a_format_that_reads_hardly_any_value_is_refused_and_a_few_are_logged(tm
     write(tmp_path, "b", at=at(ROWS - 8))
     for _ in range(2):
         assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=hours), ["hour"])) == 2 * ROWS
-    [line] = [one for one in capsys.readouterr().err.splitlines() if "'hour'" in one]
+    [line] = [
+        line_told for line_told in capsys.readouterr().err.splitlines() if "'hour'" in line_told
+    ]
     assert_names(line, "b.parquet", "12.5%", "first 64 rows", "'1.1.2024'", "missing")
 
 
@@ -298,7 +303,7 @@ def test_rows_of_which_a_column_cannot_be_made_are_quarantined(tmp_path, reader)
             "file": str(listed),
         }
     assert {
-        (one["row_group"], one["row"], one["reason"].split(",")[0]) for one in told(listed)
+        (row["row_group"], row["row"], row["reason"].split(",")[0]) for row in told(listed)
     } == {
         (0, 3, "column 'y' holds 2"),
         (1, 8, "column 'y' holds 2"),
@@ -351,7 +356,7 @@ def test_a_number_that_is_none_is_refused_or_quarantined_unless_an_option_gives_
     assert rows(fill={column: 0})[1] == ((0, 2) if column == "y" else (1, 0))
     aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
     assert rows(errors=aside) == [(0, 1), (1, 3), (0, 4)]
-    assert [(one["row"], one["stage"]) for one in told(aside.quarantine)] == [(1, "batch")]
+    assert [(row["row"], row["stage"]) for row in told(aside.quarantine)] == [(1, "batch")]
     assert not np.isfinite(rows(errors=Errors(finite=False))[1]).all()
 
 
@@ -371,9 +376,9 @@ def test_what_a_transform_makes_no_number_is_quarantined_with_its_reason_but_in_
         rows = [row for batch in loader for row in rows_in(batch, ["price"])]
     assert np.isfinite(rows).all()
     assert sum(weight for _, weight in rows) == 29
-    [one] = told(aside.quarantine)
-    assert (one["row"], one["type"]) == (0, "ColumnError")
-    assert_names(one["reason"], "'price'", "-inf")
+    [row] = told(aside.quarantine)
+    assert (row["row"], row["type"]) == (0, "ColumnError")
+    assert_names(row["reason"], "'price'", "-inf")
 
 
 @pytest.mark.parametrize(
@@ -428,9 +433,9 @@ def test_rows_without_a_label_lie_in_a_split_of_their_own_as_in_a_job(tmp_path, 
     for name in ("a", "b"):
         write(files, name, y=labels, at=np.arange(ROWS), price=PRICES)
     asked = spec('"price:float", "at:int"', PRICE, table=f'{table}\nunlabelled = "ask"')
-    found = splits_by_files_and_by_a_job(tmp_path, files, asked)
-    assert len(found["ask"]) == 2 * -(-ROWS // 5)
-    assert sum(map(len, found.values())) == 2 * ROWS
+    splits = splits_by_files_and_by_a_job(tmp_path, files, asked)
+    assert len(splits["ask"]) == 2 * -(-ROWS // 5)
+    assert sum(map(len, splits.values())) == 2 * ROWS
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -463,10 +468,10 @@ def test_a_missing_text_is_no_negative_in_a_job_or_loader(tmp_path, files, by_di
     with raises((ColumnError, SourceError, QuarantineError), "'bought'", "empty values"):
         rows_of(table_of(files, roles), ["price"])
     text = guessed_spec(files, "bought == yes")
-    found = splits_by_files_and_by_a_job(tmp_path, files, Spec.own(text))
-    assert len(found["ask"]) == ROWS // 3
-    assert sum(map(len, found.values())) == ROWS
-    assert sum(label for rows in found.values() for label, _ in rows) == -(-ROWS // 3)
+    splits = splits_by_files_and_by_a_job(tmp_path, files, Spec.own(text))
+    assert len(splits["ask"]) == ROWS // 3
+    assert sum(map(len, splits.values())) == ROWS
+    assert sum(label for rows in splits.values() for label, _ in rows) == -(-ROWS // 3)
     lacking = Spec.own(text.replace('unlabelled = "ask"\n', ""))
     store = TableStore(tmp_path / "rejecting")
     done = on(None, Job(spec=lacking, inputs=(str(files),), store=store, max_rejects=0.5))
@@ -484,14 +489,14 @@ def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(
     table += '\nunlabelled = "ask"' * unlabelled
     asked = spec('"price:float", "at:float"', PRICE, table=table)
     more = {"rejects": str(tmp_path / "rejects"), "max_rejects": 0.1}
-    found = splits_by_files_and_by_a_job(tmp_path, files, asked, **more)
+    splits = splits_by_files_and_by_a_job(tmp_path, files, asked, **more)
     nowhere = {3, 20} if unlabelled else {3, 10, 20, 41}
     asking = {5, 10, 41} if unlabelled else set()
     for split, rows in (("train", range(32)), ("test", range(32, ROWS)), ("ask", asking)):
         expected = set(rows) - (nowhere if split == "ask" else nowhere | asking)
-        assert {int(price) for _, price in found.get(split, ())} == expected
+        assert {int(price) for _, price in splits.get(split, ())} == expected
     reasons = [
-        one["reason"] for path in (tmp_path / "rejects").rglob("*.json*") for one in told(path)
+        row["reason"] for path in (tmp_path / "rejects").rglob("*.json*") for row in told(path)
     ]
     assert len(reasons) == len(nowhere)
     assert_names(reasons[0], "at", "missing", "table.split_time")

@@ -49,11 +49,11 @@ def make():
         return made[-1]
 
     yield pool
-    for one in made:
-        one.close()
-    for one in made:
-        one.join(WAIT_S)
-        assert one.gone
+    for made_pool in made:
+        made_pool.close()
+    for made_pool in made:
+        made_pool.join(WAIT_S)
+        assert made_pool.gone
 
 
 def test_results_come_in_the_order_of_the_work(make):
@@ -206,20 +206,20 @@ def test_closing_wakes_a_waiting_consumer(make):
 
     pool = make(upstream(), lambda n: n)
     assert next(pool) == 0
-    found = []
+    ended = []
 
     def consume():
         try:
             next(pool)
         except Closed:
-            found.append("closed")
+            ended.append("closed")
 
     consumer = threading.Thread(target=consume)
     consumer.start()
     pool.close()
     consumer.join(WAIT_S)
     never.set()
-    assert found == ["closed"]
+    assert ended == ["closed"]
 
 
 def test_a_closed_pool_lets_go_of_what_was_on_its_way(make):
@@ -270,11 +270,11 @@ def test_who_asks_for_results_does_not_wait_for_a_worker_that_waits_for_it(make)
     """The worker pulls, and holds the pull until there is room, which only the one who asks makes."""
     pool = make(range(3), lambda n: n, limit_bytes=0)
     eventually(lambda: pool.waiting_bytes == 1 and pool._pull.locked())
-    found = []
-    asking = threading.Thread(target=lambda: found.append(pool._take_passing()), daemon=True)
+    results = []
+    asking = threading.Thread(target=lambda: results.append(pool._take_passing()), daemon=True)
     asking.start()
     asking.join(WAIT_S)
-    assert found == [None], "it looks for results again"
+    assert results == [None], "it looks for results again"
 
 
 def test_a_closed_pool_is_no_end_for_the_one_behind_a_generator(make):

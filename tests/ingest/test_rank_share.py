@@ -48,7 +48,7 @@ def _rows(batch):
 
 def _epoch(clicks, batch_size, ranks, state=None, **options):
     """The global batches that so many ranks make together, and the state of each rank's loader after three."""
-    found, states = [], []
+    parts, states = [], []
     for rank in range(ranks):
         with open_loader(
             str(clicks),
@@ -68,8 +68,8 @@ def _epoch(clicks, batch_size, ranks, state=None, **options):
                 assert batch.rows == sum(weight > 0 for *_, weight in batches[-1])
                 if len(batches) == 3:
                     states.append(loader.state_dict())
-            found.append(batches)
-    return [list(itertools.chain(*step)) for step in zip(*found, strict=True)], states
+            parts.append(batches)
+    return [list(itertools.chain(*step)) for step in zip(*parts, strict=True)], states
 
 
 @pytest.mark.parametrize("last", ["drop", "pad"])
@@ -78,7 +78,7 @@ def test_more_ranks_than_streams_make_the_same_global_batches(clicks, batch_size
     whole, _ = _epoch(clicks, batch_size, 1, last=last)
     parts, states = _epoch(clicks, batch_size, ranks, last=last)
     assert parts == whole
-    assert all(one == {**states[0], "order": one["order"]} for one in states), (
+    assert all(state == {**states[0], "order": state["order"]} for state in states), (
         "positions are of the global order"
     )
 

@@ -115,10 +115,10 @@ def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
 def test_batches_and_order_hash_are_the_same(tables, reader):
-    found = []
+    loaded = []
     for table in tables:
         with open_loader(table, batch_size=BATCH, last="pad", reader=reader) as loader:
-            found.append(
+            loaded.append(
                 (
                     [
                         (b.dense.clone(), b.values.clone(), b.lengths.clone(), b.label.clone())
@@ -128,10 +128,10 @@ def test_batches_and_order_hash_are_the_same(tables, reader):
                     loader.cardinalities,
                 )
             )
-    (want, order, sizes), (got, same, theirs) = found
+    (want, order, sizes), (got, same, theirs) = loaded
     assert (order, sizes) == (same, theirs)
-    for one, other in zip(want, got, strict=True):
-        for a, b in zip(one, other, strict=True):
+    for batch, other in zip(want, got, strict=True):
+        for a, b in zip(batch, other, strict=True):
             torch.testing.assert_close(b, a, rtol=0, atol=0, equal_nan=True)
 
 

@@ -79,8 +79,8 @@ def test_rates_are_those_of_the_time_without_rests(seed):
 
 def _off(looks, steady):
     """The largest share by which a rate between two looks is off."""
-    found = [rates(a, b) for a, b in itertools.pairwise(looks) if b.at - a.at > 0.3]
-    return max(abs(one.rows_per_s / steady - 1) for one in found)
+    measured = [rates(a, b) for a, b in itertools.pairwise(looks) if b.at - a.at > 0.3]
+    return max(abs(rate.rows_per_s / steady - 1) for rate in measured)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -101,11 +101,11 @@ def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs, m
     monkeypatch.setattr(
         shared_memory, "Region", lambda charge: regions.append(Region(charge)) or regions[-1]
     )
-    found, order = epoch(queries, [PARSE], knobs=knobs)
-    rows = found["row"].tolist()
+    columns, order = epoch(queries, [PARSE], knobs=knobs)
+    rows = columns["row"].tolist()
     assert len(set(rows)) == len(rows) == ROWS // 800 * 800
-    assert found["length"].tolist() == [len(query(r)) if query(r) else -1 for r in rows]
-    bags = [batch["words"] for batch in found["batches"]]
+    assert columns["length"].tolist() == [len(query(r)) if query(r) else -1 for r in rows]
+    bags = [batch["words"] for batch in columns["batches"]]
     words = [(query(r) or "").split() for r in rows]
     assert np.concatenate([bag.lengths for bag in bags]).tolist() == list(map(len, words))
     sizes = [len(word) for row in words for word in row]
@@ -118,7 +118,7 @@ def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs, m
 
 def test_pieces_come_in_the_order_in_which_batches_need_them():
     [read] = RowsPlan(groups=((99_999,),), batch_size=800).schedule(0).reads
-    due = [one.parts[0].window for one in read.pieces(SLICE_ROWS)]
+    due = [piece.parts[0].window for piece in read.pieces(SLICE_ROWS)]
     assert due == sorted(due)
     assert max(due)
 
@@ -163,10 +163,10 @@ def test_a_function_reads_what_an_earlier_one_gives_and_replaces_stored_columns(
         gives={"price": np.float32, "length": pa.float32()},
     )
     roles = {"label": "label", "dense": ["price", "length"], "sparse": ["row"]}
-    found, _ = epoch(queries, [first, second], roles=roles)
-    rows = found["row"]
-    assert (np.concatenate([b["price"] for b in found["batches"]]) == 2 * rows).all()
-    assert found["length"].tolist() == [1 + len(query(r) or "") for r in rows.tolist()]
+    columns, _ = epoch(queries, [first, second], roles=roles)
+    rows = columns["row"]
+    assert (np.concatenate([b["price"] for b in columns["batches"]]) == 2 * rows).all()
+    assert columns["length"].tolist() == [1 + len(query(r) or "") for r in rows.tolist()]
 
 
 def parse_length(columns):
@@ -207,8 +207,8 @@ def test_only_the_rows_on_which_it_fails_are_quarantined(queries, tmp_path, back
         assert loader.quarantined["rows_set_aside"] == 2
     assert weights == ROWS - 2
     listed = [json.loads(line) for line in (tmp_path / "list.jsonl").read_text().splitlines()]
-    assert sorted((one["row_group"], one["row"]) for one in listed) == [(0, 130), (1, 500)]
-    assert all("boom" in one["reason"] for one in listed)
+    assert sorted((row["row_group"], row["row"]) for row in listed) == [(0, 130), (1, 500)]
+    assert all("boom" in row["reason"] for row in listed)
 
 
 @pytest.mark.parametrize("seed", range(4))

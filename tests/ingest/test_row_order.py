@@ -119,11 +119,11 @@ def test_a_row_group_of_many_windows_is_read_once():
 
 
 def test_each_epoch_and_seed_has_an_order_of_its_own_also_of_row_groups():
-    found = set()
+    orders = set()
     for seed, epoch in ((0, 0), (0, 1), (1, 0)):
         plan = RowsPlan(groups=((100,) * 20,), batch_size=40, seed=seed, streams=1)
-        found.add(tuple(read.group for read in plan.schedule(epoch).reads))
-    assert len(found) == 3
+        orders.add(tuple(read.group for read in plan.schedule(epoch).reads))
+    assert len(orders) == 3
 
 
 def test_the_order_is_the_one_of_the_first_release():

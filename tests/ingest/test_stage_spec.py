@@ -32,7 +32,7 @@ def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, fir
 def test_decoding_never_waits_for_a_far_store_so_it_needs_no_more_than_the_cores():
     stages = pipeline([], fetches=True)
     most = limits_of(stages, 8, BACKENDS).workers
-    assert [(one.name, most[one.name], one.first_workers(8)) for one in stages[:2]] == [
+    assert [(stage.name, most[stage.name], stage.first_workers(8)) for stage in stages[:2]] == [
         ("fetch", (1, 64), 32),
         ("decode", (1, 8), 8),
     ]

@@ -143,7 +143,10 @@ def test_heads_lists_openings_and_small_files_outlast_a_store_that_refuses_five_
         out.write(b"x" * 2000)
     for method, ask in (
         ("HEAD", lambda: files.get_file_info(f"{path}/part-0.parquet").size),
-        ("GET", lambda: max(one.size or 0 for one in files.get_file_info(pafs.FileSelector(path)))),
+        (
+            "GET",
+            lambda: max(file.size or 0 for file in files.get_file_info(pafs.FileSelector(path))),
+        ),
         ("HEAD", lambda: files.open_input_file(f"{path}/part-0.parquet").size()),
         ("GET", lambda: len(TableStore(place).read("small"))),
     ):

@@ -84,21 +84,21 @@ def with_transform(table: FeatureTable, short: str) -> FeatureTable:
 
 def epoch(table: Any, **how: Any) -> tuple[dict[str, list[Any]], str | None, BatchLoader]:
     """The columns of an epoch, in its order: numbers, ids, or lists of ids; and its order hash."""
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     with open_loader(table, batch_size=BATCH, reader="arrow", last="pad", **how) as loader:
         for batch in loader:
             real = (batch.weight > 0).tolist()
             for name, numbers in zip(loader.dense_names, batch.dense.t().tolist(), strict=True):
-                found.setdefault(name, []).extend(itertools.compress(numbers, real))
+                columns.setdefault(name, []).extend(itertools.compress(numbers, real))
             lengths = batch.lengths.view(len(loader.sparse_names), -1)
             at = 0
             for name, counts in zip(loader.sparse_names, lengths.tolist(), strict=True):
                 ids = torch.split(batch.values[at : at + sum(counts)], counts)
                 at += sum(counts)
-                found.setdefault(name, []).extend(
-                    itertools.compress([one.tolist() for one in ids], real)
+                columns.setdefault(name, []).extend(
+                    itertools.compress([values.tolist() for values in ids], real)
                 )
-        return found, loader.order_hash, loader
+        return columns, loader.order_hash, loader
 
 
 def test_columns_are_changed_and_added_alike_in_threads_and_processes_and_the_order_stays(
@@ -124,13 +124,13 @@ def test_columns_are_changed_and_added_alike_in_threads_and_processes_and_the_or
     want = transform_functions.ratio(arrays)
     np.testing.assert_array_equal(np.array(threads["I1"], np.float32), want["I1"])
     np.testing.assert_array_equal(np.array(threads["ratio"], np.float32), want["ratio"])
-    assert [one[0] for one in threads["pair"]] == want["pair"].tolist()
+    assert [ids[0] for ids in threads["pair"]] == want["pair"].tolist()
     assert threads["both"] == want["both"].reshape(-1, 2).tolist()
-    assert threads["tags"] == [one[-2:] for one in before["tags"]]
-    assert [len(one) for one in threads["grams"]] == [
-        max(0, len(one) - 1) for one in threads["tags"]
+    assert threads["tags"] == [tags[-2:] for tags in before["tags"]]
+    assert [len(grams) for grams in threads["grams"]] == [
+        max(0, len(tags) - 1) for tags in threads["tags"]
     ]
-    assert {len(one) for one in threads["grams"]} == {0, 1}
+    assert {len(grams) for grams in threads["grams"]} == {0, 1}
     pairs = {}  # the cross is a function of both ids, and of nothing else
     for c1, pair, crossed in zip(threads["C1"], threads["pair"], threads["C1xpair"], strict=True):
         assert pairs.setdefault((c1[0], pair[0]), crossed) == crossed
@@ -147,8 +147,8 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
     files = table_of(
         str(tmp_path / "a.parquet"), "label=label;dense=I1;sparse=C1", (MODULE,)
     ).transformed(short_transforms([f"{MODULE}:doubled"]))
-    found, _, _ = epoch(files)
-    assert sorted(found["I1"]) == [2.0 * n for n in range(200)]
+    columns, _, _ = epoch(files)
+    assert sorted(columns["I1"]) == [2.0 * n for n in range(200)]
 
 
 @pytest.mark.parametrize(

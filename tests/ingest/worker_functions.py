@@ -288,9 +288,9 @@ def sums(numbers):
 
 @takes_matrix
 def too_large(numbers):
-    found = numbers.astype(np.float64)
-    found[3, 2] = 1e300
-    return found
+    large = numbers.astype(np.float64)
+    large[3, 2] = 1e300
+    return large
 
 
 @takes_matrix

@@ -43,15 +43,17 @@ def many(first: int, count: int, processes: int, tables: bool) -> int:
     """Progress and findings go to standard error, the sum to standard output."""
     began, total, findings, told = time.monotonic(), Sum(), list[Finding](), 0.0
     try:
-        for part, found in run_seeds(range(first, first + count), min(processes, count), tables):
+        for part, findings_of_part in run_seeds(
+            range(first, first + count), min(processes, count), tables
+        ):
             total += part
-            for finding in found:
+            for finding in findings_of_part:
                 print(
                     f"\nseed {finding.seed} deviates:\n{finding.text}replay it with: make storm SEED={finding.seed}"
                     f"{' TABLES=1' if tables else ''}",
                     file=sys.stderr,
                 )
-            findings += found
+            findings += findings_of_part
             spent = time.monotonic() - began
             if spent > told + 5 or total.seeds == count:
                 told = spent

@@ -67,31 +67,31 @@ class Fate:
     def deaths(self) -> int:
         return self.kills + self.hangs
 
-    def meet(self, one: StormChild) -> None:
+    def meet(self, child: StormChild) -> None:
         """At a message of a process, in its own thread."""
         chance = self._run.chance
-        self._run.point(one.name)
+        self._run.point(child.name)
         if self.deaths < self._most:
             if chance.random() < self._kill:
                 self.kills += 1
-                one.kill()
+                child.kill()
                 raise Killed
             if chance.random() < self._hang:
                 self.hangs += 1
-                self._run.wait(f"nothing, {one.name} hangs")
+                self._run.wait(f"nothing, {child.name} hangs")
         if chance.random() < self._late:
             self.pauses += 1
             self._run.wait("time", chance.random() * 0.8)
 
     def bury(self) -> None:
         """Takes back what a run that failed has left open."""
-        for one in self.children:
-            one._sock.close()
-            one._theirs.close()
+        for child in self.children:
+            child._sock.close()
+            child._theirs.close()
 
     def strike(self) -> None:
         """Kills one of those that run now, from outside, whatever it does."""
-        there = [one for one in self.children if one.code is None]
+        there = [child for child in self.children if child.code is None]
         if there and self.deaths < self._most:
             self.kills += 1
             there[int(self._run.chance.random() * len(there))].kill()
@@ -135,10 +135,10 @@ class StormChild(Child):
         end = None if limit_ms is None else run.now + limit_ms / 1000
         while True:
             run.point(self.name)
-            found = [(fd, event) for fd, event in self._readable[self._sock].poll(0)]
-            found += [(_DEATH, select.POLLIN)] if self.code is not None else []
-            if found or (end is not None and run.now >= end):
-                return found
+            events = [(fd, event) for fd, event in self._readable[self._sock].poll(0)]
+            events += [(_DEATH, select.POLLIN)] if self.code is not None else []
+            if events or (end is not None and run.now >= end):
+                return events
             self.to_rank.wait(None if end is None else end - run.now)
 
     def stack(self) -> str:

@@ -125,8 +125,8 @@ def storm() -> Iterator[Crew]:
         gc.disable()  # it would run in the middle of a run, at another place each time
         yield crew
     finally:
-        for one in reversed(undo):
-            one()
+        for close in reversed(undo):
+            close()
         crew.close()
         torch.set_num_threads(torch_threads)
         if automatic:
@@ -159,9 +159,9 @@ def _enter(module: Any, undo: list[Callable[[], None]]) -> None:
         if callable(f) and getattr(f, "__module__", "") == module.__name__
     ]
     for function in functions:
-        for one in (function, *(vars(function).values() if isinstance(function, type) else ())):
+        for owner in (function, *(vars(function).values() if isinstance(function, type) else ())):
             for kind in ("__defaults__", "__kwdefaults__"):
-                _defaults(one, kind, undo)
+                _defaults(owner, kind, undo)
 
 
 def _defaults(function: Any, kind: str, undo: list[Callable[[], None]]) -> None:

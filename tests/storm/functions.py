@@ -26,7 +26,7 @@ def doubled(columns: dict[str, Any]) -> dict[str, Any]:
 
 def hungry(columns: dict[str, Any]) -> dict[str, Any]:
     """At times there is not enough memory for it, at its first try. That depends on the batch alone."""
-    found = {"x": columns["x"] + np.float32(0.5)}
+    given = {"x": columns["x"] + np.float32(0.5)}
     columns["x"][:] = -1
     _point()
     if running():  # what is right is worked out with the same functions
@@ -34,7 +34,7 @@ def hungry(columns: dict[str, Any]) -> dict[str, Any]:
         if first % 3 == 0 and first not in fed:
             fed.add(first)
             raise MemoryError("this once")
-    return found
+    return given
 
 
 def fragile(columns: dict[str, Any]) -> dict[str, Any]:

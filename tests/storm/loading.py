@@ -22,7 +22,7 @@ from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate
-from tests.storm.found import Deviation
+from tests.storm.deviation import Deviation
 from tests.storm.functions import FUNCTIONS
 from tests.storm.scheduler import Crew, Ended, Scheduler, Way
 from tests.storm.store import Weather
@@ -212,7 +212,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     columns = Columns.of(source.fields, None, source.bags)
     decoding = store.decoding(source.files, columns.names)
     schema = store.TABLES[source.files[0].path][0].schema
-    found, transforms = 0, stages - len(stage_spec.pipeline(()))
+    least, transforms = 0, stages - len(stage_spec.pipeline(()))
     specs = stage_spec.pipeline(
         [stage_spec.transform(f"t{n}", movable=False) for n in range(transforms)]
     )
@@ -220,8 +220,8 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
         _together(plan, ranks, steps)
         for rank in range(ranks):
             with mock.patch.multiple("sluice.ingest.stages.minimum_memory", **doors.FOOTPRINT):
-                found = max(
-                    found,
+                least = max(
+                    least,
                     footprint_of(
                         plan,
                         columns,
@@ -232,7 +232,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
                         epochs=2,
                     ).total,
                 )
-    return found + _BASE
+    return least + _BASE
 
 
 def _together(plan: RowsPlan, ranks: int, steps: int) -> None:
@@ -386,8 +386,11 @@ class Consumer:
                 number, step = number + 1, 0
 
     def _look(self, batch: Any, wanted: twin.Expected) -> None:
-        for held, of in (*self._held, (batch, wanted)):  # those taken before must stay as they were
-            difference = of.differs(held)
+        for held, expected in (
+            *self._held,
+            (batch, wanted),
+        ):  # those taken before must stay as they were
+            difference = expected.differs(held)
             if difference:
                 raise Deviation(
                     f"batch {held.epoch}/{held.step}, looked at with {batch.epoch}/{batch.step}: "

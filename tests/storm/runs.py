@@ -85,7 +85,7 @@ def sum_of(run: Scheduler) -> Sum:
 
 def some_seeds(seeds: Iterable[int], tables: bool = False) -> tuple[Sum, list[Finding]]:
     """In this process."""
-    total, found = Sum(), []
+    total, findings = Sum(), []
     with storm() as crew:
         for number, seed in enumerate(seeds):
             try:
@@ -94,11 +94,11 @@ def some_seeds(seeds: Iterable[int], tables: bool = False) -> tuple[Sum, list[Fi
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 total += Sum(seeds=1, deviations=1)
-                found.append(Finding(seed, traceback.format_exc()))
+                findings.append(Finding(seed, traceback.format_exc()))
             if number % 50 == 49:
                 gc.collect()
                 gc.freeze()  # the next collection looks only at what the next runs leave, not at every module again
-    return total, found
+    return total, findings
 
 
 def run_seeds(

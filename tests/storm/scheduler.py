@@ -292,11 +292,13 @@ class Scheduler:
 
     def kill(self, task: Task) -> None:
         """It ends at its next turn, whatever it does, and so do all that it started."""
-        for one in self.tasks:
-            started = one.parent is not None and isinstance(one.parent.doom, Killed)
-            if (one is task or started) and not one.ended:
-                one.doom = one.doom or Killed()
-                self.wake(one)
+        for started_task in self.tasks:
+            started = started_task.parent is not None and isinstance(
+                started_task.parent.doom, Killed
+            )
+            if (started_task is task or started) and not started_task.ended:
+                started_task.doom = started_task.doom or Killed()
+                self.wake(started_task)
 
     # ---- the run's end
 

@@ -25,7 +25,7 @@ from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
-from tests.storm.found import Deviation
+from tests.storm.deviation import Deviation
 from tests.storm.scheduler import Crew, Ended, Scheduler, Way
 from tests.storm.steps import full_disk
 from tests.storm.threads import EPOCH_S, Thread, Time, entered
@@ -252,16 +252,16 @@ class _Run:
         paths += [
             (f"_sluice/state/{r.state}/state.json", "") for r in table.records.values() if r.state
         ]
-        found = []
+        missing = []
         for path, job in paths:
             try:
                 content = self._store.read(path).decode()
             except FileNotFoundError:
-                found.append(path)
+                missing.append(path)
                 continue
             if job and content != job:
-                found.append(f"{path} ({content})")
-        return found
+                missing.append(f"{path} ({content})")
+        return missing
 
     # ---- what is left
 

@@ -43,15 +43,15 @@ def test_files_whose_lines_count_are_there():
 
 
 def test_seeds_deviate_in_nothing():
-    total, found = some_seeds(range(60))
-    assert not found, found[0].text
+    total, findings = some_seeds(range(60))
+    assert not findings, findings[0].text
     assert total.deviations == 0
     assert min(total.kills, total.resizes, total.stalls, total.errors, total.resumes) > 0
 
 
 def test_tables_deviate_in_nothing():
-    total, found = some_seeds(range(25), tables=True)
-    assert not found, found[0].text
+    total, findings = some_seeds(range(25), tables=True)
+    assert not findings, findings[0].text
     assert min(total.kills, total.errors, total.conflicts) > 0
 
 
@@ -238,7 +238,7 @@ MUTANTS = {
 }
 
 
-def found(mutant, seeds):
+def first_failure(mutant, seeds):
     """The first seed whose run raises something, and what."""
     with storm() as crew:
         for seed in seeds:
@@ -256,11 +256,11 @@ def test_a_mistake_is_found(name):
     with pytest.MonkeyPatch.context() as patch:
         mistaken = changed(mutant.owner, mutant.method, mutant.old, mutant.new)
         patch.setattr(mutant.owner, mutant.method, mistaken)
-        seed, error = found(mutant, range(mutant.first, mutant.first + mutant.seeds))
+        seed, error = first_failure(mutant, range(mutant.first, mutant.first + mutant.seeds))
     assert error is not None, f"{mutant.seeds} seeds did not find it"
     assert not isinstance(error, TypeError | AttributeError), (
         f"this mutant cannot run at all: {error}"
     )
     print(f"{name}: seed {seed}, {type(error).__name__}: {str(error)[:200]}")
-    _, unchanged = found(mutant, [seed])
+    _, unchanged = first_failure(mutant, [seed])
     assert unchanged is None, f"seed {seed} deviates without the mistake, too: {unchanged!r}"

@@ -301,10 +301,10 @@ class local:
         self.__dict__["_run"], self.__dict__["_of"] = _runs[-1], {}
 
     def _own(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.__dict__["_of"].setdefault(
+        own: dict[str, Any] = self.__dict__["_of"].setdefault(
             self.__dict__["_run"].current.number, {}
         )
-        return found
+        return own
 
     def __getattr__(self, name: str) -> Any:
         try:

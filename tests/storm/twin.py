@@ -129,7 +129,7 @@ def epoch(  # noqa: PLR0917
     on."""
     small = TABLES[name]
     columns = [f.name for f in small.source.fields]
-    found = []
+    batches = []
     for rows in twin.batches(plan, number, rank, ranks):
         there = [row if row is not None and row[:2] != broken else None for row in rows]
         weight = np.array([row is not None for row in there], np.float32)
@@ -156,7 +156,7 @@ def epoch(  # noqa: PLR0917
             else np.ones(len(rows), np.int32)
             for c in sparse
         ]
-        found.append(
+        batches.append(
             Expected(
                 np.stack(dense, axis=1),
                 np.concatenate(values),
@@ -167,7 +167,7 @@ def epoch(  # noqa: PLR0917
                 checksum,
             )
         )
-    return tuple(found)
+    return tuple(batches)
 
 
 def order_hash(batches: tuple[Expected, ...]) -> str:

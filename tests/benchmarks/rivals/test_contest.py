@@ -53,15 +53,15 @@ def test_a_score_is_the_share_of_the_gain():
 
 
 def test_the_best_of_the_survey_is_measured_again_with_cores():
-    found = contest(
+    result = contest(
         Bench, ["decode=1", "decode=4", "decode=16"], {}, rounds=3, seconds=2.0, settle_s=1.0
     )
-    assert found.best == "decode=16"
-    assert {name: len(turns) for name, turns in found.arms.items()} == {
+    assert result.best == "decode=16"
+    assert {name: len(turns) for name, turns in result.arms.items()} == {
         "cores": 3,
         "best": 3,
         "best again": 3,
     }
-    assert found.spread == pytest.approx(8, rel=0.05)
-    assert found.score("best again").value == pytest.approx(1, abs=0.02)
-    assert found.to_dict()["counts"] is True
+    assert result.spread == pytest.approx(8, rel=0.05)
+    assert result.score("best again").value == pytest.approx(1, abs=0.02)
+    assert result.to_dict()["counts"] is True

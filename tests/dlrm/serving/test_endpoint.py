@@ -126,7 +126,7 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
     served = ServerMetrics()
     served.requests(200).inc()
     served.missing("I1").inc()
-    text = "".join(generate_latest(one.registry).decode() for one in (filled(0.75), served))
+    text = "".join(generate_latest(metrics.registry).decode() for metrics in (filled(0.75), served))
     told = {
         line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")
     }
@@ -134,7 +134,7 @@ def test_every_metric_of_the_dashboard_is_exported(repo):
     panels, annotations = dashboard["panels"], dashboard["annotations"]["list"]
     targets = [*annotations, *(target for panel in panels for target in panel.get("targets", ()))]
     asked = {name for target in targets for name in re.findall(r"\bsluice_\w+", target["expr"])}
-    assert [one["name"] for one in annotations] == ["Decisions", "What happened"]
+    assert [annotation["name"] for annotation in annotations] == ["Decisions", "What happened"]
     assert len(asked) > 30
     assert asked <= told, asked - told
     ids = [panel["id"] for panel in panels]

@@ -89,8 +89,8 @@ BODIES = [
 def outcomes(bodies):
     """What the client of each request gets: the refusal, or its rows."""
     return [
-        (one.status, str(one)) if isinstance(one, Refusal) else repr(one.probabilities)
-        for one in stub.scorer(SPEC, "f", most_rows=10).answer(bodies)
+        (answer.status, str(answer)) if isinstance(answer, Refusal) else repr(answer.probabilities)
+        for answer in stub.scorer(SPEC, "f", most_rows=10).answer(bodies)
     ]
 
 

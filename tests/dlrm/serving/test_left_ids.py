@@ -34,7 +34,7 @@ def test_ids_left_to_the_loader_are_made_in_serving_too(tmp_path):
     spark, left = left_ids.tables(tmp_path, 600)
     raw = left_ids.raw_rows(600).drop_columns("label")
     columns = {name: raw[name].combine_chunks() for name in raw.column_names}
-    want, got = (served(one).batch(columns, {}) for one in (spark, left))
+    want, got = (served(table).batch(columns, {}) for table in (spark, left))
     assert torch.equal(got.values, want.values)
     assert torch.equal(got.lengths, want.lengths)
     assert torch.equal(got.dense, want.dense)

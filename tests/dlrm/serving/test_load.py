@@ -43,8 +43,8 @@ def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_th
         asked = [asyncio.ensure_future(ask(size)) for size in (1, 2, 3, 4, 5, -1)]
         await asyncio.sleep(0)
         asked[2].cancel()  # its client went away
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(one) for one in found] == [bool] * 2 + [
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [bool] * 2 + [
             CancelledError,
             bool,
             bool,
@@ -52,10 +52,12 @@ def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_th
         ]
         for size in (BATCH_SIZE // 2, 0):
             asked = [ask(size) for _ in range(200)]
-            found = await asyncio.gather(*asked, return_exceptions=True)
-            refused = [one for one in found if isinstance(one, Refusal)]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            refused = [answer for answer in answers if isinstance(answer, Refusal)]
             assert len(refused) == 200 - (64 if size else 150)
-            assert {(one.status, one.headers["retry-after"]) for one in refused} == {(503, "1")}
+            assert {(refusal.status, refusal.headers["retry-after"]) for refusal in refused} == {
+                (503, "1")
+            }
         return await ask(7)
 
     assert asyncio.run(asyncio.wait_for(run(), 60))

@@ -72,10 +72,10 @@ class Server:
         """All that comes back until the server closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
             client.sendall(sent)
-            found = b""
+            received = b""
             while part := client.recv(65536):
-                found += part
-            return found
+                received += part
+            return received
 
     def ended(self, signum: int) -> subprocess.CompletedProcess[str]:
         self.program.send(signum)
@@ -114,9 +114,9 @@ def test_slow_broken_and_good_clients_and_a_clean_end(serve):
             good = http.post("/predict", json={"rows": [{"I1": 3, "C1": "x"}, {}]})
             assert (good.status_code, len(good.json()["probabilities"])) == (200, 2)
     ended = server.ended(signal.SIGTERM)
-    found = last_json(ended)
+    last = last_json(ended)
     assert ended.returncode == 0
-    assert (found["statuses"], found["rows"], found["step"]) == ({"200": 2, "408": 1}, 4, 10)
+    assert (last["statuses"], last["rows"], last["step"]) == ({"200": 2, "408": 1}, 4, 10)
     assert "Traceback" not in ended.stderr
 
 
@@ -137,22 +137,22 @@ def test_a_flood_costs_others_nothing(serve):
         POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)
     ] * 64
     with ThreadPoolExecutor(len(requests)) as pool:
-        asked = [pool.submit(server.raw, one) for one in requests]
+        asked = [pool.submit(server.raw, request) for request in requests]
         while_they_waited = 0
-        while not all(one.done() for one in asked):
+        while not all(answer.done() for answer in asked):
             assert httpx.get(f"{server.url}/health", timeout=60).json()["ok"]
             assert httpx.get(f"{server.url}/metrics", timeout=60).status_code == 200
-            while_they_waited += not all(one.done() for one in asked)
-        heard = [one.result().partition(b"\r\n\r\n") for one in asked]
+            while_they_waited += not all(answer.done() for answer in asked)
+        heard = [answer.result().partition(b"\r\n\r\n") for answer in asked]
     statuses = Counter(head.split()[1] for head, _, _ in heard)
     assert statuses.keys() <= {b"200", b"503"}
     assert statuses[b"200"] >= 1
     for head, _, body in heard:
-        found = json.loads(body)
+        scored = json.loads(body)
         if head.split()[1] == b"503":
             assert b"retry-after: " in head
         else:
-            assert len(found["probabilities"]) == 4096
+            assert len(scored["probabilities"]) == 4096
     assert while_they_waited  # how often says how many cores are free
     ended = server.ended(signal.SIGTERM)
     assert ended.returncode == 0

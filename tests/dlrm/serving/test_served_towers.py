@@ -56,10 +56,10 @@ def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
             saved.close()
             narrow = TableLayout(model, columns)
             alone = ranker(config, narrow, len(DENSE), Checkpoint(latest(saved.folder)[0]), "fp32")
-            one = bagged(batch(9, 64), 9)
+            drawn = bagged(batch(9, 64), 9)
             with torch.no_grad():
-                found = alone(*narrow.features(one))
-                wanted = parts.model(*layout.features(one))
-            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6, msg=str(how))
+                logits = alone(*narrow.features(drawn))
+                wanted = parts.model(*layout.features(drawn))
+            torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-6, msg=str(how))
             assert alone.tables.bytes == sum(t.bytes for t in narrow.tables)
-            assert found.std() > 1e-3
+            assert logits.std() > 1e-3

@@ -190,7 +190,7 @@ def test_int8_tables_take_less_than_a_quarter_and_hardly_change_the_answers(fold
     columns = {name: raw[name].combine_chunks() for name in wide.features.spec.input.columns}
     label = columns["label"].to_numpy().astype(np.float64)
     before, after = (
-        auc(one.probabilities(columns, {}), label, np.ones(ROWS)) for one in (wide, narrow)
+        auc(model.probabilities(columns, {}), label, np.ones(ROWS)) for model in (wide, narrow)
     )
     assert abs(after - before) < 0.0005
     assert after != before
@@ -386,7 +386,7 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path):
     damages = [
         *((pointer, text) for text in (b"\xff\xfe\x00", b"/\n", None)),
         *((meta, text) for text in (b"[]", None)),
-        *((meta, written(config=one)) for one in ({}, other_model)),
+        *((meta, written(config=config)) for config in ({}, other_model)),
     ]
 
     async def talk(http, service):

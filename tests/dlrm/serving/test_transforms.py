@@ -41,8 +41,8 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed
     numbers = clicks_table.numbers_of(batch.dense[:, 0])
     raw = clicks_table.raw_rows(ROWS).drop_columns("label").take(numbers)
     plain = FeatureTable.open(config.data, allow_code=(MODULE,))
-    assert [one.name for one in servable.table.transforms] == [
-        *(one.name for one in plain.transforms),
+    assert [transform.name for transform in servable.table.transforms] == [
+        *(transform.name for transform in plain.transforms),
         "doubled",
     ]
     made = servable.batch({name: raw[name].combine_chunks() for name in raw.column_names}, {})

@@ -72,22 +72,22 @@ def rejects(table: FeatureTable) -> list[dict]:
     return sorted(rejects_of(table), key=lambda row: (row["file"], row.get("line", 0), row["raw"]))
 
 
-def alike(one: FeatureTable, other: FeatureTable) -> None:
-    assert one.fingerprint == other.fingerprint
+def alike(table: FeatureTable, other: FeatureTable) -> None:
+    assert table.fingerprint == other.fingerprint
     records = [
         {key: value for key, value in table.record.to_json().items() if key not in OTHERWISE}
-        for table in (one, other)
+        for table in (table, other)
     ]
     assert records[0] == records[1]
-    assert DeltaTable(one.uri).schema().to_json() == DeltaTable(other.uri).schema().to_json()
-    assert [(f.split, f.rows, f.row_group_rows) for f in one.files] == [
+    assert DeltaTable(table.uri).schema().to_json() == DeltaTable(other.uri).schema().to_json()
+    assert [(f.split, f.rows, f.row_group_rows) for f in table.files] == [
         (f.split, f.rows, f.row_group_rows) for f in other.files
     ]
-    for mine, theirs in zip(one.files, other.files, strict=True):
+    for mine, theirs in zip(table.files, other.files, strict=True):
         tables = [pq.read_table(f.path, partitioning=None) for f in (mine, theirs)]
         assert tables[0].schema.names == tables[1].schema.names
         assert bits(tables[0]) == bits(tables[1])
-    assert rejects(one) == rejects(other)
+    assert rejects(table) == rejects(other)
     assert other.check() == []
 
 
@@ -177,7 +177,7 @@ def test_names_with_dots_are_the_same_to_both(spark, tmp_path):
     )
     both = made_by_both(spark, text, [path], tmp_path)
     alike(*both)
-    assert {one.name: one.cardinality for one in both[1].fields}["device.os"] == 2 + 1 + 4
+    assert {field.name: field.cardinality for field in both[1].fields}["device.os"] == 2 + 1 + 4
 
 
 ODD_NUMBERS = (

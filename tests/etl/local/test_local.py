@@ -112,13 +112,14 @@ def test_of_rows_on_the_disk_each_byte_is_read_once(monkeypatch):
         os, "pwrite", lambda *words: lengths.append(real_write(*words)) or lengths[-1]
     )
     monkeypatch.setattr(os, "pread", counted)
-    of = draw.integers(1, files, (9, 3000)).astype(np.int32)  # the first file has no rows
-    for number, one in enumerate(of):
+    # The first file has no rows.
+    into = draw.integers(1, files, (9, 3000)).astype(np.int32)
+    for number, numbers in enumerate(into):
         rows = pa.record_batch([pa.array(np.arange(3000) + 3000 * number)], ["row"])
-        assert store.put(split_by_number(rows, one, files))
+        assert store.put(split_by_number(rows, numbers, files))
     for file in range(1, files):
         taken = pa.Table.from_batches(store.get(file))
-        assert sorted(taken["row"].to_pylist()) == np.flatnonzero(of.ravel() == file).tolist()
+        assert sorted(taken["row"].to_pylist()) == np.flatnonzero(into.ravel() == file).tolist()
     assert read[0] == sum(lengths) > 0
     assert list(store.get(0)) == []
     store.close()
@@ -165,13 +166,13 @@ def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, monkeypatch, en
     )
     for size in (1, 2, 3, 5, 8, 20, 41, 64, 1000):
         for name in ("lines", "lines.gz"):
-            found = [
+            lines_read = [
                 line
                 for piece in pieces_of(files_of([str(tmp_path / name)]), size)
                 for batch in piece.batches()
                 for line in batch["line"].to_pylist()
             ]
-            assert found == [line + b"\n" for line in lines], (size, name)
+            assert lines_read == [line + b"\n" for line in lines], (size, name)
 
 
 def test_every_record_is_whole_however_its_file_is_cut(tmp_path):
@@ -206,16 +207,16 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
 
-    def found(*paths: str) -> list[str]:
+    def names_of(*paths: str) -> list[str]:
         return [file.path.removeprefix(f"{tmp_path}/") for file in files_of(paths)]
 
-    assert found(str(tmp_path)) == ["day_1.tsv", "day_2.tsv", "sub/day_3.tsv", "x=1/_y=2/f"]
+    assert names_of(str(tmp_path)) == ["day_1.tsv", "day_2.tsv", "sub/day_3.tsv", "x=1/_y=2/f"]
     assert (
-        found(f"{tmp_path}/*.tsv")
-        == found(f"file://{tmp_path}/day_[12].tsv")
+        names_of(f"{tmp_path}/*.tsv")
+        == names_of(f"file://{tmp_path}/day_[12].tsv")
         == ["day_1.tsv", "day_2.tsv"]
     )
-    assert found(f"{tmp_path}/{{day_1.tsv,sub/d*}}") == ["day_1.tsv", "sub/day_3.tsv"]
+    assert names_of(f"{tmp_path}/{{day_1.tsv,sub/d*}}") == ["day_1.tsv", "sub/day_3.tsv"]
     assert files_of([f"{tmp_path}/day_1.tsv"])[0].name == f"file://{tmp_path}/day_1.tsv"
     with fsspec.open("memory://logs/a.tsv", "wb") as file:
         file.write(b"1")

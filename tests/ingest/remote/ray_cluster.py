@@ -155,15 +155,15 @@ def opened(table: Any, epochs: int, address: str = "") -> BatchLoader:
 
 def listening(*nodes: Node) -> set[str]:
     """The addresses at which processes of the nodes, and this one, listen."""
-    found = set()
-    for process in [psutil.Process(), *(one for node in nodes for one in node.family())]:
+    addresses = set()
+    for process in [psutil.Process(), *(child for node in nodes for child in node.family())]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found |= {
-                one.laddr.ip
-                for one in process.net_connections("inet")
-                if one.status == psutil.CONN_LISTEN
+            addresses |= {
+                connection.laddr.ip
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
             }
-    return found
+    return addresses
 
 
 def places_restarts_and_scales(table: Any, address: str, head: Node, second: Node) -> None:
@@ -283,8 +283,8 @@ def outlives_the_head(table: Any, head: Node, address: str) -> None:
             lines_of_stderr() as said,
             opened(table, 10_000, address) as other,
         ):
-            fleet, found = other._remote.fleet, iter_hashes(other)
-            assert next(found) == next(twin)
+            fleet, hashes = other._remote.fleet, iter_hashes(other)
+            assert next(hashes) == next(twin)
             with fleet.changed:
                 assert fleet.changed.wait_for(lambda: bool(fleet.workers), _STARTS_S), (
                     "no worker came"
@@ -295,10 +295,10 @@ def outlives_the_head(table: Any, head: Node, address: str) -> None:
             began = time.monotonic()
             lines = "reads the rows itself", "has ended", f"ray start --address={address}"
             while client.poll() is None or fleet.workers or any(s not in said() for s in lines):
-                assert next(found) == next(twin), "the order of some epoch differs"
+                assert next(hashes) == next(twin), "the order of some epoch differs"
                 assert time.monotonic() - began < _STARTS_S, said()
             for _ in range(3):
-                assert next(found) == next(twin), "the order of some epoch differs"
+                assert next(hashes) == next(twin), "the order of some epoch differs"
     assert all(ended(pid) for pid in pids), "no worker outlives its loader"
     say(
         f"the head was killed: Ray's client ended after {time.monotonic() - began:.0f} s, and the loader went on"
@@ -312,9 +312,9 @@ def comes_back(table: Any, folder: Path) -> None:
         lines_of_stderr() as said,
         opened(table, 10_000, address) as loader,
     ):
-        fleet, found = loader._remote.fleet, iter_hashes(loader)
+        fleet, hashes = loader._remote.fleet, iter_hashes(loader)
         client = fleet.start.__self__._child
-        next(found)
+        next(hashes)
         client.kill()  # as Ray's own code ends it
         with fleet.changed:
             assert fleet.changed.wait_for(
@@ -323,7 +323,7 @@ def comes_back(table: Any, folder: Path) -> None:
             ), said()
         before = loader.remote["units"]
         while loader.remote["units"] == before:
-            next(found)
+            next(hashes)
     say("another client of Ray's takes the place of one that was killed, and has workers placed")
 
 

@@ -182,7 +182,7 @@ class Wrong(WorkerServer):
             [batch] = sent
         summed = checksum(batch, job, other if how == "another unit's rows" else unit)
         schema = sent[0].schema if sent else job.schema
-        answers = ((one, summed.to_bytes(4, "little")) for one in sent)
+        answers = ((part, summed.to_bytes(4, "little")) for part in sent)
         return flight.GeneratorStream(schema, answers)
 
 
@@ -392,7 +392,11 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
         assert values(loader) == expected
         assert loader.order_hash == order
         assert (loader.remote["units"], loader.remote["calls"]) == (0, 0)
-        [line] = [one for one in capsys.readouterr().err.splitlines() if "no worker" in one]
+        [line] = [
+            line_told
+            for line_told in capsys.readouterr().err.splitlines()
+            if "no worker" in line_told
+        ]
         assert_names(line, "0.5 s")
         held.may_answer.set()
         fleet = loader._remote.fleet
@@ -409,7 +413,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
 def certificates(tmp_path_factory):
     """Two authorities, each with a certificate for 127.0.0.1 that it signed itself, and its key."""
     folder = tmp_path_factory.mktemp("tls")
-    found = {}
+    made = {}
     for name in ("ours", "another"):
         subprocess.run(
             (
@@ -420,8 +424,8 @@ def certificates(tmp_path_factory):
             check=True,
             capture_output=True,
         )
-        found[name] = (folder / f"{name}.pem").read_bytes(), (folder / f"{name}.key").read_bytes()
-    return found
+        made[name] = (folder / f"{name}.pem").read_bytes(), (folder / f"{name}.key").read_bytes()
+    return made
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

@@ -51,10 +51,10 @@ def test_a_remote_transform_gives_the_same_batches_also_if_it_changes_its_back_e
     expected = hashes(table, **mine("halved"))
     same(hashes(table, **mine("halved"), workers=named(server), knobs=REMOTE), expected)
     assert any(
-        (one[3] != other[3]).any()
-        for one, other in zip(expected[1], hashes(table, fill=0.0)[1], strict=True)
+        (batch[3] != other[3]).any()
+        for batch, other in zip(expected[1], hashes(table, fill=0.0)[1], strict=True)
     )
-    found, turns = [], itertools.cycle(["process", "thread", "remote"])
+    hashes_seen, turns = [], itertools.cycle(["process", "thread", "remote"])
     with open_loader(
         table, batch_size=160, epochs=2, **mine("halved"), workers=named(server), knobs=REMOTE
     ) as loader:
@@ -65,9 +65,9 @@ def test_a_remote_transform_gives_the_same_batches_also_if_it_changes_its_back_e
                     loader.apply(
                         Knobs(workers={"mine": 1 + step % 3}, backend={"mine": next(turns)})
                     )
-            found.append(loader.order_hash)
+            hashes_seen.append(loader.order_hash)
         assert loader.remote["calls"] > 0
-    assert found == expected[0]
+    assert hashes_seen == expected[0]
 
 
 def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(
@@ -98,13 +98,13 @@ def test_a_hash_covers_the_module_of_a_function_and_what_has_no_source_is_refuse
     tmp_path, monkeypatch
 ):
     monkeypatch.syspath_prepend(tmp_path)
-    found = []
+    digests = []
     for number, constant in enumerate((1, 2, 1)):
         (tmp_path / f"own{number}.py").write_text(
             f"CONSTANT = {constant}\ndef own(columns):\n    return CONSTANT\n"
         )
-        found.append(source_digest(f"own{number}:own"))
-    assert found[0] == found[2] != found[1]
+        digests.append(source_digest(f"own{number}:own"))
+    assert digests[0] == digests[2] != digests[1]
     with raises(RemoteError, "math:sqrt", "source"):
         source_digest("math:sqrt")
 
@@ -125,8 +125,8 @@ def test_rows_that_fail_there_are_quarantined_as_here_and_errors_name_the_batch(
     )
     listed = [
         sorted(
-            (one["file"], one["row_group"], str(one["row"]))
-            for one in map(json.loads, (tmp_path / name).read_text().splitlines())
+            (row["file"], row["row_group"], str(row["row"]))
+            for row in map(json.loads, (tmp_path / name).read_text().splitlines())
         )
         for name in ("here", "there")
     ]
@@ -146,7 +146,7 @@ def test_functions_over_rows_run_there_as_here_and_the_same_rows_are_quarantined
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"label": [0, 1] * 2000, "query": texts}), path, row_group_size=900)
     lengths = Transform(f"{HERE}:length", "mine", reads=["query"], gives={"length": "float32"})
-    found = []
+    outcomes = []
     for name, more in (("here", {}), ("there", {"workers": named(calling()), "knobs": REMOTE})):
         with open_loader(
             [path],
@@ -157,11 +157,11 @@ def test_functions_over_rows_run_there_as_here_and_the_same_rows_are_quarantined
             **more,
         ) as loader:
             batches = [(batch.dense.tolist(), batch.weight.tolist()) for batch in loader]
-            found.append((batches, loader.order_hash, loader.quarantined["rows_set_aside"]))
+            outcomes.append((batches, loader.order_hash, loader.quarantined["rows_set_aside"]))
     assert loader.remote["calls"] > 0
     assert loader.remote["units"] == 0, "rows are read here"
-    assert found[0] == found[1]
-    assert found[0][2] == 1
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][2] == 1
 
 
 class Lying(WorkerServer):
@@ -213,11 +213,11 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
         "day": np.array(["2026-11-22"], "M8[D]"),
     }
     body = encode({"function": "x"}, arrays)
-    head, found = decode(body)
+    head, decoded = decode(body)
     assert head["function"] == "x"
-    assert found.keys() == arrays.keys()
+    assert decoded.keys() == arrays.keys()
     for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array, strict=True)
+        np.testing.assert_array_equal(decoded[name], array, strict=True)
     data = body.to_pybytes()
     for at in range(0, len(data), 3):
         with pytest.raises(WrongAnswer):

@@ -39,7 +39,7 @@ def ended(pid: int, within_s: float = 30.0) -> bool:
 
 
 def hashes(loader, epochs, at=lambda epoch, step: None, values=None):
-    found = []
+    order = []
     for epoch in range(epochs):
         for step, batch in enumerate(loader):
             at(epoch, step)
@@ -50,12 +50,12 @@ def hashes(loader, epochs, at=lambda epoch, step: None, values=None):
                         for part in (batch.dense, batch.values, batch.label)
                     ]
                 )
-        found.append(loader.order_hash)
-    return found
+        order.append(loader.order_hash)
+    return order
 
 
 def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_come_and_go(table):
-    expected, found = [], []
+    expected, order_seen = [], []
     with halving_loader(table, 6) as loader:
         order = hashes(loader, 6, values=expected)
     with halving_loader(table, 6, workers="local:2", knobs=remote_knobs(2)) as loader:
@@ -83,7 +83,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
             if (epoch, step) == (4, 0):
                 loader.apply(remote_knobs(2))
 
-        assert hashes(loader, 6, at, found) == order
+        assert hashes(loader, 6, at, order_seen) == order
         assert loader.remote["units"] > 0
         assert loader.remote["calls"] >= 6 * 24
         assert loader.remote["start_s"] > 0
@@ -91,7 +91,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
             "the planner reckons with as many"
         )
         last = set(loader.remote_pids)
-    assert found == expected
+    assert order_seen == expected
     assert len(killed) == 2
     assert len(seen | last) >= 3, "those that were killed or sent home were replaced"
     for pid in seen | last:
@@ -146,8 +146,8 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
         server.stopped.set()
         assert server.late.wait(60)
         trainer.send_signal(signal.SIGCONT)
-        found, rows, retries = trainer.stdout.readline().split()
-        assert (found, int(rows)) == (expected, 4000 // 160 * 160)
+        order_hash, rows, retries = trainer.stdout.readline().split()
+        assert (order_hash, int(rows)) == (expected, 4000 // 160 * 160)
         assert int(retries) > 0, "what came too late was asked for again"
         worker = int(trainer.stdout.readline())
         assert not ended(worker, 0)
@@ -187,12 +187,12 @@ def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_se
         worker.send_signal(signal.SIGINT)
         assert worker.wait(60) == 130
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["order_hash"], found["order_hashes"]) == (expected[-1], expected)
-    assert found["faults"]["missed"] == ["kill-remote=1@1000s"]
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["order_hash"], last["order_hashes"]) == (expected[-1], expected)
+    assert last["faults"]["missed"] == ["kill-remote=1@1000s"]
     assert_names(done.stderr, "kill-remote=all@0.3s", "SIGKILL")
-    assert found["knobs"]["backend"]["decode"] == "remote"
-    assert (found["rows"], found["workers"] <= 2, found["retries"] >= 0) == (
+    assert last["knobs"]["backend"]["decode"] == "remote"
+    assert (last["rows"], last["workers"] <= 2, last["retries"] >= 0) == (
         3 * (4000 // 160 * 160),
         True,
         True,

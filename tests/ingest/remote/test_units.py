@@ -39,19 +39,19 @@ def contents(batch):
 
 def hashes(source, epochs=2, **how):
     """The order hash of each epoch, and every value of every batch."""
-    found, values = [], []
+    order, values = [], []
     with open_loader(source, epochs=epochs, **{"batch_size": 160, **how}) as loader:
         for _ in range(epochs):
             values += map(contents, loader)
-            found.append(loader.order_hash)
-    return found, values
+            order.append(loader.order_hash)
+    return order, values
 
 
 def same(these, those):
     assert these[0] == those[0]
     assert len(these[1]) == len(those[1])
-    for one, other in zip(these[1], those[1], strict=True):
-        for a, b in zip(one, other, strict=True):
+    for batch, other in zip(these[1], those[1], strict=True):
+        for a, b in zip(batch, other, strict=True):
             np.testing.assert_array_equal(a, b)
 
 
@@ -76,17 +76,17 @@ def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_wi
 ):
     _, expected = hashes(table, 1, reader="arrow")
     how = {"batch_size": 160, "workers": named(worker), "reader": "arrow"}
-    found, turns = [], itertools.cycle(["thread", "remote"])
+    batches, turns = [], itertools.cycle(["thread", "remote"])
     with open_loader(table, **how) as loader:
         for batch in itertools.islice(loader, 7):
-            found.append(contents(batch))
+            batches.append(contents(batch))
             state, knobs = loader.state_dict(), loader.knobs
             loader.apply(replace(knobs, backend={"decode": next(turns)}))
     with open_loader(table, **how) as loader:
         loader.load_state_dict(state)
-        found += map(contents, loader)
+        batches += map(contents, loader)
         assert loader.remote["units"] > 0
-    same(([], found), ([], expected))
+    same(([], batches), ([], expected))
     with open_loader(table, **how, knobs=Knobs(backend={"decode": "thread"})) as loader:
         same(([], list(map(contents, loader))), ([], expected))
         assert loader.remote["units"] == 0
@@ -205,7 +205,7 @@ def test_a_feature_table_whose_records_tell_of_other_content_is_another_table(
     UnitMaker(job, FeatureTable.open(copy)).close()
     [record] = (copy / "_sluice" / "jobs").glob("*.json")
     digest = next(
-        f.sha256 for one in table.records.values() for f in one.files if f.split == "train"
+        f.sha256 for record in table.records.values() for f in record.files if f.split == "train"
     )
     record.write_text(record.read_text().replace(digest, digest[::-1]))
     with raises(RemoteError, "copy", "another table", "files"):
