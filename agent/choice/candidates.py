@@ -75,8 +75,7 @@ def _proposed(seen: Observation) -> Iterator[Candidate]:
             promised=seen.planned[2].predicted_rows_per_s or 0.0,
             early=seen.early,
         )
-    best = seen.effects.best
-    if best is not None:
+    if best := seen.effects.best:
         yield Candidate(
             name="best",
             knobs=best.knobs,
@@ -90,10 +89,9 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
     forecast, limits = seen.forecast, seen.state.limits
     moved, free_bytes = forecast, forecast.free_bytes
     for name in _movable(seen, limiting_stage(seen)):
-        computing = seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
         process_bytes = _expected_process(forecast, name)
         if (
-            computing
+            seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
             and forecast.separate_costs[name].backend != "process"
             and 2 * process_bytes <= free_bytes
         ):
@@ -156,12 +154,13 @@ def _movable(seen: Observation, limiting: str) -> Iterator[str]:
     """Yields the stages with workers and another back end: the limiting one first, then those that use most cores.
 
     A stage in threads gains in processes where the interpreter's lock, as the probe shows, would be held most of the
-    time if the pipeline used all cores. A stage that only waits uses no more cores."""
+    time if the pipeline used all cores. A stage that hardly computes uses no more cores."""
     costs, recent = seen.forecast.joined_costs, seen.recent
     held = 1.0 if recent.lock is None else recent.lock
     for name in sorted(costs, key=lambda n: (n != limiting, -recent.stages[n].cpu)):
         backend, stage = costs[name].backend, recent.stages[name]
-        usable = recent.cpu_quota if stage.cpu >= _COMPUTES * stage.busy else recent.cpu
+        computes = stage.cpu >= _COMPUTES * max(stage.busy, recent.running)
+        usable = recent.cpu_quota if computes else recent.cpu
         needed = max(_COMPUTES * usable, seen.forecast.settings.mostly_share * recent.cpu)
         is_locked = held * usable >= needed
         if (is_locked or backend == "process") and seen.state.limits.movable(name, backend):

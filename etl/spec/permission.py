@@ -56,7 +56,7 @@ class Permission:
                 f"its functions are imported only if you allow it: {_how_to_allow(module)}"
             )
         try:
-            target = getattr(importlib.import_module(module), name)
+            target: Callable[..., Any] = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise OperatorError(f"function = {function!r}: cannot be imported ({error})") from None
         if not callable(target):
@@ -67,8 +67,7 @@ class Permission:
                 f"{named_by} names the function {function!r}, which {module} has from {home}, and that "
                 f"module is not allowed: {_how_to_allow(home)}"
             )
-        loaded: Callable[..., Any] = target
-        return loaded
+        return target
 
 
 def find_modules_here() -> None:

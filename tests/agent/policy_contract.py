@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,17 +105,15 @@ class _Ill(FakePipeline):
         if self.now <= 3:
             return before
         if self.illness == "a stage is missing":
-            return dataclasses.replace(before, stages=before.stages[:1])
+            return replace(before, stages=before.stages[:1])
         if self.illness == "a stage is new":
-            return dataclasses.replace(
-                before, stages=(*before.stages, dataclasses.replace(before.stages[0], name="new"))
-            )
+            return replace(before, stages=(*before.stages, replace(before.stages[0], name="new")))
         if self.illness == "the clock stands still":
-            return dataclasses.replace(before, at=3.0)
+            return replace(before, at=3.0)
         if self.illness == "counters begin anew":
             stages = tuple(stage_stats(s.name, workers=s.workers) for s in before.stages)
-            return dataclasses.replace(
+            return replace(
                 before, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages
             )
         assert self.illness == "no core and no memory are left"
-        return dataclasses.replace(before, cpu_quota=0.0, memory_limit=0)
+        return replace(before, cpu_quota=0.0, memory_limit=0)

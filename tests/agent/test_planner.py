@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_slow_store_gets_more_readers_than_there_are_cores_once_it_was_measure
 def test_a_store_that_refuses_requests_gets_no_more_of_them():
     pipeline, refused = _store_bound(), itertools.count()
     snapshot = pipeline.snapshot
-    pipeline.snapshot = lambda: dataclasses.replace(snapshot(), throttled=next(refused))
+    pipeline.snapshot = lambda: replace(snapshot(), throttled=next(refused))
     controller, _ = tune(pipeline, 30)
     assert pipeline.knobs.workers["decode"] == 1
     refused = itertools.repeat(next(refused))
@@ -84,7 +84,7 @@ class RemoteReaders(FakePipeline):
         self.ready += sum(count for at, count in self.due if at <= self.now)
         self.due = [arrival for arrival in self.due if arrival[0] > self.now]
         self.ready = min(self.ready, self.knobs.workers["decode"])
-        self.stages[0] = dataclasses.replace(
+        self.stages[0] = replace(
             self.stages[0], wait_s=0.05 * self.knobs.workers["decode"] / self.ready
         )
         super().advance(seconds)
@@ -93,7 +93,7 @@ class RemoteReaders(FakePipeline):
         fleet = {"workers": self.ready, "start_s": self.delay_s, "requests_a_core": 2}
         if self.reports_starting:
             fleet["starting"] = sum(count for _, count in self.due)
-        return dataclasses.replace(super().snapshot(), elsewhere=fleet)
+        return replace(super().snapshot(), elsewhere=fleet)
 
 
 def test_remote_workers_are_judged_once_they_have_started():
@@ -169,7 +169,7 @@ class Governed(FakePipeline):
     def snapshot(self):
         told = super().snapshot()
         free = self.memory_limit - self.kept - told.memory_used
-        return dataclasses.replace(told, memory_free=max(0, free))
+        return replace(told, memory_free=max(0, free))
 
 
 def test_readers_grow_into_the_memory_that_the_governor_admits():
@@ -206,7 +206,7 @@ def test_a_dearer_transform_and_its_return_are_followed():
     controller, _ = tune(pipeline, 30)
     workers = [pipeline.knobs.workers["transform"]]
     for cpu_s in (0.016, 0.004):
-        pipeline.stages[1] = dataclasses.replace(cheap, cpu_s=cpu_s)
+        pipeline.stages[1] = replace(cheap, cpu_s=cpu_s)
         go_on(controller, pipeline, 25)
         workers.append(pipeline.knobs.workers["transform"])
     few, many, few_again = workers
@@ -247,7 +247,7 @@ def test_a_store_that_slows_down_is_answered_within_three_seconds(factor):
     pipeline = _store_bound(step_s=0.004)
     controller, _ = tune(pipeline, 60)
     read, decided = pipeline.stages[0], controller.decisions
-    pipeline.stages[0] = dataclasses.replace(read, wait_s=factor * read.wait_s)
+    pipeline.stages[0] = replace(read, wait_s=factor * read.wait_s)
     slowed_at = pipeline.now
     while controller.decisions == decided and pipeline.now < slowed_at + 20:
         pipeline.advance(controller.wait_s)
@@ -269,7 +269,7 @@ def test_noise_is_not_taken_for_change():
         def advance(self, seconds):
             true = self.stages
             self.stages = [
-                dataclasses.replace(
+                replace(
                     stage,
                     cpu_s=stage.cpu_s * draw.lognormvariate(0, 0.2),
                     wait_s=stage.wait_s * draw.lognormvariate(0, 0.2),

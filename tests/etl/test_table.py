@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
@@ -177,7 +177,7 @@ def test_check_finds_missing_truncated_and_replaced_files(table):
 
 def test_check_finds_ids_beyond_their_embedding(table):
     record = table.record
-    low = dataclasses.replace(record, cardinalities={**record.cardinalities, "C7": 10})
+    low = replace(record, cardinalities={**record.cardinalities, "C7": 10})
     TableStore(table.uri).write_json(f"_sluice/jobs/{record.job}.json", low.to_json())
     assert any("'C7'" in p and "10 rows" in p for p in FeatureTable.open(table.uri).check())
 
@@ -198,7 +198,7 @@ def test_create_and_append_refuse_what_they_cannot_do(table, tmp_path):
 def test_a_stale_version_is_a_conflict_in_our_words(table):
     store, stale = TableStore(table.uri), Base.read(TableStore(table.uri))
     small_table(table.uri, rows=100, mode="append", first=9000)
-    record = dataclasses.replace(table.record, mode="overwrite", job="late")
+    record = replace(table.record, mode="overwrite", job="late")
     with raises(CommitConflict, table.uri, "version 1", "version 0"):
         publish(store, stale, record, table.fields)
     assert FeatureTable.open(table.uri).version == 1
@@ -208,12 +208,11 @@ def record_of(table, job, mode, state=None):
     """A job that was applied with `state` and, unless it is another, left it as it was."""
     parent = table.record.state
     files = tuple(
-        dataclasses.replace(f, path=f.path.replace(table.record.job, job))
-        for f in table.record.files
+        replace(f, path=f.path.replace(table.record.job, job)) for f in table.record.files
     )
     shutil.copytree(Path(table.uri, "data", table.record.job), Path(table.uri, "data", job))
     TableStore(table.uri).write_json(f"_sluice/state/{state}/state.json", {})
-    return dataclasses.replace(
+    return replace(
         table.record, mode=mode, job=job, files=files, parent=parent, state=state or parent
     )
 
@@ -517,12 +516,8 @@ def test_a_table_is_shown_as_text(table):
 
 def test_appending_other_columns_is_refused_and_overwriting_with_them_is_not(table):
     store, base = TableStore(table.uri), Base.read(TableStore(table.uri))
-    fields = tuple(
-        dataclasses.replace(f, role="weight") if f.name == "I3" else f for f in table.fields
-    )
+    fields = tuple(replace(f, role="weight") if f.name == "I3" else f for f in table.fields)
     with raises(CommitError, "'I3'", "overwrite"):
-        publish(store, base, dataclasses.replace(table.record, mode="append", job="other"), fields)
-    version = publish(
-        store, base, dataclasses.replace(table.record, mode="overwrite", job="another"), fields
-    )
+        publish(store, base, replace(table.record, mode="append", job="other"), fields)
+    version = publish(store, base, replace(table.record, mode="overwrite", job="another"), fields)
     assert FeatureTable.open(table.uri, version).fields[3].role == "weight"
