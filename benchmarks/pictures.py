@@ -87,7 +87,7 @@ PICTURES = (
     Picture(
         file="tuned",
         title="Rows/s of Sluice's auto ÷ those of other loaders, by what they have to do (more is better)",
-        entry="2026-11-29 · The tuned race",
+        entry="2026-11-29 · The tuned race in full turns",
         table="auto",
         series=(
             Series(name="÷ tf.data with AUTOTUNE", column="÷ tf.data"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from benchmarks.pictures import ROOT, figures, read_log, table_of
 
 ENTRY = "2026-11-29 · The race of decoders"
-TUNED = "2026-11-29 · The tuned race"
+TUNED = "2026-11-29 · The tuned race in full turns"
 BEGIN, END = "<!-- written by benchmarks.race_table -->\n", "<!-- end of the written part -->\n"
 _HEAD = (
     "",

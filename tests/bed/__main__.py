@@ -134,7 +134,7 @@ class Bed:
         if not hasattr(self._local, "copy"):
             self._local.copy = Copy(Path(tempfile.mkdtemp(dir=self._folder)))
             self._copies.append(self._local.copy)
-        copy, began, failures_of_copy = self._local.copy, time.monotonic(), Failures()
+        copy, began, caused = self._local.copy, time.monotonic(), Failures()
         problem = fault.problem()
         if not problem:
             marks = "" if fault.file.startswith("etl/spark/") else "not spark"  # which are dear
@@ -142,8 +142,8 @@ class Bed:
             with copy.planted(fault):
                 ended = ("-x", *(f"--deselect={test}" for test in clean)) if self._first else ()
                 failures = copy.run(fault.tests, marks, *ended)
-            failures_of_copy = {test: why for test, why in failures.items() if test not in clean}
-        status = "does not apply" if problem else "found" if failures_of_copy else "not found"
+            caused = {test: why for test, why in failures.items() if test not in clean}
+        status = "does not apply" if problem else "found" if caused else "not found"
         if fault.equivalent and status == "not found":
             status = "equivalent"
         seconds = round(time.monotonic() - began, 1)
@@ -151,13 +151,13 @@ class Bed:
         self._write(
             {
                 **line,
-                "tests": failures_of_copy,
+                "tests": caused,
                 "seconds": seconds,
                 "text": problem or fault.equivalent,
             }
         )
         print(
-            f"{room}: {fault.name}: {status} ({len(failures_of_copy)} tests, {seconds:g} s)",
+            f"{room}: {fault.name}: {status} ({len(caused)} tests, {seconds:g} s)",
             flush=True,
         )
 
