@@ -21,21 +21,21 @@ class Results:
     """What was measured, by what was asked. A run that was cut short goes on where it stopped."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._found = path, {}
+        self._path, self._measured = path, {}
         if path.exists():
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
-                self._found[_name(entry["asked"])] = entry["found"]
+                self._measured[_name(entry["asked"])] = entry["found"]
 
     def once(self, asked: Mapping[str, Any], measure: Callable[[], Any]) -> Any:
         """What was found for this question, measured now if it never was."""
         name = _name(asked)
-        if name not in self._found:
+        if name not in self._measured:
             measured = measure()
             with self._path.open("a") as file:
                 file.write(json.dumps({"asked": asked, "found": measured}) + "\n")
-            self._found[name] = measured
-        return self._found[name]
+            self._measured[name] = measured
+        return self._measured[name]
 
 
 class Cases:

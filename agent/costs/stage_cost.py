@@ -160,7 +160,7 @@ class StageCost:
         )
 
     def _learn(self, workers: int, measured: Point, last_surprise: float) -> StageCost:
-        """Returns the cost with the point `found` taken in.
+        """Returns the cost with the point `measured` taken in.
 
         A difference that noise explains moves the point. A larger one changes the whole curve once the next look shows
         it too."""

@@ -256,9 +256,9 @@ def _of_all(line: Line, config: Line, starts: Sequence[Line]) -> Line:
 
 def check(path: Path) -> None:
     """Raises RunError for a URI, a file, or a folder with other content."""
-    if scheme := _URI.match(str(path)):
+    if match := _URI.match(str(path)):
         raise RunError(
-            f"{scheme[1]}://{str(path)[scheme.end() :]}: a run folder cannot be in an object store, because a run "
+            f"{match[1]}://{str(path)[match.end() :]}: a run folder cannot be in an object store, because a run "
             "appends to files, locks and renames them; name a folder of this host or of a shared file "
             "system. The table and the registry may be in a bucket. A checkpoint that checkpoints/LATEST "
             "names is complete and can be copied to one"

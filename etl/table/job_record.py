@@ -34,9 +34,8 @@ class FileRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
-        known = {
-            name: entry for name, entry in value.items() if name != "partition"
-        }  # of release 0.2
+        # Release 0.2 wrote `partition`.
+        known = {name: entry for name, entry in value.items() if name != "partition"}
         return cls(**{**known, "row_group_rows": tuple(value["row_group_rows"])})
 
 

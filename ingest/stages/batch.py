@@ -308,7 +308,9 @@ class Cutter:
         if self._share.parts > 1:
             series = self._part_of(series)
         number = self._checked
-        checked = series.floats[:, 0] if number is None else [own.of(number) for own in series.ids]
+        checked = (
+            series.floats[:, 0] if number is None else [part.of(number) for part in series.ids]
+        )
         series = replace(series, checksums=tuple(crc32(array.data) for array in checked))
         self._quarantine.zero_lost_weights(series, self._columns)
         return self.pass_on(series, charge, 0)

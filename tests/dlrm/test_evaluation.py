@@ -117,16 +117,14 @@ def test_a_column_that_alone_predicts_the_label_is_found_on_any_number_of_ranks(
             alone.add(replace(drawn, values=torch.cat([few, unique, bag]).int()))
         parts.append(np.concatenate(alone._parts, axis=1))
     alone._world = SimpleNamespace(gather_objects=lambda _: parts)  # type: ignore[assignment]
-    alone_found = alone.result()
+    explained = alone.result()
     if column == "bag":
-        assert next(iter(alone_found)) == "bag", "rows whose bag is empty are not told by it"
+        assert next(iter(explained)) == "bag", "rows whose bag is empty are not told by it"
     elif name:
-        assert [name_alone for name_alone in alone_found if alone_found[name_alone] > 0.98] == [
-            name
-        ]
+        assert [key for key in explained if explained[key] > 0.98] == [name]
     else:
-        assert max(alone_found.values()) < 0.9
-    assert alone_found["one"] < 0.6
+        assert max(explained.values()) < 0.9
+    assert explained["one"] < 0.6
 
 
 def test_a_column_that_predicts_the_label_alone_is_warned_of():

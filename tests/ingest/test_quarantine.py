@@ -164,8 +164,8 @@ def test_exactly_the_bad_rows_are_found(rows, every):
             raise ValueError(f"in {start} to {stop}")
         return list(range(start, stop))
 
-    good, bad_found = isolate(attempt, rows, max_rows=rows)
-    assert [row for row, _ in bad_found] == sorted(bad)
+    good, isolated = isolate(attempt, rows, max_rows=rows)
+    assert [row for row, _ in isolated] == sorted(bad)
     assert [row for _, _, result in good for row in result] == [
         r for r in range(rows) if r not in bad
     ]
