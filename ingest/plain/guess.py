@@ -4,7 +4,6 @@ A loader takes its roles from the proposals, and `sluice guess` writes a spec fr
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ import pyarrow.compute as pc
 
 from sluice.common.suggest import meant
 from sluice.etl.ops.chain import make_labels
-from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.plain.column_kind import (
     Spread,
@@ -29,6 +27,7 @@ from sluice.ingest.plain.column_kind import (
 )
 from sluice.ingest.plain.probe import ColumnFacts
 from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
+from sluice.ingest.plain.time_guess import TimeGuess, guess_times, share_of_values, unit_of_times
 
 LABELS = (
     "label",
@@ -53,47 +52,14 @@ _TIMES = re.compile(
 _USERS = re.compile(
     r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE
 )
-# In seconds since 1970.
-_YEAR_1990 = 631_152_000
-_YEAR_2001 = 10**9
-_YEAR_2100 = 4_102_444_800
+_YEAR_2001 = 10**9  # in seconds since 1970
 _HOUR, _TEN_YEARS = 3600, 315_360_000
 _UNIQUE, _MANY = 0.95, 1000
 """If this share of at least so many values is distinct, a column identifies rows."""
 _SIZES = (*(first * 10**zeros for zeros in range(3, 7) for first in (1, 2, 5)), 10**7)
 _IDS = 2**31
-# A column can only use one of these, because dates would be ambiguous.
-_SWAPPED = ("%m/%d/%Y", "%d/%m/%Y")
-_CLOCKS = (
-    " %H:%M:%S",
-    "T%H:%M:%S",
-    "T%H:%M:%SZ",
-    " %H:%M",
-    "",
-    "T%H:%M:%S%z",
-    "T%H:%M:%S.%fZ",
-    "T%H:%M:%S.%f%z",
-    "T%H:%M:%S.%f",
-    " %H:%M:%S.%f",
-    " %H:%M:%S%z",
-    " %H:%M:%S.%f%z",
-    " %H:%M:%S %z",
-    "T%H:%M",
-)
-_FORMATS = (
-    *(
-        f"{day}{clock}"
-        for clock in _CLOCKS
-        for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", *_SWAPPED)
-    ),
-    "%d/%b/%Y:%H:%M:%S %z",
-)
-_MOST_FORMATS = 3
-_FEW, _DISTINCT = 0.01, 50
-"""Of a column of times, at most this share of values, and one in so many distinct values, may be no times."""
-_QUOTED = 100  # characters of a value to quote
-_DIGITS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m%d", "%y%m%d%H")
-"""Formats of times that are written as one whole number."""
+_FEW = 0.01
+"""At most this share of a label's values may be neither 0 nor 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +86,8 @@ class Proposal:
     """For a time as a whole number: how many units a second has."""
     why: str = ""
     """Why it is left out."""
+    guess: TimeGuess | None = None
+    """For a time as text or as digits: how it was read, and how else it might be."""
     label: str = ""
     """For the label: its name, or the comparison that makes it."""
     spread: Spread | None = None
@@ -171,8 +139,10 @@ def proposals(
     if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
         label = f"{wanted} >= {least:g}"
     hashed, proposed = set(hashed), dict[str, Proposal]()
+    sampled = {name: column.sampled for name, column in facts.items() if name not in hashed}
+    times = guess_times({name: rows for name, rows in sampled.items() if rows is not None})
     for name, column in facts.items():
-        blank = Proposal(name=name, facts=column)
+        blank = Proposal(name=name, facts=column, guess=times.get(name))
         if name == wanted:
             odd = "" if label != name else _describe_odd_clicks(column)
             proposed[name] = replace(blank, role="label", label=label, rejected=odd)
@@ -286,10 +256,8 @@ def _ids(guessed: Proposal, inner: pa.DataType, rows: int) -> Proposal:
     left_out = replace(guessed, role="")
     if is_text(inner) and not facts.values:
         return replace(left_out, why="text of which no value was seen; hash= makes ids of it")
-    if is_single and is_text(inner) and (read := times_of(facts.sampled, facts.examples)):
-        formats, _, rejected = read
-        why = "a time as text"
-        return replace(left_out, time="text", formats=formats, why=why, rejected=rejected)
+    if is_single and is_text(inner) and (guess := guessed.guess):
+        return _read_time(replace(left_out, time="text", why="a time as text"), guess)
     likely = likely_values(facts, rows)
     if (
         is_single
@@ -315,14 +283,9 @@ def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
     name, low, high = blank.name, blank.facts.low, blank.facts.high
     named = is_named_id(name)
     blank = replace(blank, why="looks like a time")
-    if named is not False and (form := _digits_format(blank.facts.examples)):
-        return replace(blank, time="int", formats=(form,))
-    units = (
-        unit
-        for unit in (1, 10**3, 10**6, 10**9)
-        if isinstance(low, int) and _YEAR_1990 * unit <= low <= high <= _YEAR_2100 * unit
-    )
-    unit = next(units, 0)
+    if named is not False and blank.guess:
+        return _read_time(replace(blank, time="int"), blank.guess)
+    unit = unit_of_times(low, high)
     if _TIMES.search(name):
         return replace(blank, time="int" if unit else "", unit=unit or 1)
     # Ids may be as large as times. Ids that are counted up lie within an hour, and ids as large as the seconds of the
@@ -338,18 +301,12 @@ def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
     return replace(blank, time="int", unit=unit)
 
 
-def _digits_format(examples: pa.Array | None) -> str:
-    """Returns the format of times in digits such as 14102100. Empty if any value is not such a time from 1990 on."""
-    if examples is None or not len(examples):
-        return ""
-    for form in _DIGITS:
-        seconds = ParseTime(format=form).apply(examples.cast(pa.string()), None)
-        ends = pc.min_max(seconds)
-        if not seconds.null_count and (
-            _YEAR_1990 <= ends["min"].as_py() <= ends["max"].as_py() <= _YEAR_2100
-        ):
-            return form
-    return ""
+def _read_time(proposal: Proposal, guess: TimeGuess) -> Proposal:
+    """Completes the proposal for a time as text or as digits. If it has two readings, it is left out."""
+    read = guess.reading
+    if guess.is_open:
+        return replace(proposal, time="", why=f"a time with two readings: {guess.example}")
+    return replace(proposal, formats=read.formats, rejected=read.rejected)
 
 
 def _are_ids(name: str, examples: pa.Array | None) -> bool:
@@ -359,57 +316,6 @@ def _are_ids(name: str, examples: pa.Array | None) -> bool:
     values = examples.cast(pa.float64(), safe=False)
     values = values.filter(pc.is_finite(values))
     return len(values) > 0 and bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
-
-
-def times_of(values: pa.Array, examples: pa.Array) -> tuple[tuple[str, ...], pa.Array, str] | None:
-    """Returns the formats of the times in a column of texts, the times in seconds since 1970, and how many texts are no
-    times, with an example. None if they are more than 1 %. The formats are chosen by some distinct values."""
-    formats = _time_formats(examples, max(1, len(examples) // _DISTINCT))
-    if not formats:
-        return None
-    values = values.cast(pa.string())
-    seconds = ParseTime(format=formats).apply(values, None)
-    given = pc.fill_null(pc.not_equal(values, ""), False).to_numpy(zero_copy_only=False)
-    wrong = given & seconds.is_null().to_numpy(zero_copy_only=False)
-    if wrong.sum() > _FEW * given.sum():
-        return None
-    rejected = ""
-    if wrong.any():
-        example = values[int(wrong.argmax())].as_py()
-        rejected = share_of_values(int(wrong.sum()), len(values), example)
-    return formats, seconds, rejected
-
-
-def share_of_values(count: int, total: int, example: str) -> str:
-    """Returns how many sampled values there are of a kind, with an example."""
-    quoted = json.dumps(example[:_QUOTED], ensure_ascii=False)
-    return f"{count:,} of {total:,} sampled values, such as {quoted}"
-
-
-def _time_formats(examples: pa.Array, most_wrong: int) -> tuple[str, ...]:
-    """Returns the time formats that together read all of these texts but `most_wrong`, the most frequent first. Empty
-    if there are none."""
-    left, formats = examples.filter(pc.not_equal(examples, "")), list[str]()
-    while len(left) and len(formats) < _MOST_FORMATS:
-        taken = {day for day in _SWAPPED if any(form.startswith(day) for form in formats)}
-        read = {
-            form: ParseTime(format=form).apply(left, None)
-            for form in _FORMATS
-            if not (form.startswith(_SWAPPED) and taken and not form.startswith(tuple(taken)))
-        }
-        # Where days and months can be exchanged, the times of a log are close together.
-        best = min(
-            read,
-            key=lambda form: (
-                read[form].null_count,
-                pc.subtract(pc.max(read[form]), pc.min(read[form])).as_py() or 0,
-            ),
-        )
-        if read[best].null_count == len(left):
-            break
-        formats.append(best)
-        left = left.filter(pc.is_null(read[best]))
-    return tuple(formats) if len(left) <= most_wrong else ()
 
 
 def user_of(proposed: Mapping[str, Proposal]) -> str | None:

@@ -48,10 +48,13 @@ def main(argv: list[str]) -> None:
     options = parse(GuessOptions, argv, "sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION)
     from sluice.etl.spec.spec import Spec
     from sluice.ingest.read.parquet_files import ParquetFiles
-    from sluice.tools.guess_spec import guessed_spec
+    from sluice.tools.guess_spec import TWO_READINGS, guessed_spec
 
     files = options.files if len(options.files) > 1 else options.files[0]
     text = guessed_spec(files, options.label, options.exclude)
+    for line in text.splitlines():
+        if line.startswith(TWO_READINGS):
+            print(f"sluice: {line.removeprefix('# ')}", file=sys.stderr)
     # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
     if (spec := Spec.own(text, "the guessed spec")).input.format in ("parquet", "delta", "iceberg"):
         ParquetFiles.open(files, spec=spec, say=lambda _: None)

@@ -30,14 +30,13 @@ from sluice.ingest.plain.guess import (
     Proposal,
     label_values,
     proposals,
-    share_of_values,
-    times_of,
     user_of,
     usual_label,
 )
 from sluice.ingest.plain.probe import facts_text
 from sluice.ingest.plain.recipe import check_kind
 from sluice.ingest.plain.roles import label_of
+from sluice.ingest.plain.time_guess import TimeGuess, guess_times, share_of_values
 from sluice.ingest.read.source_files import Paths, facts_of
 
 _HEAD = """\
@@ -49,6 +48,8 @@ _HEAD_OF_TEXT = """\
 # `sluice guess` wrote this spec from names and a few rows. Read it, and change what is wrong.
 #   sluice etl --spec "this file" --input … --output …    makes a feature table for the Loader
 """
+TWO_READINGS = "# Two readings: "
+"""How the comment on a time that has two readings begins."""
 _SPLIT_COLUMNS = 4
 """The number of columns that decide the split of plain Parquet without times and users."""
 
@@ -94,6 +95,9 @@ def spec_text(
         ]
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
+    for name, proposal in proposed.items():
+        if (proposal.time or not proposal.role) and (guess := proposal.guess) and guess.other:
+            lines += _write_readings(name, guess, in_columns=bool(logs) and is_text(guess.kind))
     lines += ["", "[table]", *_write_splits(proposed, logs), ""]
     taken = {name.lower() for name in proposed}
     for name, proposal in used.items():
@@ -103,6 +107,24 @@ def spec_text(
             proposal, free_name(name, proposed, used, taken), learns=logs is not None
         )
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _write_readings(name: str, guess: TimeGuess, *, in_columns: bool) -> Iterator[str]:
+    """Yields the comment on a time that has two readings. The job reads it `in_columns`, or an operator does."""
+    assert guess.other
+    formats = [toml_texts(reading.formats) for reading in (guess.reading, guess.other)]
+    if guess.reason:
+        yield (
+            f"{TWO_READINGS}{name}: {guess.example}. It is read by {formats[0]} and not by {formats[1]}, because "
+            f"{guess.reason}."
+        )
+        return
+    yield f"{TWO_READINGS}{name}: {guess.example}, and nothing in the sample decides. No column is made of it."
+    place = "columns" if in_columns else "ops of a column that is made of it"
+    yield f"# Put one of these into {place}:"
+    for form in formats:
+        read = f"name = {quoted(f'{name}:float')}" if in_columns else 'op = "parse_time"'
+        yield f"#   {{{read}, format = {form}}}"
 
 
 def _leave_out_unreadable(proposal: Proposal) -> Proposal:
@@ -314,15 +336,16 @@ def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any
     """Converts columns of texts that hold times. Returns the rows whose cells all fit their columns. Also returns what
     the texts of a column show, as fields of its proposal."""
     columns, notes = dict(logs.columns), dict[str, dict[str, Any]]()
-    places = logs.sample.places
+    places, times = logs.sample.places, guess_times(logs.columns)
     fits = np.ones(len(places), bool)
     for name, values in logs.columns.items():
         note = notes[name] = {}
-        if is_text(values.type) and (read := times_of(values, pc.unique(values.drop_null()))):
-            note["input_formats"], seconds, _ = read
-            microseconds = pc.multiply(seconds, 1e6).cast(pa.int64(), safe=False)
+        guess = times.get(name)
+        if is_text(values.type) and guess and not guess.is_open:
+            note |= {"input_formats": guess.reading.formats, "guess": guess}
+            microseconds = pc.multiply(guess.reading.seconds, 1e6).cast(pa.int64(), safe=False)
             at = microseconds.cast(pa.timestamp("us"))
-            has_clock = any("%H" in time_format for time_format in note["input_formats"])
+            has_clock = any("%H" in time_format for time_format in guess.reading.formats)
             columns[name] = at if has_clock else at.cast(pa.date32(), safe=False)
         cells = logs.cells.get(name, ())
         is_there = columns[name].is_valid().to_pylist()
