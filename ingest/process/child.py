@@ -93,6 +93,8 @@ class Child:
                     return protocol.receive(self._sock)
                 except protocol.Gone:
                     raise Died(self.reap()) from None
+                except protocol.InvalidMessage as error:
+                    raise Died(f"its answer is none: {error}") from None
             if events:
                 raise Died(self.reap())
         stack = self.stack()

@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import os
+import re
 import socket
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,6 +22,10 @@ import numpy.typing as npt
 _ALIGN = 64
 _MESSAGE_BYTES = 2**17
 _GRAIN = 64 * 2**10
+_SENDABLE = re.compile(r"[<>|][biufcmMSUV][1-9]\d{0,8}(\[\w+\])?")
+"""The types of arrays that are sent, as numpy writes them: numbers, dates and fixed-size bytes or texts."""
+_KEPT_INDEX = 2**18
+_DIMENSIONS = 32
 # The number of characters of an error's text and of its traceback that are sent.
 _TEXT, _TRACE = 2_000, 12_000
 
@@ -32,6 +37,10 @@ ROWS = "\0rows"
 
 class Gone(Exception):
     """The other side has closed its end, or died."""
+
+
+class InvalidMessage(ValueError):
+    """The other side sent something that no side of this version sends. The message names the field."""
 
 
 def send(sock: socket.socket, message: Mapping[str, Any]) -> None:
@@ -48,7 +57,12 @@ def receive(sock: socket.socket) -> dict[str, Any]:
         raise Gone from error
     if not data:
         raise Gone
-    message: dict[str, Any] = json.loads(data)
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"a message that is no JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise InvalidMessage(f"{_shown(message)} in place of a message")
     return message
 
 
@@ -70,7 +84,11 @@ class RegionLayout:
         """`lying` has the places of arrays (by id) that are already in the region. These are not moved."""
         lying = lying or {}
         for name, array in columns.items():
-            if array.dtype.hasobject or array.dtype.names:
+            if (
+                array.dtype.hasobject
+                or array.dtype.names
+                or not _SENDABLE.fullmatch(array.dtype.str)
+            ):
                 raise TypeError(
                     f"column {name!r} is of dtype {array.dtype}: process workers only take numbers, dates and "
                     "fixed-size bytes; use backend=thread for other types"
@@ -110,17 +128,71 @@ def _arrange(
     return places, new, json.dumps(places).encode(), at
 
 
-def read(region: Array, index: list[int]) -> tuple[dict[str, Array], Mapping[str, Place]]:
-    """Returns the arrays as views of the region, and their places."""
-    places = _parse(region[index[0] : index[1]].tobytes())
-    return {name: _view(region, place) for name, place in places.items()}, places
+def read(region: Array, index: Any) -> tuple[dict[str, Array], Mapping[str, Place]]:
+    """Returns the arrays as views of the region, and their places.
+
+    The other side wrote both. Only places inside the region, of types without pointers, are accepted: numpy checks
+    neither an offset below 0 nor what lies where an object should be. Otherwise raises InvalidMessage."""
+    if not (isinstance(index, list) and len(index) == 2 and all(map(is_count, index))):
+        raise InvalidMessage(f"index: {_shown(index)} is not two positions")
+    text = region[index[0] : index[1]].tobytes()
+    places, needed = (_parse if len(text) <= _KEPT_INDEX else _parse.__wrapped__)(text)
+    if needed > region.size:
+        raise InvalidMessage(f"index: {needed} bytes of arrays in a region of {region.size}")
+    arrays = {name: _view(region, place) for name, place in places.items()}
+    for name, array in arrays.items():
+        # numpy counts and copies by masks whose bytes it takes to be 0 or 1.
+        if array.dtype == bool and array.view(np.uint8).max(initial=0) > 1:
+            raise InvalidMessage(f"column {name!r}: a truth value that is neither 0 nor 1")
+    return arrays, places
+
+
+def refused(reply: Mapping[str, Any]) -> tuple[int, str]:
+    """Returns the bytes that a worker could not reserve, and why."""
+    match reply["refused"]:
+        case [size, str(why)] if is_count(size):
+            return size, why
+    raise InvalidMessage(
+        f"refused: {_shown(reply['refused'])} is not a number of bytes and a reason"
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _parse(index: bytes) -> dict[str, Place]:
-    return {
-        name: (dtype, tuple(shape), at) for name, (dtype, shape, at) in json.loads(index).items()
-    }
+def _parse(index: bytes) -> tuple[dict[str, Place], int]:
+    """Returns the places, and where the last of them ends."""
+    try:
+        given = dict(json.loads(index))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidMessage(f"index: no object of JSON: {error}") from None
+    places: dict[str, Place] = {}
+    needed = 0
+    for name, place in given.items():
+        try:
+            dtype, shape, at = place
+            counts = (
+                all(map(is_count, [*shape, at])) and at % _ALIGN == 0 and len(shape) <= _DIMENSIONS
+            )
+            if not (
+                counts and _SENDABLE.fullmatch(dtype) and math.prod(filter(None, shape)) < 2**48
+            ):
+                raise ValueError
+            size = np.dtype(dtype).itemsize * math.prod(shape)
+        except (ValueError, TypeError):
+            raise InvalidMessage(
+                f"column {name!r}: {_shown(place)} is not a type of numbers, a shape and an offset"
+            ) from None
+        places[name] = dtype, tuple(shape), at
+        needed = max(needed, (at + size) * bool(size))
+    return places, needed
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value from outside is a whole number that can be a size or a position."""
+    return type(value) is int and 0 <= value < 2**48
+
+
+def _shown(value: Any) -> str:
+    return _cut(json.dumps(value), 100)
 
 
 def _view(region: Array, place: Place) -> Array:

@@ -34,6 +34,15 @@ class FunctionError(WorkerError):
     class's bases."""
 
     def __init__(self, label: str, error: dict[str, Any]):
+        if not (
+            isinstance(error, dict)
+            and all(isinstance(error.get(name), str) for name in ("type", "text", "trace"))
+            and isinstance(error.get("kinds"), list)
+            and all(isinstance(kind, str) for kind in error["kinds"])
+        ):
+            raise protocol.InvalidMessage(
+                "error: it is not described by type, text, trace and kinds"
+            )
         self.type = error["type"]
         self.text = error["text"]
         self.trace = error["trace"]
@@ -43,9 +52,8 @@ class FunctionError(WorkerError):
     @staticmethod
     def of(label: str, error: dict[str, Any]) -> FunctionError:
         """Makes the error from its description. A MemoryError there becomes a MemoryError here too."""
-        return (FunctionMemoryError if "MemoryError" in error["kinds"] else FunctionError)(
-            label, error
-        )
+        made = FunctionError(label, error)
+        return FunctionMemoryError(label, error) if "MemoryError" in made.kinds else made
 
 
 class FunctionMemoryError(FunctionError, MemoryError):
@@ -210,12 +218,15 @@ class WorkerProcess:
         region.reserve(layout.size)
         child.send({"region": [region.size, layout.write(region.bytes())]})
         reply = child.receive(self.limit_s)
-        if "refused" in reply:
-            raise region.refusal(*reply["refused"])
-        region.measure()
-        if "error" in reply:
-            raise FunctionError.of(label, reply["error"])
-        return protocol.read(region.bytes(), reply["index"])[0]
+        try:
+            if "refused" in reply:
+                raise region.refusal(*protocol.refused(reply))
+            region.measure()
+            if "error" in reply:
+                raise FunctionError.of(label, reply["error"])
+            return protocol.read(region.bytes(), reply.get("index"))[0]
+        except protocol.InvalidMessage as error:
+            raise Died(f"its answer is none: {error}") from None
 
     def _running(self) -> Child:
         """Returns the child. Starts one if there is none."""

@@ -85,12 +85,14 @@ class Functions:
     def answer(self, body: pa.Buffer) -> pa.Buffer:
         head, given = decode(body)
         check_package(head.get("package"))
-        function, own = self._known(head["function"])
-        if own != head["source"]:
+        name, theirs = head.get("function"), head.get("source")
+        if not (isinstance(name, str) and isinstance(theirs, str)):
+            raise WrongAnswer("a call must name its function and its source")
+        function, own = self._known(name)
+        if own != theirs:
             raise RemoteError(
-                f"function {head['function']}: the worker has another source of its module than the "
-                f"loader ({own} here, {head['source']} there); install the same version on both, and "
-                "restart the worker"
+                f"function {name}: the worker has another source of its module than the loader ({own} here, "
+                f"{theirs} there); install the same version on both, and restart the worker"
             )
         try:
             arrays = {name: array.copy() for name, array in given.items()}
@@ -132,6 +134,9 @@ def decode(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]
         head = json.loads(data[size:-4].tobytes())
         if head["index"][1] != size or crc32(data[:size].data) != head["sum"]:
             raise ValueError("values that differ from their checksum (CRC-32)")
-        return head, protocol.read(data[:size], head["index"])[0]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        arrays = protocol.read(data[:size], head["index"])[0]
+        if sum(array.nbytes for array in arrays.values()) > size:
+            raise ValueError("columns that share their bytes")
+        return head, arrays
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise WrongAnswer(f"a call was damaged on its way: {error}") from None

@@ -183,7 +183,7 @@ class Lying(WorkerServer):
     [
         (lambda old, own: [old], "another call"),
         (lambda old, own: [own, own], "1"),
-        (lambda old, own: [encode({**decode(own)[0], "error": "no"}, {})], "str"),
+        (lambda old, own: [encode({**decode(own)[0], "error": "no"}, {})], "trace"),
         (lambda old, own: [encode({**decode(own)[0], "error": {}}, {})], "kinds"),
     ],
 )
