@@ -26,6 +26,7 @@ NOT_A_USERS_MISTAKE = {
     "FunctionError",
     "FunctionMemoryError",
     "Gone",
+    "InvalidMessage",
     "JobEnded",
     "JobFailure",
     "LostRanks",

@@ -83,6 +83,12 @@ class Python(Operator):
             raise OperatorError(
                 f"{self.function} returned {what}, not an Arrow array for {len(column)} rows"
             )
+        try:
+            result.validate(full=True)  # what reads it believes its offsets
+        except pa.ArrowException as error:
+            raise OperatorError(
+                f"{self.function} returned Arrow that is not valid: {error}"
+            ) from None
         if result.type != _TYPES[self.output]:
             raise OperatorError(
                 f"{self.function} returned {result.type}, not {_TYPES[self.output]}"

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sluice.ingest.process.protocol import check_arrow
+
 Matrix = npt.NDArray[Any]
 MATRIX = ""
 """The name under which a function gets the batch's own memory of all its columns. No column has this name."""
@@ -27,6 +29,7 @@ class MatrixFunction:
         in_place = MATRIX in columns
         matrix = columns[MATRIX] if in_place else np.stack(list(columns.values())).T
         given = self._function(matrix)
+        check_arrow(given, "the matrix")
         result = matrix if given is None else np.asarray(given)
         if in_place:
             return {} if result is matrix else {MATRIX: result}

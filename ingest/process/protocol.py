@@ -216,7 +216,24 @@ def call_function(function: Callable[[Any], Any], columns: dict[str, Any]) -> An
             raise ValueError(
                 f"column {name!r} came back with masked values; fill them, as with .filled(0)"
             )
+        check_arrow(value, f"column {name!r}")
     return given
+
+
+def check_arrow(value: Any, what: str) -> None:
+    """Raises ValueError if what a function made is an Arrow array, or a pandas column of one, that is not valid.
+
+    Casts and numpy believe its offsets, so one that points elsewhere would end the process. For a million rows it costs
+    2 ms if they are lists of numbers and 10 ms if they are texts, where a function in Python takes 100 ms or more."""
+    value = getattr(value, "array", value)  # of a pandas Series
+    if not (hasattr(value, "__arrow_array__") or type(value).__module__.startswith("pyarrow.")):
+        return
+    import pyarrow as pa
+
+    try:
+        (value if hasattr(value, "validate") else pa.array(value)).validate(full=True)
+    except pa.ArrowException as error:
+        raise ValueError(f"{what} came back as Arrow that is not valid: {error}") from None
 
 
 def describe(error: BaseException) -> dict[str, Any]:

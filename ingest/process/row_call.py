@@ -37,10 +37,26 @@ def encode(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 
 def decode(rows: Rows) -> pa.RecordBatch:
-    """Returns the rows as a record batch that uses the memory of the encoded rows."""
+    """Returns the rows as a record batch that uses the memory of the encoded rows, which another process wrote."""
     if isinstance(rows, pa.RecordBatch):
         return rows
-    return pa.ipc.open_stream(pa.py_buffer(rows)).read_next_batch()
+    try:
+        batch = pa.ipc.open_stream(pa.py_buffer(rows)).read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, StopIteration, TypeError) as error:
+        raise ValueError(f"rows that are not valid Arrow: {error}") from None
+    return batch
+
+
+def decode_result(given: Mapping[str, Rows], rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the columns that a function has given for `rows`."""
+    made = decode(given.get(protocol.ROWS))
+    gives = pa.ipc.read_schema(pa.py_buffer(rows.schema.metadata[_GIVES]))
+    if made.num_rows != rows.num_rows or not made.schema.equals(gives):
+        raise ValueError(
+            f"its worker sent {made.num_rows} rows of {made.schema.names} for {rows.num_rows} of {gives.names}"
+        )
+    return made
 
 
 def call_on_rows(function: Callable[[Any], Any], given: Rows) -> Rows:
@@ -94,6 +110,8 @@ def call_on_frame(function: Callable[[Any], Any], frame: Any) -> Any:
         raise ValueError(
             f"the function of the TransformSpec returned {type(made).__name__}, not a DataFrame"
         )
+    for name, column in made.items():
+        protocol.check_arrow(column, f"the field {name!r} of the TransformSpec")
     return made
 
 
@@ -142,6 +160,7 @@ def _column(field: pa.Field, result: Mapping[str, Any], rows: int) -> pa.Array:
     try:
         if not isinstance(value, (pa.Array, pa.ChunkedArray)):
             value = pa.array(value)
+            protocol.check_arrow(value, f"column {field.name!r}")
         column = value.cast(field.type)
     except pa.ArrowException as error:
         raise ValueError(f"column {field.name!r} does not become {field.type}: {error}") from None

@@ -29,7 +29,7 @@ from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_column
 from sluice.ingest.process.protocol import ROWS
-from sluice.ingest.process.row_call import decode, encode
+from sluice.ingest.process.row_call import decode_result, encode
 from sluice.ingest.process.worker import (
     WorkerClosed,
     WorkerCrashed,
@@ -203,7 +203,7 @@ class TransformWorker:
         arrays: Any = {ROWS: rows if self._backend == "thread" else encode(rows)}
         given = self._call_as_often(arrays, arrays, where)
         assert given
-        return decode(given[ROWS])
+        return decode_result(given, rows)
 
     def _call_as_often(self, arrays: Arrays, before: Arrays, where: str) -> Given:
         """Calls the function as often as the stage's burden says. If memory runs out, calls it again with all free

@@ -1,0 +1,54 @@
+"""What a user's function returns is checked before anything believes it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.stages.transform import Transform
+from tests.open_loader import open_loader
+from tests.raises import raises
+from tests.run_program import run_program
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_an_arrow_array_with_drawn_faults_is_refused_wherever_a_function_may_return_it(seed):
+    done = run_program("-m", "tests.ingest.invalid_arrow", seed)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["wrong"] == []
+    assert len(result["refused"]) == 9
+    assert all(result["refused"][place] > 30 for place in result["refused"])
+    assert all(result["accepted"][place] > 5 for place in result["refused"])
+
+
+def point_outside(columns):
+    """Lists of which one ends a billion values after the others."""
+    offsets = np.arange(len(columns["row"]) + 1, dtype=np.int32)
+    offsets[3] = 2**30
+    values = pa.array(columns["row"].astype(np.int32))
+    return {"lists": pa.ListArray.from_arrays(pa.array(offsets), values)}
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_lists_that_point_outside_of_their_values_are_an_error_with_their_rows(tmp_path, backend):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"label": [0, 1] * 500, "row": range(1000)}), path)
+    call = Transform(f"{__name__}:point_outside", reads=["row"], gives={"lists": "list<int32>"})
+    with (
+        raises(ColumnError, "a.parquet, row group 0, rows 0 to 1000", "'lists'", "not valid"),
+        open_loader(
+            path,
+            batch_size=100,
+            roles={"label": "label", "id_list": "lists"},
+            transforms=[call],
+            knobs=Knobs(workers={"point_outside": 1}, backend={"point_outside": backend}),
+        ) as loader,
+    ):
+        list(loader)
