@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sluice.agent.costs.rates import PipelineRates, rates
@@ -231,11 +232,14 @@ class Controller:
 
     def _apply(self, knobs: Knobs) -> bool:
         """Applies the knobs and returns whether that worked. If the limits have just changed, the policy starts
-        again."""
+        again.
+
+        The knobs name every back end, because a pipeline keeps those that it is not told. A policy that goes back to
+        threads may name none."""
         assert self._limits is not None
         try:
-            self._limits.check(knobs)
-            self._tunable.apply(knobs)
+            whole = self._limits.complete(self._limits.check(knobs))
+            self._tunable.apply(whole)
         except KnobError:
             if self._tunable.limits == self._limits:
                 raise
@@ -326,7 +330,9 @@ class Controller:
         try:
             self._record({"kind": "fault", "text": text, "where": "agent"})
         except Exception as unrecorded:
-            print(f"{text} (and it could not be recorded: {unrecorded})", file=sys.stderr)
+            text += f" (and it could not be recorded: {unrecorded})"
+        with suppress(OSError, ValueError):  # The program may have closed its standard error.
+            print("sluice:", *text.split(), file=sys.stderr, flush=True)
 
     def learned(self) -> Mapping[str, Any] | None:
         """Returns what the policy has learned so far, as plain data. None: nothing.

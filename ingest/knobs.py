@@ -341,6 +341,13 @@ class Limits:
                 raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
         return knobs
 
+    def complete(self, knobs: Knobs) -> Knobs:
+        """Returns the knobs with a back end for each stage that has a choice: `thread` if they name none."""
+        usual = {
+            s: "thread" if "thread" in kinds else kinds[0] for s, kinds in self.backends.items()
+        }
+        return replace(knobs, backend={**usual, **knobs.backend})
+
     def clamp(self, knobs: Knobs) -> Knobs:
         """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers.
         A stage that cannot run in threads gets its first back end."""
