@@ -21,6 +21,7 @@ from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario_json import shipped
+from sluice.agent.policies.planner.state import WorkerCap
 from sluice.agent.report import looks
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
@@ -165,6 +166,22 @@ def test_no_candidate_asks_more_of_a_store_that_has_refused_requests():
             candidate.knobs.workers["decode"] <= seen.knobs.workers["decode"]
             for candidate in candidates
         )
+
+
+@pytest.mark.parametrize(("cap", "reached"), [(5, 5), (6, 6), (4, 4), (2, 4)])
+def test_candidates_reach_the_cap_of_a_store_and_none_passes_it(cap, reached):
+    """Four workers ask now. They stay also if the cap is lower."""
+    values = Likes()
+    _run(values, 12, FakePipeline(STAGES, workers={"decode": 4}))
+    seen = next(seen for seen, listed in values.seen if len(listed) > 3)
+    free = max(candidate.knobs.workers["decode"] for candidate in list_candidates(seen))
+    assert free > 6, "without a cap, more are worth a try"
+    capped = replace(seen.state, caps={"decode": WorkerCap(1, cap, seen.state.tick + 1)})
+    asking = [c.knobs.workers["decode"] for c in list_candidates(replace(seen, state=capped))]
+    assert max(asking) == reached
+    over = replace(seen.state, caps={"decode": WorkerCap(1, cap, seen.state.tick)})
+    after = list_candidates(replace(seen, state=over))
+    assert max(candidate.knobs.workers["decode"] for candidate in after) == free
 
 
 def test_a_process_that_does_not_fit_is_ended_while_it_starts_and_one_known_fits_twice():

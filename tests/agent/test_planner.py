@@ -15,6 +15,7 @@ from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.policies.planner.state import WorkerCap, caps_of_throttled
 from tests.agent.fake import FakePipeline, FakeStage, decisions, go_on, tune
 
 pytestmark = pytest.mark.slow
@@ -60,6 +61,22 @@ def test_a_store_that_refuses_requests_gets_no_more_of_them():
     refused = itertools.repeat(next(refused))
     go_on(controller, pipeline, 420)
     assert pipeline.knobs.workers["decode"] > pipeline.cores
+
+
+def test_the_stage_that_asks_a_store_keeps_its_workers_for_a_while_after_a_refusal():
+    pipeline = _store_bound(workers={"decode": 3, "transform": 2})
+    state = Planner().initial(pipeline.limits, pipeline.knobs)
+    refused = replace(pipeline.snapshot(), throttled=1)
+    assert caps_of_throttled(state, refused) == {}, "nothing is known of before"
+    state = replace(state, last=replace(refused, throttled=0), tick=7)
+    assert caps_of_throttled(state, replace(refused, throttled=0)) == {}
+    caps = caps_of_throttled(state, refused)
+    until = 7 + state.settings.cap_ticks
+    assert caps == {"decode": WorkerCap(1, 3, until)}
+    for tick, allowed in ((until - 0.5, (1, 3)), (until, (1, 64))):
+        capped = replace(state, caps=caps, tick=tick)
+        assert capped.allowed("decode") == allowed
+        assert capped.allowed("transform") == (1, 64)
 
 
 class RemoteReaders(FakePipeline):

@@ -116,6 +116,25 @@ def test_due_work_is_admitted_always():
     assert governor.admit(1, due=False) is None
 
 
+@pytest.mark.parametrize("early", [0, 10])
+def test_due_work_above_the_minimum_leaves_early_work_less_from_then_on(early):
+    """80 are left above the minimum of 20. A transform may enlarge rows, so work like it may be due again."""
+    governor = Governor(limit=LIMIT, minimum=20, base=100)
+    kept = governor.admit(early, due=False)
+    due = governor.admit(15, due=True)
+    assert governor.free == 80 - early, "work within the minimum takes nothing from early work"
+    due.correct(55)
+    assert governor.free == 45 - early, "early work is not counted as due"
+    kept.correct(early + 5)
+    due.release()
+    kept.release()
+    assert governor.free == 45
+    assert governor.admit(46, due=False) is None
+    assert governor.admit(45, due=False) is not None
+    governor.admit(30, due=True)
+    assert governor.free == 0, "the largest so far counts, not the sum"
+
+
 def test_pressure_holds_early_work_back_until_it_is_over():
     process = Process()
     process.pressure = 50.0

@@ -395,6 +395,36 @@ def test_a_damaged_page_or_one_of_another_size_than_its_head_says_is_refused(
         unpack(damaged, 900)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_chunks_are_whole_also_if_the_system_reads_less_than_it_was_asked_for(
+    tmp_path, monkeypatch, seed
+):
+    chance = random.Random(seed)
+    content = chance.randbytes(9000)
+    (tmp_path / "a").write_bytes(content)
+    ends = sorted(chance.sample(range(9001), 12))
+    places = list(itertools.pairwise(ends))
+    places = [*places[:3], *places[4:7], *places[8:]]  # runs of several chunks, with gaps
+    chance.shuffle(places)
+    plain, counts = os.preadv, []
+
+    def read_less(descriptor, into, at):
+        [part] = into
+        counts.append(plain(descriptor, [part[: chance.choice([1, 7, 50, 200])]], at))
+        return counts[-1]
+
+    monkeypatch.setattr(os, "preadv", read_less)
+    chunks = np.array([(*place, 8) for place in places])
+    with (tmp_path / "a").open("rb") as file:
+        data = pages._read_chunks(file.fileno(), chunks, Buffers())
+        with raises(EOFError, "byte 9000", "cut off"):
+            pages._read_chunks(file.fileno(), np.array([(8000, 9001, 8)]), Buffers())
+    assert len(counts) > 20
+    for (begin, end), (start, stop, width) in zip(places, chunks.tolist(), strict=True):
+        assert data[start:stop].tobytes() == content[begin:end]
+        assert width == 8
+
+
 @pytest.mark.parametrize("options", [{}, OPTIONAL])
 def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple, options):
     """4,500 chunks: those of files with random bytes in the heads of their pages."""
