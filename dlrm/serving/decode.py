@@ -20,7 +20,7 @@ import pyarrow.json
 
 from sluice.common.suggest import nearest
 from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, json_column
-from sluice.etl.apply.features import MODEL_ROLES
+from sluice.etl.apply.lookups import Problems, needed_columns
 from sluice.etl.apply.parse import LONG_TEXT
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.spec.input_section import ARROW_TYPES, NUMBERS
@@ -43,23 +43,13 @@ class Refusal(Exception):
 
 
 Arrays = dict[str, pa.Array]
-Problems = dict[int, str]
-"""The number of a row → why a model cannot answer it."""
 
 
 class Decoder:
     """Reads requests for one spec."""
 
     def __init__(self, spec: Spec, fingerprint: str, *, most_rows: int) -> None:
-        # What the model's columns are made from, and the keys of joins and histories.
-        needed = {
-            name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources
-        }
-        for history in spec.rows.histories:
-            if history.name in needed:
-                needed |= {history.by, history.of}
-        for join in reversed(spec.rows.joins):  # a join's key may come from an earlier join
-            needed |= set(join.on)
+        needed = needed_columns(spec)
         self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
         """The type of each raw feature that a request should have."""
         row = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in self.kinds.items()])

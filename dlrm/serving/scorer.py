@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sluice.dlrm.serving.decode import Decoder, Problems, Refusal
+from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.served_model import Servable
+from sluice.etl.apply.lookups import Problems
 
 
 class Answer(NamedTuple):

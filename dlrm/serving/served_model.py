@@ -22,11 +22,10 @@ from sluice.dlrm.checkpoint.meta import (
 )
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.options import Config, tables_of
-from sluice.dlrm.serving.decode import Problems
 from sluice.dlrm.serving.int8_tables import NarrowTables
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.lookups import Serving
+from sluice.etl.apply.lookups import Problems, Serving
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.fitted_state import FittedState
@@ -123,7 +122,7 @@ class Servable:
     def batch(self, columns: Mapping[str, pa.Array], problems: Problems) -> Batch:
         """Turns raw columns into the batch that the loader would make. A number that is too large, or missing and not
         filled, is 0 there, and a problem of its row."""
-        inputs = self.features.inputs(self.rows.complete(columns))
+        inputs = self.features.inputs(self.rows.complete(columns, problems))
         rows = len(next(iter(columns.values())))
         arrays: Arrays = {}
         for name, as_stored in inputs.items():

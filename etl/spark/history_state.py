@@ -1,6 +1,7 @@
 """`write_tails`: writes what serving and the next append must know about a job's rows.
 
-For each history and lag these are the newest values of every key. For each side table they are the newest rows.
+For each history and lag these are the newest values of every key. For each side table they are the newest rows, if it
+has times those of as many times as a server can hold.
 """
 
 from __future__ import annotations
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 
 
 def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
-    """Writes Parquet files of (key, value), or (key, the side table's columns), to a folder for each history and side
-    table."""
+    """Writes Parquet files to a folder for each history and side table: see `_tail` and `SideTable.known_rows`."""
     spec = raw.spec
-    frames = {tail_of_join(number): side.newest_rows() for number, side in enumerate(raw.sides)}
+    frames = {tail_of_join(number): side.known_rows() for number, side in enumerate(raw.sides)}
     for history in spec.rows.histories:
         frames[history.name] = _tail(raw.related, history, spec, raw.earlier)
     for name, frame in frames.items():

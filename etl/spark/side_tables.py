@@ -17,6 +17,9 @@ from sluice.etl.spec.spec import Spec
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+MOST_ROWS = 1 << 20
+"""The most rows of a side table by time that a server has in memory, beside the newest of each key."""
+
 
 class SideTable:
     """Raises a SpecError if the side table cannot be read, and an InputError if it lacks a column of the join."""
@@ -66,17 +69,33 @@ class SideTable:
             at = f"if(_since = double(_whole), _whole, ceil({at}))"
         return rows.selectExpr("*", f"{at} as _at").where("_at is not null")
 
-    def newest_rows(self) -> DataFrame:
-        """Returns the side row of each key that later rows get, with the columns `key` and those of the side table."""
+    def known_rows(self) -> DataFrame:
+        """Returns what a server must know: for each key the newest row, with the columns `_key` and those of the side
+        table.
+
+        With a time these are the rows of each key that a time from `_at` on needs, and `_is_first` marks the oldest of
+        the side table. Beside the newest of each key there are at most MOST_ROWS, the newest of all keys."""
+        from pyspark.sql import Window
         from pyspark.sql import functions as sql
 
         join, side = self.join, self.rows
         parts = [sql.col(f"_on{i}") for i in range(len(join.on))]
-        key = parts[0] if len(parts) == 1 else sql.struct(*parts)
-        newest = side.groupBy(key.alias("key")).agg(sql.max(self.ordered).alias("_side"))
-        return newest.select(
-            "key", *[sql.col("_side").getField(name).alias(name) for name in join.columns]
-        )
+        key = (parts[0] if len(parts) == 1 else sql.struct(*parts)).alias("_key")
+        added = [sql.col("_side").getField(name).alias(name) for name in join.columns]
+        if join.time is None:
+            return (
+                side.groupBy(key).agg(sql.max(self.ordered).alias("_side")).select("_key", *added)
+            )
+        rows = side.groupBy(key, "_at").agg(sql.max(self.ordered).alias("_side"))
+        left_out = rows.select("_at").orderBy(sql.desc("_at")).offset(MOST_ROWS).first()
+        by_time = Window.partitionBy("_key").orderBy("_at")
+        rows = rows.withColumn("_is_first", sql.row_number().over(by_time) == 1)
+        if left_out is not None:
+            # A row is needed until the next one is valid.
+            rows = rows.withColumn("_until", sql.lead("_at").over(by_time))
+            until = sql.col("_until")
+            rows = rows.where(until.isNull() | (until > sql.lit(left_out[0])))
+        return rows.select("_key", "_at", "_is_first", *added)
 
     @property
     def ordered(self) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -200,6 +200,17 @@ class RowRules:
         """Whether columns come from other rows, so that serving needs some of these rows."""
         return bool(self.joins or self.histories)
 
+    def sources_of(self, columns: Iterable[str]) -> set[str]:
+        """Returns these columns, and all that joins and histories need to make them."""
+        needed = set(columns)
+        for history in reversed(self.histories):  # it may be of an earlier one
+            if history.name in needed:
+                needed |= {history.by, history.order, *([history.of] * history.difference)}
+        for join in reversed(self.joins):
+            if needed & join.columns.keys():
+                needed |= {*join.on, *filter(None, [join.time])}
+        return needed
+
 
 SECTIONS = ("dedup", "join", "history", "lag", "filter", "sample", "negatives")
 
@@ -236,8 +247,10 @@ def _read_join(
         name, _, kind = entry.rpartition(":")
         if kind not in types:
             raise SpecError(f"{path}.columns = {entry!r}: write name:type{nearest(kind, types)}")
-        if name in kinds:
-            raise SpecError(f"{path}.columns = {name!r}: there is a column of this name already")
+        if name in kinds or name.startswith("_"):
+            raise SpecError(
+                f"{path}.columns = {name!r}: there is a column of this name already, or it is the table's own"
+            )
         added[name] = kind
     if not added:
         raise SpecError(f'{path}.columns: name what to take, for instance ["age:int"]')

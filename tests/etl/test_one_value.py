@@ -59,7 +59,7 @@ def test_a_join_compares_keys_by_the_type_of_the_column_whatever_the_file_has(sp
     rows = sorted(rows_of(table), key=lambda row: row["row"])
     assert {name: [row[name] for row in rows] for name in sides} == want
     asked = {"i": pa.array(whole), "f": pa.array([-0.0, *parts[1:]]), "t": pa.array(texts)}
-    served = Serving.open(table).complete(asked)
+    served = Serving.open(table).complete(asked, {})
     assert {name: served[name].fill_null(-1).to_pylist() for name in sides} == want
 
 
@@ -111,9 +111,14 @@ def test_a_side_tables_time_may_be_of_any_type_and_a_wrong_unit_is_reported(spar
     want = {name: [-1, 0, 2, -1] for name in kinds}
     want |= {"day": [1, 1, 1, -1], "millis": [-1] * 4}
     assert {name: [row[name] for row in rows] for name in kinds} == want
-    asked = {"user": pa.array([1]), "at": pa.array([2_000_000_000])}
-    newest = Serving.open(FeatureTable.open(tmp_path / "t")).complete(asked)
-    assert {name: newest[name].to_pylist() for name in kinds} == {name: [2] for name in kinds}
+    users, at = [row["user"] for row in rows], [int(row["at"]) for row in rows]
+    asked = {"user": pa.array([*users, 1]), "at": pa.array([*at, 2_000_000_000])}
+    served = Serving.open(FeatureTable.open(tmp_path / "t")).complete(asked, problems := {})
+    newest = {name: [2] for name in kinds} | {"millis": [-1]}
+    assert {name: served[name].fill_null(-1).to_pylist() for name in kinds} == {
+        name: want[name] + newest[name] for name in kinds
+    }
+    assert not problems
     warnings = [line for line in said.text.splitlines() if line.startswith("warning: join.path")]
     assert len(warnings) == 2
     assert_names(warnings[0], "millis.parquet", "at", "seconds", "since", "milliseconds")
@@ -165,7 +170,7 @@ def test_names_with_dots_can_be_joined_lagged_and_kept_and_differences_are_exact
         "user.geo.country": pa.array(["de", "fr", None]),
         "at": pa.array(later),
     }
-    served = Serving.open(table).complete(asked)
+    served = Serving.open(table).complete(asked, {})
     assert served["gap"].to_pylist() == [1, 100, 200]
     assert served["tax.rate"].to_pylist() == [0.19, 0.2, None]
 

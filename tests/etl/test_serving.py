@@ -123,7 +123,7 @@ def served(table: FeatureTable, asked: list[dict]) -> list[list]:
         for name, kind in TYPES.items()
         if name not in ("click", "row")
     }
-    completed = Serving.open(table).complete(columns)
+    completed = Serving.open(table).complete(columns, {})
     names = [name for name, *_ in HISTORIES + LAGS]
     return [list(row) for row in zip(*(completed[name].to_pylist() for name in names), strict=True)]
 

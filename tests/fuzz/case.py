@@ -59,6 +59,8 @@ class Case:
     number_texts: bool = False
     """Whether some numbers are written as people write them, and as texts in JSON."""
     header: bool = False
+    has_rules: bool = False
+    """Whether rows get columns from others: from side tables, lags and histories."""
 
     def etl(self) -> str:
         """The spec in which the ETL applies every operator."""

@@ -11,16 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from sluice.etl.ops import OPERATORS, Operator
-from sluice.etl.ops.base import Fitted
+from sluice.etl.ops.base import LISTS, Fitted
 from sluice.etl.ops.chain import follow
 from sluice.etl.spec.columns import read_operator
-from sluice.etl.spec.input_section import INPUT_TYPES, THOUSANDS
+from sluice.etl.spec.input_section import ARROW_TYPES, INPUT_TYPES, THOUSANDS
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import transformed
 from sluice.etl.spec.toml_keys import SpecError
-from tests.etl.tables import toml
+from tests.etl.tables import section, toml
 from tests.fuzz.case import KEY, LABEL, TIME_FORMAT, Case, Misfit
 
 MODULE = "tests.fuzz.drawn_specs"
@@ -308,9 +309,9 @@ _OF_TRANSFORMS = tuple(
 )
 
 
-def drawn(seed: int, folder: Path, *, amounts: bool = False) -> Case:
+def drawn(seed: int, folder: Path, *, amounts: bool = False, rules: bool = False) -> Case:
     """The case of that seed; the spec names files of that folder. With `amounts`, some numbers are written as people
-    write them."""
+    write them. With `rules`, there are joins as of a time, lags and histories."""
     draw = random.Random(seed)
     form = draw.choice(["csv", "tsv", "json", "parquet"])
     inputs = {KEY: "int", LABEL: "int", "at": "int"} | _drawn_inputs(draw, form)
@@ -331,6 +332,8 @@ def drawn(seed: int, folder: Path, *, amounts: bool = False) -> Case:
     case.entries = _drawn_entries(draw, case)
     _leave(draw, case)
     case.transforms = _drawn_transforms(draw, case)
+    if rules:
+        _draw_rules(random.Random(seed), case)
     return case
 
 
@@ -592,19 +595,85 @@ def _step(
 
 def _leave(draw: random.Random, case: Case) -> None:
     """Leaves operators of some columns to the loader, by `online`."""
-    case.left = [dict(entry) for entry in case.entries]
-    for number, entry in enumerate(case.entries):
-        places = list(range(len(entry.get("ops", ()))))
-        draw.shuffle(places)
-        if entry.get("name") == KEY or draw.random() < 0.2:
-            continue
-        for place in places:
-            ops = [
-                {**op, "online": True} if n >= place else op for n, op in enumerate(entry["ops"])
-            ]
-            if parsed(case, [*_FIRST, {**entry, "ops": ops}]) is not None:
-                case.left[number] = {**entry, "ops": ops}
-                break
+    case.left = [_left(draw, case, entry) for entry in case.entries]
+
+
+def _left(draw: random.Random, case: Case, entry: dict[str, Any]) -> dict[str, Any]:
+    places = list(range(len(entry.get("ops", ()))))
+    draw.shuffle(places)
+    if entry.get("name") == KEY or draw.random() < 0.2:
+        return dict(entry)
+    for place in places:
+        ops = [{**op, "online": True} if n >= place else op for n, op in enumerate(entry["ops"])]
+        if parsed(case, [*_FIRST, {**entry, "ops": ops}]) is not None:
+            return {**entry, "ops": ops}
+    return dict(entry)
+
+
+def _draw_rules(draw: random.Random, case: Case) -> None:
+    """Adds a join with and one without a time, lags and histories, with a column of each."""
+    case.has_rules = True
+    scalars = [name for name, kind in case.inputs.items() if kind in ("int", "float", "text")]
+    keys = [name for name in scalars if name not in (KEY, LABEL)]
+    made: dict[str, str] = {}
+    for number in range(2):
+        kinds = {f"side{number}{kind}": kind for kind in ("int", "float", "text")}
+        when = {"time": "at", "their_time": "since"} if number == 0 else {}
+        by = draw.choice(keys)
+        path = _write_side(draw, case, by, kinds, case.folder / f"side{number}.parquet")
+        columns = [f"{name}:{kind}" for name, kind in kinds.items()]
+        join = section(
+            "join", path=str(path), on=[by], their_on=["theirs"], columns=columns, **when
+        )
+        case.head += join
+        made |= {name: INPUT_TYPES[kind] for name, kind in kinds.items()}
+    for number in range(4):
+        of, by = draw.choice(scalars), draw.choice([*keys, "side0int"])
+        kind = INPUT_TYPES[case.inputs[of]]
+        rule: dict[str, Any] = {"name": f"past{number}", "of": of, "by": by, "order": "at"}
+        if number % 2:
+            is_difference = of != LABEL and kind == "number" and draw.random() < 0.5
+            case.head += section("lag", **rule, rows=draw.randint(1, 2), difference=is_difference)
+        else:
+            is_positive = draw.random() < 0.3
+            case.head += section("history", **rule, length=draw.randint(1, 3), positive=is_positive)
+        made[f"past{number}"] = kind if number % 2 else LISTS[kind]
+    for name, kind in made.items():
+        for _ in range(_TRIES):
+            role = draw.choice(["dense", "sparse", "id_list"])
+            if ops := _chain(draw, kind, role):
+                entry = {"name": f"c{name}", "from": [name], "role": role, "ops": ops}
+                if parsed(case, [*case.entries, entry]) is not None:
+                    case.entries.append(entry)
+                    case.left.append(_left(draw, case, entry))
+                    break
+
+
+def _write_side(
+    draw: random.Random, case: Case, by: str, kinds: Mapping[str, str], path: Path
+) -> Path:
+    """Writes a side table: few keys with several rows each, at times of the case's rows and between them."""
+    given = [
+        value for value in case.rows[by] if value is not None and not isinstance(value, Misfit)
+    ]
+    times = [time for time in case.rows["at"] if isinstance(time, int)] or [0]
+    keys = [*draw.sample(given, min(6, len(given))), None]
+    pools: dict[str, Sequence[Any]] = {"int": INTS, "float": FLOATS, "text": TEXTS}
+    count = draw.choice([0, 20, 60])
+    columns = {
+        name: pa.array([draw.choice([None, *pools[kind]]) for _ in range(count)], ARROW_TYPES[kind])
+        for name, kind in kinds.items()
+    }
+    since = [
+        draw.choice([draw.choice(times) + draw.choice([0, 0, 0, 1, -1, 0.5]), None, math.nan, -1e9])
+        for _ in range(count)
+    ]
+    theirs = draw.choices(keys, k=count)
+    if case.inputs[by] == "float":
+        theirs = [key if key is None else float(key) for key in theirs]
+    columns |= {"theirs": pa.array(theirs, ARROW_TYPES[case.inputs[by]])}
+    pq.write_table(pa.table({**columns, "since": pa.array(since, pa.float64())}), path)
+    return path
 
 
 def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Compares lags and histories of drawn values with a plain look at the cells that the job's parser has.
 
 A seed draws a form, and values of each declared type, as `one_value` does. A lag and a history of them must be as in
-the plain look: in a job on Spark, in one that goes on from it, and in a server.
+the plain look: in a job on Spark, in one that goes on from it, and in a server at each row's time and at a drawn one. A
+server refuses a row if and only if its state has lost what the row may see.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Row = Mapping[str, Any]
 def try_seed(seed: int, folder: Path) -> list[str]:
     """What differs from the plain look at this seed."""
     draw = random.Random(seed)
-    form, order = draw.choice(["csv", "json", "parquet"]), draw.choice(list(_KINDS))
+    form, order = draw.choice(["csv", "json", "parquet"]), draw.choice(["number", "part"])
     spec, store = Spec.own(_spec(draw, form, order)), TableStore(folder / "table")
     (folder / "spec.toml").write_text(spec.text)
     columns: dict[str, Any] = {"click": [n % 2 for n in range(_ROWS)], "place": range(_ROWS)}
@@ -55,21 +56,28 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         cells.values(),
         key=lambda row: (_moment(row[order]), [related[row["place"]][tie] for tie in TIES]),
     )
-    served = Serving.open(_table(spec, store, "late")).complete(
-        {
-            name: pa.array([row[name] for row in cells.values()], ARROW_TYPES[kind])
-            for name, kind in _KINDS.items()
-        }
-    )
-    answers = dict(zip(cells, pa.table(served).to_pylist(), strict=True))
-    return [
+    times = draw.choices([row[order] for row in rows], k=len(rows))
+    asked = rows + [{**row, order: time} for row, time in zip(rows, times, strict=True)]
+    served, problems = _served(_table(spec, store, "late"), asked)
+    findings = [
         f"{history.name} of {form} in {way}: {have!r}, not {want!r}, of {row}"
         for history in spec.rows.histories
-        for row in rows
-        for way, made, until in (("a job", related, order), ("a server", answers, ""))
-        for have in [made[row["place"]][history.name]]
-        for want in [_plain_look(history, row, rows, until)]
+        for way, made, answered in (
+            ("a job", [related[row["place"]] for row in rows], [*enumerate(rows)]),
+            ("a server", served, [(n, row) for n, row in enumerate(asked) if n not in problems]),
+        )
+        for number, row in answered
+        for have, want in [(made[number][history.name], _plain_look(history, row, rows))]
         if repr(have) != repr(want)
+    ]
+    lost = {
+        number
+        for number, row in enumerate(asked)
+        if any(_is_lost(history, row, rows) for history in spec.rows.histories)
+    }
+    return findings + [
+        f"a server {'answers' if number in lost else 'refuses'} {asked[number]}: {problems.get(number)}"
+        for number in sorted(lost ^ problems.keys())
     ]
 
 
@@ -83,7 +91,21 @@ def _spec(draw: random.Random, form: str, order: str) -> str:
     ]
     inputs = ["click:int", "place:int", *(f"{name}:{kind}" for name, kind in _KINDS.items())]
     head = "" if form == "parquet" else 'decimal = "."\n'
+    rules += [
+        column("before", "sparse", "hash, size = 9"),
+        column("past", "id_list", "hash, size = 9"),
+    ]
     return write_spec(inputs, *rules, column("place", "dense", "fill"), form=form, head=head)
+
+
+def _served(table: Any, rows: list[Row]) -> tuple[list[Row], Mapping[int, str]]:
+    """Returns what a server makes of rows, and those that it refuses."""
+    cells = {
+        name: pa.array([row[name] for row in rows], ARROW_TYPES[kind])
+        for name, kind in _KINDS.items()
+    }
+    made = Serving.open(table).complete(cells, problems := {})
+    return pa.table(made).to_pylist(), problems
 
 
 def _write(path: Path, columns: Mapping[str, Any], places: Sequence[int]) -> Path:
@@ -123,16 +145,23 @@ def _moment(value: Any) -> tuple[Any, ...]:
     return (value is not None, is_nan, 0 if is_nan or value is None else value)
 
 
-def _plain_look(history: HistorySpec, row: Row, rows: list[Row], order: str) -> Any:
-    """Returns a row's lag or history, from the rows before its moment, or from all if there is no order."""
-    key = row[history.by]
+def _entries(history: HistorySpec, key: Any, rows: list[Row]) -> list[Row]:
+    """Returns the rows of a key that enter a lag or a history."""
+    return [
+        row
+        for row in rows
+        if key is not None and same(row[history.by]) == same(key)
+        if history.lag or (row[history.of] is not None and (row["click"] or not history.positive))
+    ]
+
+
+def _plain_look(history: HistorySpec, row: Row, rows: list[Row]) -> Any:
+    """Returns a row's lag or history, from the rows before its moment."""
+    order = history.order
     values = [
         earlier[history.of]
-        for earlier in rows
-        if key is not None and same(earlier[history.by]) == same(key)
-        if not order or _moment(earlier[order]) < _moment(row[order])
-        if history.lag
-        or (earlier[history.of] is not None and (earlier["click"] or not history.positive))
+        for earlier in _entries(history, row[history.by], rows)
+        if _moment(earlier[order]) < _moment(row[order])
     ]
     if not history.lag:
         return values[-history.length :]
@@ -142,3 +171,15 @@ def _plain_look(history: HistorySpec, row: Row, rows: list[Row], order: str) -> 
         return before
     is_known = now is not None and (isinstance(now, float) or -(2**63) <= now - before < 2**63)
     return now - before if is_known else None
+
+
+def _is_lost(history: HistorySpec, row: Row, rows: list[Row]) -> bool:
+    """Whether a row has no time, or may see what the state lacks: the state has as many entries as a row may see of the
+    last moment, and as many of those before it."""
+    if row[history.order] is None:
+        return row[history.by] is not None
+    most, now = history.lag or history.length, _moment(row[history.order])
+    moments = [_moment(entry[history.order]) for entry in _entries(history, row[history.by], rows)]
+    older = [moment for moment in moments if moment < moments[-1]][-most:]
+    of_last = [moment for moment in moments if moment == moments[-1]][-most:]
+    return len(older) == most and sum(moment < now for moment in older + of_last) < most

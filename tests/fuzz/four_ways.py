@@ -2,7 +2,9 @@
 
 A seed draws a spec and rows (`tests.fuzz.drawn_specs`). The local engine applies every operator. The loader and the
 server get a table in which some operators are left to them; a loader also reads Parquet input by the spec itself. One
-seed in SPARK_EVERY runs the Spark job, too. All must make the same bits of every row, and refuse the same rows.
+seed in SPARK_EVERY runs the Spark job, too. In half of these, there are joins as of a time, lags and histories, which
+only Spark makes. All must make the same bits of every row, and refuse the same rows. Each row is asked of the server at
+its own time. The server refuses it only if newer rows have taken the place of those that it may see.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.dlrm.serving.decode import Decoder, Refusal
-from sluice.etl.apply.features import MODEL_ROLES
+from sluice.etl.apply.lookups import needed_columns
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import Fitted
 from sluice.etl.ops.user_function import Python
@@ -59,7 +61,9 @@ class Made:
 
 def try_seed(seed: int, folder: Path) -> list[str]:
     """What differs between the ways at this seed."""
-    case = drawn(seed, folder, amounts=seed % 3 != 0)
+    has_rules = seed % (2 * SPARK_EVERY) == SPARK_EVERY
+    case = drawn(seed, folder, amounts=seed % 3 != 0, rules=has_rules)
+    engine, spark = ("Spark", session()) if has_rules else ("local", None)
     path = case.write()
     (folder / "etl.toml").write_text(case.etl())
     (folder / "loader.toml").write_text(case.loader())
@@ -76,10 +80,10 @@ def try_seed(seed: int, folder: Path) -> list[str]:
             )
             return None
 
-    whole = attempt("the local job", lambda: made(None, case.etl(), path, folder / "etl"))
+    whole = attempt(f"the {engine} job", lambda: made(spark, case.etl(), path, folder / "etl"))
     left = attempt(
-        "the local job that leaves operators",
-        lambda: made(None, case.loader(), path, folder / "left"),
+        f"the {engine} job that leaves operators",
+        lambda: made(spark, case.loader(), path, folder / "left"),
     )
     if whole is None or left is None:  # both may refuse all rows
         return (
@@ -94,7 +98,7 @@ def try_seed(seed: int, folder: Path) -> list[str]:
             f"the rows that are set aside differ: {whole.rejected[:9]} or, with operators left, "
             f"{left.rejected[:9]}"
         )
-    if seed % SPARK_EVERY == 0:
+    if seed % SPARK_EVERY == 0 and not has_rules:
         text, local = random.Random(seed).choice([(case.etl(), whole), (case.loader(), left)])
         spark = attempt("the Spark job", lambda: made(session(), text, path, folder / "spark"))
         if spark is not None:
@@ -243,6 +247,7 @@ def plain(case: Case, path: Path) -> ParquetFiles:
         column.name
         for column in spec.columns
         if not any(op.reads or isinstance(op, Fitted | Python) for op in column.ops)
+        and case.inputs.keys() >= {*column.sources}
     ]
     return ParquetFiles.open(str(path), spec=Spec.own(case.plain(columns)), say=lambda _: None)
 
@@ -282,6 +287,18 @@ class Server:
             ids = _bags(values, counts) if column.name in self._bags else values.tolist()
             by_column[column.name] = dict(zip(keys, ids, strict=True))
         return by_column
+
+    def too_old(self, problems: Mapping[int, str]) -> set[int]:
+        """Those rows that are refused since they have no time, or as others of their time or later ones have taken the
+        place of what they may see."""
+        times = {row + 1: time for row, time in enumerate(self._case.rows["at"])}
+        latest = max((time for time in times.values() if isinstance(time, int)), default=0)
+        return {
+            key
+            for key, text in problems.items()
+            if (times[key] is None and "'at' is missing, and '" in text)
+            or (times[key] is not None and times[key] < latest and "send a time after" in text)
+        }
 
 
 # ---- the comparison
@@ -365,24 +382,25 @@ def _features(
     server: Server, keys: list[int], seed: int, by_row: set[str], trained: set[int]
 ) -> Columns:
     """What the server makes of the rows, without those of the training split in which it makes a number too large of
-    all that such a column learned."""
+    all that such a column learned, and without those that are older than its state or have no time."""
     try:
         return server.features(keys, random.Random(seed))
     except BadRows as error:
-        row, text = next(iter(error.args[0].items()))
-        wrong = keys[row]
-        if wrong not in trained or not any(f"feature {name!r}:" in text for name in by_row):
-            raise
-    kept = [key for key in keys if key != wrong]
+        problems = {keys[row]: text for row, text in error.args[0].items()}
+    wrong = server.too_old(problems)
+    if not wrong:
+        first, text = next(iter(problems.items()))
+        if first not in trained or not any(f"feature {name!r}:" in text for name in by_row):
+            raise BadRows(problems)
+        wrong = {first}
+    kept = [key for key in keys if key not in wrong]
     return _features(server, kept, seed, by_row, trained) if kept else {}
 
 
 def not_refused(case: Case, whole: Made, table: FeatureTable, kept: list[int]) -> list[str]:
     """Rows that the job sets aside, or whose numbers no batch holds, and that the server answers all the same."""
     spec = table.spec()
-    needed = sorted(
-        {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
-    )
+    needed = sorted(needed_columns(spec) & case.inputs.keys())
     server, findings = Server(case, table), []
     misfits = [row + 1 for row in case.misfits(range(case.count), needed)]
     if held := set(misfits) & set(kept):

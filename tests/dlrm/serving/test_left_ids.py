@@ -9,6 +9,7 @@ import torch
 from sluice.dlrm.options import ModelConfig, profile_of, tables_of
 from sluice.dlrm.serving.served_model import Servable, online_of
 from sluice.etl.apply.features import Features
+from sluice.etl.apply.lookups import Serving
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.column_transforms import ColumnTransforms
 from tests.ingest import left_ids
@@ -22,7 +23,7 @@ def served(table: FeatureTable) -> Servable:
         meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
         table=table,
         model=None,
-        rows=SimpleNamespace(complete=dict),
+        rows=Serving.open(table),
         features=Features(table.spec(), state),
         online=online_of(table, state),
         transforms=ColumnTransforms.of(table),
