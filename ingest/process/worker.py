@@ -132,7 +132,7 @@ class WorkerProcess:
         while it starts, the worker is killed."""
 
         def start() -> None:
-            with contextlib.suppress(WorkerError):
+            with contextlib.suppress(WorkerError, OSError):
                 self.start()
 
         def weigh() -> None:

@@ -1,6 +1,7 @@
 """Reads row groups and calls functions on remote workers: `Asking`.
 
-If a worker is slow, silent, lost or wrong, the request goes to another one."""
+If a worker is slow, silent, lost or wrong, the request goes to another one. Threads read what comes from outside only
+inside of a `try`, and an error of any kind ends what waits for them."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -19,7 +21,7 @@ from sluice.ingest.errors import NoWorkerAnswers, SourceError, warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.remote.calls import Call, source_digest
-from sluice.ingest.remote.client import WorkerLost
+from sluice.ingest.remote.client import WorkerLost, count_throttled
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.pool import Closed
@@ -206,6 +208,14 @@ class Asking:
 
     def _watch(self) -> None:
         """Pings workers that have been silent for a while."""
+        try:
+            self._ping_quiet_workers()
+        except Exception as error:
+            with self.fleet.changed:
+                self.fleet.error = error
+                self.fleet.changed.notify_all()
+
+    def _ping_quiet_workers(self) -> None:
         while not self._over.wait(_QUIET_S):
             self.fleet.measure_memory()
             with self.fleet.lock:
@@ -225,7 +235,9 @@ class Asking:
                 ).start()
 
     def _ping(self, worker: RemoteWorker) -> None:
-        threads = worker.connection.ping(_PING_S)
+        threads = 0
+        with suppress(Exception):  # whatever it is, the worker has not answered as workers do
+            threads = worker.connection.ping(_PING_S)
         with self.fleet.lock:
             worker.pinged, worker.silent = False, 0 if threads else worker.silent + 1
             if threads:
@@ -243,19 +255,18 @@ class Asking:
 
     def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
         """Sends the request to one worker. Runs in its own thread."""
-        began = self._clock()
-        answer = None
-        failed = Exception()
+        began, throttled = self._clock(), 0
+        answer, failed = None, Exception()
         try:
-            answer = worker.connection.ask(unit, timeout_s)
+            given = worker.connection.ask(unit, timeout_s)
+            throttled, answer = count_throttled(given), given
         except Exception as error:
             failed = error
         with self.fleet.lock:
             if answer is None:
                 self._failed(race, worker, unit, failed)
             else:
-                if isinstance(answer, pa.RecordBatch) and answer.schema.metadata:
-                    self.counts["throttled"] += int(answer.schema.metadata[b"throttled"])
+                self.counts["throttled"] += throttled
                 if race.over:
                     self.counts["late"] += 1
                 else:

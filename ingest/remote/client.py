@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,15 @@ from sluice.ingest.remote.calls import Call
 from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit, WrongAnswer, checksum
 
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+
+def count_throttled(batch: Any) -> int:
+    """Returns how many requests the worker's store refused, as the answer to a unit says. A call has none."""
+    said = (batch.schema.metadata or {}) if isinstance(batch, pa.RecordBatch) else {}
+    text = said.get(b"throttled", b"0")
+    if not re.fullmatch(rb"\d{1,15}", text):
+        raise WrongAnswer(f"{text[:40]!r} in place of the number of refused requests")
+    return int(text)
 
 
 class WorkerLost(Exception):
@@ -67,11 +77,12 @@ class Connection:
         """Returns how many units the worker makes at once. 0: it does not answer."""
         try:
             [answer] = self._client.do_action(flight.Action("ping", b""), self._options(within_s))
-            return int(answer.body.to_pybytes())
+            text = answer.body[:8].to_pybytes()
         except (flight.FlightUnavailableError, flight.FlightTimedOutError):
             return 0
         except (*_ERRORS, ValueError):  # any answer shows that the worker is running
             return 1
+        return max(1, int(text)) if re.fullmatch(rb"\d{1,4}", text) else 1
 
     def close(self) -> None:
         self._client.close()
@@ -101,6 +112,7 @@ class Connection:
             except pa.ArrowInvalid as error:
                 wrong = f"no valid Arrow: {error}"
             else:
+                count_throttled(batch)
                 return batch
         reader.cancel()
         raise WrongAnswer(wrong)
@@ -119,7 +131,7 @@ class Connection:
             return KINDS.get(details["kind"], RemoteError)(
                 f"worker {self.address}: {details['text']}"
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             pass  # It is no error of a worker's own.
         why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
         if self._tls and "handshake failed" in why:

@@ -287,7 +287,7 @@ class StartedFleet(Fleet):
                         worker = RemoteWorker(
                             Connection(told["listening"], token, self.job),
                             process,
-                            told["pid"],
+                            int(told["pid"]),
                             threads=1,
                             answered=True,
                         )
@@ -302,8 +302,8 @@ class StartedFleet(Fleet):
                 self.measure_memory()
                 code = process.wait()
             why = f"a worker process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-        except (OSError, RemoteError) as error:
-            why = f"a worker process could not be started: {error}"
+        except Exception as error:  # also a line that is no announcement
+            why = f"a worker process could not be started: {type(error).__name__}: {error}"
         with self.lock:
             self._processes.pop(me)
             self._note_end(worker, why)

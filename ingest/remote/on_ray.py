@@ -176,7 +176,8 @@ def place(_owner: str, address: str) -> None:
             except ray.exceptions.RayError as error:
                 if connection.fileno() >= 0:
                     warn(f"Ray lost a worker: {str(error).strip().splitlines()[-1:]}")
-            connection.shutdown(socket.SHUT_RDWR)
+            finally:  # the loader waits for the end of the connection
+                connection.shutdown(socket.SHUT_RDWR)
 
     def follow(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as given:

@@ -291,7 +291,11 @@ class Pool:
                     self._ready.notify_all()
                     continue
                 size = math.ceil(expected * max(1.0, 1.0, *self._growth))
-                charge = self._reserve(size)
+                try:
+                    charge = self._reserve(size)  # it measures this process and its control groups
+                except BaseException as error:
+                    self._finish(error)
+                    return None
                 if charge is None:
                     return None
                 self._next_in += 1

@@ -62,6 +62,23 @@ def test_results_come_in_the_order_of_the_work(make):
     ]
 
 
+def test_an_error_of_measuring_memory_comes_in_the_place_of_the_item_that_needed_it(make):
+    """A control group's file may be unreadable. The item is neither lost nor waited for."""
+    asked = itertools.count()
+
+    class Unreadable(Governor):
+        def admit(self, size, due):
+            if next(asked) == 3:
+                raise PermissionError("memory.current")
+            return super().admit(size, due)
+
+    results, got = make(range(9), lambda n: n, governor=Unreadable(1000, 0)), []
+    with raises(PermissionError, "memory.current"):
+        for result in results:
+            got.append(result)
+    assert got == [*range(len(got))]
+
+
 def test_with_the_first_item_stuck_the_others_complete(make):
     free, done = threading.Event(), threading.Semaphore(0)
 

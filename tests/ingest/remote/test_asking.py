@@ -233,8 +233,86 @@ def test_a_worker_that_lies_is_named_and_its_rows_are_got_elsewhere(got_elsewher
 
 
 @pytest.mark.parametrize(
+    "said", [b"", b"-1", b"seven", b"\xff", b"1.5", b"9" * 5000, b" 7", b"0x7"]
+)
+def test_a_number_of_refusals_that_is_none_costs_a_request_and_ends_no_thread(got_elsewhere, said):
+    class Miscounting(WorkerServer):
+        def do_get(self, context, ticket):
+            job, unit = Unit.from_request(ticket.ticket)
+            batch = self.open(job).rows(unit)
+            made = batch, checksum(batch, job, unit).to_bytes(4, "little")
+            return flight.GeneratorStream(
+                job.schema.with_metadata({"throttled": said}), iter([made])
+            )
+
+    asker, fleet, miscounting = got_elsewhere(Miscounting)
+    assert_names(fleet.last_lost, f"worker 127.0.0.1:{miscounting.port}", "refused requests")
+    assert (asker.counts["throttled"], asker.counts["retries"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "threads"),
+    [
+        ([b"3"], 3),
+        ([b"1" + b"0" * 400], 1),
+        ([b"-5"], 1),
+        ([b"0"], 1),
+        ([b"\xff"], 1),
+        ([b""], 1),
+        ([], 1),
+        ([b"2"] * 3, 1),
+    ],
+)
+def test_a_ping_that_answers_no_number_of_threads_shows_only_that_the_worker_runs(
+    serving, asking, answers, threads
+):
+    class Odd(WorkerServer):
+        def do_action(self, context, action):
+            return iter(answers)
+
+    asker, fleet = asking(serving(Odd))
+    [worker] = fleet.workers
+    with fleet.changed:
+        assert fleet.changed.wait_for(lambda: worker.threads, 60)
+        assert worker.threads == threads
+        assert fleet.core_s() >= 0
+    assert worker.is_there
+    assert asker.stats()["workers"] == 1
+
+
+def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, monkeypatch):
+    """Errors that no version knows: of asking, of a ping, and of looking at the workers."""
+    monkeypatch.setattr(asking_file, "_QUIET_S", 0.001)
+
+    class Broken(Mortal):
+        pinged = 0
+
+        def ask(self, unit, timeout_s):
+            raise RecursionError("in a library")
+
+        def ping(self, within_s):
+            Broken.pinged += 1
+            raise RecursionError("in a library")
+
+    asker, fleet = made(Fleet([Broken(None)]))
+    with fleet.changed:
+        assert fleet.changed.wait_for(lambda: Broken.pinged > 2, 60), "it is pinged again"
+        fleet.workers[0].silent = 0
+    with raises(RecursionError, "in a library"):
+        asker.get(unit)
+
+    class Unmeasured(Fleet):
+        def measure_memory(self):
+            raise PermissionError("/proc")
+
+    asker, fleet = made(Unmeasured([]))
+    with raises(PermissionError, "/proc"):
+        asker.get(unit)
+
+
+@pytest.mark.parametrize(
     "said",
-    [b"", b"?", b"[]", b'{"kind": "source"}', b'{"kind": [], "text": ""}', b"\xff"],
+    [b"", b"?", b"[]", b'{"kind": "source"}', b'{"kind": [], "text": ""}', b"\xff", b"[" * 5000],
 )
 def test_whatever_a_worker_says_of_its_error_it_is_named(got_elsewhere, said):
     class Mumbling(WorkerServer):

@@ -8,6 +8,8 @@ import queue
 import threading
 from types import SimpleNamespace
 
+import pytest
+
 from sluice.ingest.remote import fleet as fleet_file
 from sluice.ingest.remote.fleet import Fleet, StartedFleet
 
@@ -101,3 +103,23 @@ def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_a
     assert all(process.returncode == -9 for process in processes)
     fleet.close()
     assert (started.empty(), fleet.workers) == (True, [])
+
+
+@pytest.mark.parametrize(
+    "line", [b"junk", b"{}", b"[]", b'"a"', b'{"listening": 5, "pid": 1}', b"[" * 5000, b"\xff"]
+)
+def test_a_process_that_announces_nothing_of_use_counts_as_one_that_could_not_start(line):
+    processes = []
+
+    def start(_given):
+        processes.append(Process())
+        processes[-1]._lines.put(line + b"\n")
+        return processes[-1]
+
+    fleet = StartedFleet(start, None, "", [], most=1, first=1, at_once=1, local=True)
+    fleet.use(2)
+    with fleet.changed:
+        assert fleet.changed.wait_for(lambda: fleet.error is not None, 60)
+    assert "3 worker processes in a row could not start" in str(fleet.error)
+    assert (fleet.starting, fleet.workers, len(processes)) == (0, [], 3)
+    fleet.close()
