@@ -348,7 +348,15 @@ def test_split_then_hash_gives_bags(texts):
 ZONES = ("UTC", "Europe/Berlin", "America/St_Johns", "Asia/Kolkata")
 
 
-@given(st.lists(st.none() | st.integers(-2_000_000_000, 2_100_000_000)), st.sampled_from(ZONES))
+@given(
+    st.lists(
+        st.none()
+        | st.integers(-2_000_000_000, 2_100_000_000)
+        | st.integers(-9, 9).map(lambda quarters: quarters / 4)  # a part of a second before 1970
+    ),
+    st.sampled_from(ZONES),
+)
+@example([-0.5], "UTC")
 def test_hours_and_weekdays_are_those_of_the_zone(seconds, zone):
     column = pa.array(seconds, pa.float64())
     local = [
@@ -412,6 +420,20 @@ def test_a_time_of_a_zone_is_that_of_its_clocks():
     assert seconds == [1782856800.0, 1792888200.0]
     both = struct_of(at=pa.array([0.0] * 3), zone=pa.array(["Asia/Tokyo", "Asia/Tokio", None]))
     assert applied(Hour(), both) == [9.0, None, 0.0]  # this zone was taken for UTC
+
+
+@pytest.mark.parametrize(
+    ("zone", "clock", "change"),
+    [
+        ("Europe/Berlin", "2026-03-29 02:00:00", "2026-03-29T01:00:00+00:00"),
+        ("Europe/Berlin", "2026-03-29 02:59:59", "2026-03-29T01:00:00+00:00"),
+        ("America/St_Johns", "2026-03-08 02:30:00", "2026-03-08T05:30:00+00:00"),
+        ("Australia/Lord_Howe", "2026-10-04 02:29:59", "2026-10-03T15:30:00+00:00"),
+    ],
+)
+def test_a_time_that_the_clocks_skip_is_the_last_second_before(zone, clock, change):
+    seconds = applied(ParseTime(zone=zone), [clock], TEXT)
+    assert seconds == [datetime.datetime.fromisoformat(change).timestamp() - 1]
 
 
 @given(TEXTS, TEXTS)

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.jobs.job import Job
@@ -31,6 +33,7 @@ from tests.raises import assert_names, raises
 pytestmark = pytest.mark.slow
 
 ROWS = 64
+EXACT = decimal.Context(prec=60)
 HEAD = """
 [input]
 format = "parquet"
@@ -113,6 +116,24 @@ def test_a_long_decimal_keeps_its_last_digit():
     numbers, lost = stored_column(pa.array(ids, pa.decimal128(30, 4)), "int")
     assert numbers.to_pylist() == [*ids[:4], None]
     assert lost.tolist() == [False] * 4 + [True]
+
+
+@given(st.integers(1, 38), st.data())
+@example(17, None)
+def test_a_decimal_is_the_nearest_float(precision, data):
+    """Of 17 digits, neither the whole number nor its quotient by a power of ten is a float."""
+    numbers, scale = [29007199254740993, -90071992547409931, None, 12345678901234567], 3
+    if data is not None:
+        scale = data.draw(st.integers(0, precision))
+        numbers = data.draw(
+            st.lists(st.none() | st.integers(-(10**precision) + 1, 10**precision - 1))
+        )
+    exact = [None if n is None else Decimal(n).scaleb(-scale, EXACT) for n in numbers]
+    floats, lost = stored_column(
+        pa.array([None, *exact], pa.decimal128(precision, scale))[1:], "float"
+    )
+    assert floats.to_pylist() == [None if n is None else float(n) for n in exact]
+    assert lost is None
 
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
