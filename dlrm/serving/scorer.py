@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.served_model import Servable
@@ -17,6 +17,8 @@ class Answer(NamedTuple):
     probabilities: list[float]
     step: int
     version: int
+    population: Literal["all", "sampled"]
+    """The rows whose probabilities these are: see `RowRules.population`."""
 
 
 class Scorer:
@@ -40,7 +42,7 @@ class Scorer:
         values: list[float] = []
         if any(map(len, columns.values())):
             values = self.servable.probabilities(columns, problems).tolist()
-        meta = self.servable.meta
+        meta, population = self.servable.meta, self.servable.features.spec.rows.population
         answers: list[Answer | Refusal] = []
         end = 0
         for count in counts:
@@ -50,7 +52,7 @@ class Scorer:
             first, end = end, end + count
             wrong = next((row for row in problems if first <= row < end), None)
             answers.append(
-                Answer(values[first:end], meta.step, meta.version)
+                Answer(values[first:end], meta.step, meta.version, population)
                 if wrong is None
                 else Refusal(422, f"rows[{wrong - first}]: {problems[wrong]}")
             )

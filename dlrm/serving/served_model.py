@@ -196,6 +196,7 @@ class Servable:
 
     def about(self) -> dict[str, Any]:
         """Returns facts about the model for clients."""
+        rows = self.features.spec.rows
         return {
             "checkpoint": self.path.name,
             "step": self.meta.step,
@@ -205,6 +206,8 @@ class Servable:
             "model": self.meta.config["model"]["kind"],
             "tables": self.model.tables.kind,
             "table_bytes": self.model.tables.bytes,
+            "population": rows.population,
+            "kept_negatives": rows.sample.negatives if rows.sample else 1.0,
         }
 
 

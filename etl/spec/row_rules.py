@@ -200,6 +200,14 @@ class RowRules:
         """Whether columns come from other rows, so that serving needs some of these rows."""
         return bool(self.joins or self.histories)
 
+    @property
+    def population(self) -> Literal["all", "sampled"]:
+        """The rows whose share of label 1 a model learns: all rows, also of a sample whose weights make up for the rows
+        that it leaves out, or only those of the sample and the drawn ones."""
+        sample = self.sample
+        is_whole = sample is None or sample.weight is not None or sample.negatives == 1
+        return "all" if is_whole and self.negatives is None else "sampled"
+
     def sources_of(self, columns: Iterable[str]) -> set[str]:
         """Returns these columns, and all that joins and histories need to make them."""
         needed = set(columns)

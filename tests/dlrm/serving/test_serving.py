@@ -146,7 +146,7 @@ role = "dense"
 ops = [{{op = "fill", value = 0}}]
 """)
     decoder = Decoder(spec, "", most_rows=9)
-    assert set(decoder.kinds) == {*clicks_table.COLUMNS, "user"} - {"label"}
+    assert set(decoder.kinds) == {*clicks_table.COLUMNS, "user", "at"} - {"label"}
     assert len(decoded(decoder, b'{"rows": [{"user": 3, "at": 5}]}')["user"]) == 1
     with raises(Refusal, "'age'"):
         decoded(decoder, b'{"rows": [{"age": 3}]}')
