@@ -21,7 +21,7 @@ from sluice.ingest.errors import NoWorkerAnswers, SourceError, warn
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.remote.calls import Call, source_digest
-from sluice.ingest.remote.client import WorkerLost, count_throttled
+from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.pool import Closed
@@ -111,7 +111,7 @@ class Asking:
     def read(self, task: ReadTask, charge: Charge) -> Decoded:
         unit = Unit.of(task)
         try:
-            return Received(task, unit, self.get(unit), charge)
+            return Received(task, unit, self.get(unit, charge.bytes), charge)
         except SourceError as error:
             groups = self._groups
             rows = groups.rescue.replace_group(error, task.read, groups.schema)
@@ -122,9 +122,9 @@ class Asking:
         answer: Arrays = self.get(Call(function, source_digest(function), arrays, where, rows))
         return answer
 
-    def get(self, unit: Unit | Call) -> Any:
-        """Returns the rows of a unit, or the columns of a call. Raises `Closed` if this was closed meanwhile, and
-        `NoWorkerAnswers` if no worker has answered for a while."""
+    def get(self, unit: Unit | Call, expected: int = 0) -> Any:
+        """Returns the rows of a unit, for which `expected` bytes are reserved, or the columns of a call. Raises
+        `Closed` if this was closed meanwhile, and `NoWorkerAnswers` if no worker has answered for a while."""
         fleet, race = self.fleet, _Race(threading.Condition(self.fleet.lock))
         try:
             while True:
@@ -157,7 +157,7 @@ class Asking:
                     race.slow_at = now + patience_s * len(race.asked)
                 threading.Thread(
                     target=self._ask,
-                    args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s)),
+                    args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s), expected),
                     daemon=True,
                     name="sluice-remote-ask",
                 ).start()
@@ -253,13 +253,14 @@ class Asking:
                     self.fleet.report_lost(self.fleet.last_lost)
             self.fleet.changed.notify_all()
 
-    def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
+    def _ask(
+        self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float, expected: int
+    ) -> None:
         """Sends the request to one worker. Runs in its own thread."""
         began, throttled = self._clock(), 0
         answer, failed = None, Exception()
         try:
-            given = worker.connection.ask(unit, timeout_s)
-            throttled, answer = count_throttled(given), given
+            answer, throttled = worker.connection.ask(unit, timeout_s, expected)
         except Exception as error:
             failed = error
         with self.fleet.lock:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -28,6 +28,10 @@ from sluice.ingest.remote.unit import RemoteError, WrongAnswer, check_package, p
 from sluice.ingest.stages.number_types import same_bytes
 
 _HEAD_BYTES = 2**18  # an error's text and traceback
+_PIECE_BYTES = 2**20
+PIECE_LIMIT = 4 * _PIECE_BYTES
+"""The most bytes of one piece of an answer. A connection refuses longer ones before it takes them."""
+_LEAST_ANSWER_BYTES, _GROWTH = 2**26, 8
 
 
 @cache
@@ -61,6 +65,12 @@ class Call:
         return encode(
             {"package": package(), "function": self.kind, "source": self.source}, self.arrays
         )
+
+    @property
+    def most_bytes(self) -> int:
+        """How long an answer may be. A function may enlarge bags."""
+        given = sum(array.nbytes for array in self.arrays.values())
+        return _LEAST_ANSWER_BYTES + _GROWTH * given
 
     def answer(self, body: pa.Buffer, request: pa.Buffer) -> dict[str, npt.NDArray[Any]]:
         """Returns the changed columns, or raises the function's error."""
@@ -115,6 +125,12 @@ def _head_sum(request: pa.Buffer) -> int:
     return crc32(data[-4 - int.from_bytes(data[-4:], "little") :])
 
 
+def cut(body: pa.Buffer) -> Iterator[pa.Buffer]:
+    """Yields the pieces in which an answer is sent, so that its receiver can stop before it has taken too much."""
+    for at in range(0, body.size, _PIECE_BYTES):
+        yield body[at : at + _PIECE_BYTES]
+
+
 def encode(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:
     """Encodes arrays, one after the other, and a head in JSON."""
     layout = protocol.RegionLayout(arrays)
@@ -139,4 +155,4 @@ def decode(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]
             raise ValueError("columns that share their bytes")
         return head, arrays
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise WrongAnswer(f"a call was damaged on its way: {error}") from None
+        raise WrongAnswer(f"a call or an answer was damaged on its way: {error}") from None

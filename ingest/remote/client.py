@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
 
-from sluice.ingest.remote.calls import Call
-from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit, WrongAnswer, checksum
+from sluice.ingest.knobs import format_bytes
+from sluice.ingest.remote.calls import PIECE_LIMIT, Call
+from sluice.ingest.remote.rows import decode_rows, most_bytes
+from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit, WrongAnswer
 
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
-
-
-def count_throttled(batch: Any) -> int:
-    """Returns how many requests the worker's store refused, as the answer to a unit says. A call has none."""
-    said = (batch.schema.metadata or {}) if isinstance(batch, pa.RecordBatch) else {}
-    text = said.get(b"throttled", b"0")
-    if not re.fullmatch(rb"\d{1,15}", text):
-        raise WrongAnswer(f"{text[:40]!r} in place of the number of refused requests")
-    return int(text)
 
 
 class WorkerLost(Exception):
@@ -43,7 +35,6 @@ class Connection:
         """`address` is HOST:PORT. With `authority` (a certificate in PEM), TLS is used."""
         self.address = address
         self._job = job
-        self._schema = job.schema
         self._tls, self._answered = authority is not None, False
         self._token = (b"authorization", f"Bearer {token}".encode())
         self._client = flight.FlightClient(
@@ -52,20 +43,23 @@ class Connection:
             generic_options=[
                 ("grpc.max_reconnect_backoff_ms", 1000),
                 ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.max_receive_message_length", PIECE_LIMIT),
             ],
         )
 
-    def ask(self, what: Unit | Call, timeout_s: float) -> Any:
-        """Returns the rows of a unit, or the result of a function. Raises `WorkerLost`, `WrongAnswer`, or the worker's
-        error."""
+    def ask(self, what: Unit | Call, timeout_s: float, expected: int = 0) -> tuple[Any, int]:
+        """Returns the rows of a unit, or the result of a function, and how many requests the worker's store refused.
+        Raises `WorkerLost`, `WrongAnswer`, or the worker's error. `expected` is the memory reserved for a unit."""
         options = self._options(timeout_s)
-        request = what.request() if isinstance(what, Call) else what.request(self._job)
         try:
             if isinstance(what, Call):
-                [answer] = self._client.do_action(flight.Action("call", request), options)
-                result: Any = what.answer(answer.body, request)
+                request = what.request()
+                body = self._take("call", request, what.most_bytes, options)
+                result: tuple[Any, int] = what.answer(body, request), 0
             else:
-                result = self._rows(what, request, options)
+                most = most_bytes(self._job, what, expected)
+                body = self._take("read", what.request(self._job), most, options)
+                result = decode_rows(body, self._job, what)
         except _ERRORS as error:
             raise self._error(error) from None
         except (WrongAnswer, ValueError, TypeError, KeyError) as error:
@@ -87,35 +81,19 @@ class Connection:
     def close(self) -> None:
         self._client.close()
 
-    def _rows(
-        self, unit: Unit, request: bytes, options: flight.FlightCallOptions
-    ) -> pa.RecordBatch:
-        reader = self._client.do_get(flight.Ticket(request), options)
-        chunks = list(islice(reader, 2))
-        batch, sent = (chunks[0].data, chunks[0].app_metadata) if chunks else (None, None)
-        if batch is None or len(chunks) > 1:
-            wrong = f"{len(chunks)} batches where one was asked for"
-        elif batch.num_rows != unit.rows or not batch.schema.equals(self._schema):
-            wrong = f"{batch.num_rows} rows where {unit.rows} were asked for, or columns of other names or types"
-        elif sent is None or int.from_bytes(sent.to_pybytes(), "little") != checksum(
-            batch, self._job, unit
-        ):
-            wrong = "values that differ from their checksum (CRC-32), or belong to another table, version or request"
-        elif any(
-            column.null_count
-            for column in (*batch.columns, *(batch[name].values for name in self._job.bags))
-        ):
-            wrong = "missing values, which no worker of this version sends"
-        else:
-            try:
-                batch.validate(full=True)
-            except pa.ArrowInvalid as error:
-                wrong = f"no valid Arrow: {error}"
-            else:
-                count_throttled(batch)
-                return batch
-        reader.cancel()
-        raise WrongAnswer(wrong)
+    def _take(
+        self, action: str, request: Any, most: int, options: flight.FlightCallOptions
+    ) -> pa.Buffer:
+        """Returns an answer, whose pieces are counted before the next one is taken."""
+        pieces, size = [], 0
+        for piece in self._client.do_action(flight.Action(action, request), options):
+            size += piece.body.size
+            if size > most:
+                raise WrongAnswer(
+                    f"an answer of more than the {format_bytes(most)} that it may have"
+                )
+            pieces.append(piece.body)
+        return pieces[0] if len(pieces) == 1 else pa.py_buffer(b"".join(pieces))
 
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout_s, headers=[self._token])

@@ -284,10 +284,13 @@ class StartedFleet(Fleet):
                     if line:
                         self.core_s()
                         told = json.loads(line)
+                        address, pid = str(told["listening"]), int(told["pid"])
+                        if ":" not in address:
+                            raise ValueError(f"{address!r} is not HOST:PORT")
                         worker = RemoteWorker(
-                            Connection(told["listening"], token, self.job),
+                            Connection(address, token, self.job),
                             process,
-                            int(told["pid"]),
+                            pid,
                             threads=1,
                             answered=True,
                         )

@@ -11,13 +11,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import flight
 
 from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import NOTHING, Permission
-from sluice.ingest.remote.calls import Functions
+from sluice.ingest.remote.calls import Functions, cut
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit, checksum
+from sluice.ingest.remote.rows import encode_rows
+from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit
 
 _JOBS = 8
 """How many jobs stay open. The least recently used one is closed first."""
@@ -69,27 +71,25 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
             raise UsageError(f"cannot listen at {listen}: {error}") from None
         self.address = f"{listen.rpartition(':')[0]}:{self.port}"
 
-    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Handles `call`, which calls a function, and `ping`, which returns how many units are made at once."""
+    def do_action(self, context: Any, action: Any) -> Iterator[pa.Buffer]:
+        """Handles `read`, which returns the rows of a unit, `call`, which calls a function, and `ping`, which returns
+        how many units are made at once."""
         if action.type == "ping":
-            return iter([str(self._threads).encode()])
+            return iter([pa.py_buffer(str(self._threads).encode())])
         with _send_errors():
+            if action.type == "read":
+                return cut(self._read(action.body.to_pybytes()))
             if action.type != "call":
                 raise RemoteError(f"there is no action {action.type!r}")
             with self._free:
-                return iter([self._functions.answer(action.body)])
+                return cut(self._functions.answer(action.body))
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        """Returns the rows of a unit as one batch with its checksum. One batch for each part would cost the loader
-        twice as much."""
-        with _send_errors():
-            job, unit = Unit.from_request(ticket.ticket)
-            maker = self.open(job)
-            with self._free:
-                batch = maker.rows(unit)
-                made = batch, checksum(batch, job, unit).to_bytes(4, "little")
-        schema = job.schema.with_metadata({"throttled": str(maker.count_throttled())})
-        return flight.GeneratorStream(schema, iter([made]))
+    def _read(self, request: bytes) -> pa.Buffer:
+        """Returns the rows of a unit as one batch. One batch for each part would cost the loader twice as much."""
+        job, unit = Unit.from_request(request)
+        maker = self.open(job)
+        with self._free:
+            return encode_rows(maker.rows(unit), job, unit, maker.count_throttled())
 
     def open(self, job: RemoteJob) -> UnitMaker:
         """Returns what makes the job's units. Opens the job if it is not open."""

@@ -82,14 +82,18 @@ class RemoteJob:
     def digest(self) -> str:
         return digest(asdict(self))
 
-    @property
+    @cached_property
+    def kinds(self) -> Mapping[str, pa.DataType]:
+        """The type of each column's numbers, or of the ids in its bags."""
+        return {name: pa.type_for_alias(kind) for name, kind in self.columns.items()}
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """The schema of every batch of the job."""
-        kinds = {name: pa.type_for_alias(kind) for name, kind in self.columns.items()}
         return pa.schema(
             [
                 (name, pa.large_list(kind) if name in self.bags else kind)
-                for name, kind in kinds.items()
+                for name, kind in self.kinds.items()
             ]
         )
 
@@ -164,6 +168,10 @@ class Unit:
             ),
         )
 
+    def sum(self, job: RemoteJob) -> int:
+        """CRC-32 of the job and the unit. The answer to another request has another one."""
+        return crc32(f"{job.digest} {self.key}".encode())
+
     def request(self, job: RemoteJob) -> bytes:
         """Encodes a request. Each request holds the job, so that a new worker, or one that has forgotten the job, can
         open it."""
@@ -186,16 +194,6 @@ class Unit:
                 "a request that this version of sluice cannot read; install the same version on both sides"
             ) from None
         return RemoteJob.of(job), unit
-
-
-def checksum(batch: pa.RecordBatch, job: RemoteJob, unit: Unit) -> int:
-    """CRC-32 of the job, the unit and all values of the unit's batch, which has no nulls. An answer to another request
-    has another checksum."""
-    crc = crc32(f"{job.digest} {unit.key}".encode())
-    for column in batch.columns:
-        for part in column.buffers():
-            crc = crc32(part, crc) if part is not None else crc
-    return crc
 
 
 def _number(value: Any) -> int:

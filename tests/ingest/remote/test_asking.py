@@ -27,11 +27,13 @@ from sluice.ingest.errors import NoWorkerAnswers
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
+from sluice.ingest.remote.calls import cut, decode, encode
 from sluice.ingest.remote.client import Connection, WorkerLost
 from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.rows import encode_rows
 from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer, checksum
+from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.remote.worker import main as worker_main
 from tests.ingest.remote.conftest import TOKEN, halving_loader, job_and_units, remote_knobs
 from tests.open_loader import open_loader
@@ -52,11 +54,11 @@ def unit(table):
 def right(table, job, unit):
     """A function that asks for the unit and checks its rows."""
     maker = UnitMaker(job, table)
-    expected = checksum(maker.rows(unit), job, unit)
+    expected = maker.rows(unit)
     maker.close()
 
     def ask(asker):
-        assert checksum(asker.get(unit), job, unit) == expected
+        assert asker.get(unit).equals(expected)
 
     return ask
 
@@ -103,10 +105,11 @@ class Held(WorkerServer):
         self.asked, self.may_answer = threading.Event(), threading.Event()
         super().__init__(*given, **how)
 
-    def do_get(self, context, ticket):
-        self.asked.set()
-        self.may_answer.wait(60)
-        return super().do_get(context, ticket)
+    def do_action(self, context, action):
+        if action.type == "read":
+            self.asked.set()
+            self.may_answer.wait(60)
+        return super().do_action(context, action)
 
 
 def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(
@@ -136,29 +139,38 @@ def test_what_is_slow_is_judged_by_what_was_measured():
     )
 
 
-def with_other_value(batch):
-    values = batch.column(0).to_numpy().copy()
-    values[5] += 1
-    return batch.set_column(0, batch.schema.field(0), pa.array(values))
+def anew(body, **more):
+    """An answer with other arrays, and the checksum that these have."""
+    head, arrays = decode(body)
+    del head["index"], head["sum"]
+    return encode(head, {**arrays, **{name: change(arrays[name]) for name, change in more.items()}})
 
 
-def with_null(batch):
-    column = pa.array([None, *batch.column(0).to_pylist()[1:]], batch.schema.field(0).type)
-    return batch.set_column(0, batch.schema.field(0), column)
+def flipped(body):
+    damaged = bytearray(body.to_pybytes())
+    damaged[70] ^= 1
+    return pa.py_buffer(damaged)
 
 
-# What is sent in the place of an answer, and the checksum that comes with it: the answer's or one of its own.
+def without(body, name):
+    head, arrays = decode(body)
+    return encode({"request": head["request"], "throttled": 0}, {**arrays, name: arrays[name][:0]})
+
+
+# What is sent in the place of an answer: damaged on its way, or with a checksum of its own.
 DAMAGED = {
-    "many": lambda batch, other: [batch, batch],
-    "value": lambda batch, other: [with_other_value(batch)],
-    "none": lambda batch, other: [],
+    "twice": lambda body, other: [body, body],
+    "value": lambda body, other: [flipped(body)],
+    "cut": lambda body, other: [body[:-9]],
+    "none": lambda body, other: [],
 }
 LIES = {
-    "another unit's rows": lambda batch, other: [other],
-    "fewer columns": lambda batch, other: [batch.select(batch.schema.names[:-1])],
-    "fewer rows": lambda batch, other: [batch.slice(1)],
-    "more rows": lambda batch, other: [batch.take(pa.array([*range(batch.num_rows), 0]))],
-    "nulls": lambda batch, other: [with_null(batch)],
+    "another unit's rows": lambda body, other: [other],
+    "fewer columns": lambda body, other: [without(body, "I1")],
+    "fewer rows": lambda body, other: [anew(body, I1=lambda column: column[1:])],
+    "more rows": lambda body, other: [anew(body, C1=lambda column: np.append(column, 1))],
+    "another type": lambda body, other: [anew(body, I1=lambda column: column.astype(np.float64))],
+    "another shape": lambda body, other: [anew(body, I1=lambda column: column.reshape(1, -1))],
 }
 
 
@@ -169,21 +181,14 @@ class Wrong(WorkerServer):
         self.left = deque()
         super().__init__(*given, **how)
 
-    def do_get(self, context, ticket):
-        if not self.left:
-            return super().do_get(context, ticket)
-        how = self.left.popleft()
-        job, unit = Unit.from_request(ticket.ticket)
-        maker = self.open(job)
+    def do_action(self, context, action):
+        if not self.left or action.type != "read":
+            return super().do_action(context, action)
+        job, unit = Unit.from_request(action.body.to_pybytes())
         other = replace(unit, epoch=unit.epoch + 1, group=1 - unit.group % 2)
-        batch = maker.rows(unit)
-        sent = (DAMAGED | LIES)[how](batch, maker.rows(other))
-        if how in LIES:
-            [batch] = sent
-        summed = checksum(batch, job, other if how == "another unit's rows" else unit)
-        schema = sent[0].schema if sent else job.schema
-        answers = ((part, summed.to_bytes(4, "little")) for part in sent)
-        return flight.GeneratorStream(schema, answers)
+        maker = self.open(job)
+        bodies = [encode_rows(maker.rows(asked), job, asked, 0) for asked in (unit, other)]
+        return iter((DAMAGED | LIES)[self.left.popleft()](*bodies))
 
 
 def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
@@ -192,10 +197,10 @@ def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
     damaged = serving(Wrong)
     damaged.left.extend(DAMAGED)
     asker, _ = asking(damaged)
-    with raises(RemoteError, "3 times", "0 batches"):
+    with raises(RemoteError, "3 times", "damaged"):
         asker.get(unit)
     right(asker)
-    assert asker.counts["retries"] == 2
+    assert asker.counts["retries"] == 3
     damaged.left.extend(["value"] * 9)
     asker, _ = asking(damaged, worker)
     for _ in range(4):
@@ -232,22 +237,42 @@ def test_a_worker_that_lies_is_named_and_its_rows_are_got_elsewhere(got_elsewher
     assert_names(capsys.readouterr().err, f"worker 127.0.0.1:{liar.port}", "other workers")
 
 
-@pytest.mark.parametrize(
-    "said", [b"", b"-1", b"seven", b"\xff", b"1.5", b"9" * 5000, b" 7", b"0x7"]
-)
+@pytest.mark.parametrize("said", [None, -1, "7", 1.5, True, [], {}, 10**400])
 def test_a_number_of_refusals_that_is_none_costs_a_request_and_ends_no_thread(got_elsewhere, said):
     class Miscounting(WorkerServer):
-        def do_get(self, context, ticket):
-            job, unit = Unit.from_request(ticket.ticket)
-            batch = self.open(job).rows(unit)
-            made = batch, checksum(batch, job, unit).to_bytes(4, "little")
-            return flight.GeneratorStream(
-                job.schema.with_metadata({"throttled": said}), iter([made])
-            )
+        def do_action(self, context, action):
+            [body] = super().do_action(context, action)
+            if action.type != "read":
+                return iter([body])
+            head, arrays = decode(body)
+            return iter([encode({"request": head["request"], "throttled": said}, arrays)])
 
     asker, fleet, miscounting = got_elsewhere(Miscounting)
     assert_names(fleet.last_lost, f"worker 127.0.0.1:{miscounting.port}", "refused requests")
     assert (asker.counts["throttled"], asker.counts["retries"]) == (0, 1)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_answer_that_is_too_long_is_refused_before_it_is_taken(got_elsewhere, whole):
+    """It is a thousand times as long as it may be, in pieces or in one."""
+    sent = []
+
+    class Endless(WorkerServer):
+        def do_action(self, context, action):
+            if action.type != "read":
+                return super().do_action(context, action)
+            pieces = cut(pa.py_buffer(bytes(2**30)))
+            return iter([pa.py_buffer(bytes(2**28))]) if whole else map(self.count, pieces)
+
+        def count(self, piece):
+            sent.append(piece.size)
+            return piece
+
+    asker, fleet, endless = got_elsewhere(Endless)
+    facts = () if whole else ("MiB that it may have",)
+    assert_names(fleet.last_lost, f"worker 127.0.0.1:{endless.port}", *facts)
+    assert asker.counts["retries"] == 1
+    assert sum(sent) < 2**26
 
 
 @pytest.mark.parametrize(
@@ -287,7 +312,7 @@ def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, m
     class Broken(Mortal):
         pinged = 0
 
-        def ask(self, unit, timeout_s):
+        def ask(self, unit, timeout_s, expected):
             raise RecursionError("in a library")
 
         def ping(self, within_s):
@@ -316,8 +341,10 @@ def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, m
 )
 def test_whatever_a_worker_says_of_its_error_it_is_named(got_elsewhere, said):
     class Mumbling(WorkerServer):
-        def do_get(self, context, ticket):
-            raise flight.FlightServerError("mumble", extra_info=said)
+        def do_action(self, context, action):
+            if action.type == "read":
+                raise flight.FlightServerError("mumble", extra_info=said)
+            return super().do_action(context, action)
 
     _, fleet, mumbling = got_elsewhere(Mumbling)
     assert fleet.last_lost.startswith(f"worker 127.0.0.1:{mumbling.port}: ")
@@ -331,18 +358,13 @@ def test_lists_that_point_outside_of_their_values_are_refused(serve, tmp_path):
     source = ParquetFiles.open(path, {"label": "label", "id_list": "bag"})
     job, units = job_and_units(source, 40)
 
+    def shifted(ends):
+        return np.where(np.arange(ends.size) % (ends.size - 1), ends + 2**40, ends)
+
     class Pointing(WorkerServer):
-        def do_get(self, context, ticket):
-            job, unit = Unit.from_request(ticket.ticket)
-            batch = self.open(job).rows(unit)
-            bag, at = batch["bag"], batch.schema.get_field_index("bag")
-            offsets = bag.offsets.to_numpy().copy()
-            offsets[1:-1] += 2**40
-            buffers = [None, pa.py_buffer(offsets)]
-            lying = pa.Array.from_buffers(bag.type, len(bag), buffers, children=[bag.values])
-            batch = batch.set_column(at, batch.schema.field(at), lying)
-            made = batch, checksum(batch, job, unit).to_bytes(4, "little")
-            return flight.GeneratorStream(batch.schema, iter([made]))
+        def do_action(self, context, action):
+            [body] = super().do_action(context, action)
+            return iter([anew(body, **{"bag\0ends": shifted})])
 
     server = serve(lambda job: UnitMaker(job, source), Pointing)
     with raises(WrongAnswer, f"worker 127.0.0.1:{server.port}", "Arrow"):
@@ -376,7 +398,7 @@ def test_only_who_has_the_token_is_let_in(worker, asking, job, unit):
     with pytest.raises(flight.FlightUnauthenticatedError):
         list(client.do_action(flight.Action("ping", b"")))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        client.do_get(flight.Ticket(unit.request(job)))
+        list(client.do_action(flight.Action("read", unit.request(job))))
 
 
 @pytest.mark.parametrize(
@@ -409,9 +431,9 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, as
             scanner.sendall(data)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    for ticket in (b"", b"\xff\xfe", b'{}\n["", ""]\n[0, 0, 0, 0, []]', b"[" * 3000):
+    for unit in (b"", b"\xff\xfe", b'{}\n["", ""]\n[0, 0, 0, 0, []]', b"[" * 3000):
         with pytest.raises(flight.FlightServerError) as refused:
-            client.do_get(flight.Ticket(ticket), options).read_all()
+            list(client.do_action(flight.Action("read", unit), options))
         assert "version" in json.loads(refused.value.extra_info)["text"]
     for action in (flight.Action("call", b"\x80\x04junk"), flight.Action("shutdown", b"")):
         with pytest.raises(flight.FlightServerError):
@@ -532,10 +554,10 @@ class Mortal:
     def __init__(self, lost):
         self.lost = lost
 
-    def ask(self, unit, timeout_s):
+    def ask(self, unit, timeout_s, expected):
         if self.lost(unit):
             raise WorkerLost("killed")
-        return pa.record_batch({"x": [1]})
+        return pa.record_batch({"x": [1]}), 0
 
     def ping(self, within_s):
         return 1

@@ -112,13 +112,15 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
 
         asked, stopped, late = threading.Event(), threading.Event(), threading.Event()
 
-        def do_get(self, context, ticket):
+        def do_action(self, context, action):
+            if action.type != "read":
+                return super().do_action(context, action)
             self.asked.set()
             self.stopped.wait(60)
             while not self.late.wait(0.02):
                 if context.is_cancelled():  # its time was over while the trainer could not see that
                     self.late.set()
-            return super().do_get(context, ticket)
+            return super().do_action(context, action)
 
     server = serving(Late)
     with open_loader(table, batch_size=160, reader="arrow") as loader:

@@ -24,7 +24,7 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
+from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit
 from sluice.ingest.remote.worker import open_maker
 from tests.ingest import left_ids
 from tests.ingest.remote.conftest import job_and_units
@@ -226,15 +226,14 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path):
 
 def test_an_answer_to_another_request_is_none(asked):
     """Of another unit, epoch, version or plan of the same shape."""
-    job, maker, units = asked
-    batch, unit = maker.rows(units[0]), units[0]
+    job, _, [unit, *_] = asked
     for other in (
         replace(unit, epoch=unit.epoch + 1),
         replace(unit, group=unit.group + 1),
     ):
-        assert checksum(batch, job, other) != checksum(batch, job, unit)
+        assert other.sum(job) != unit.sum(job)
     for name in ("version", "files", "plan", "made", "split"):
-        assert checksum(batch, replace(job, **{name: "7"}), unit) != checksum(batch, job, unit)
+        assert unit.sum(replace(job, **{name: "7"})) != unit.sum(job)
 
 
 def test_what_no_remote_worker_can_do_is_refused_and_so_is_a_wrong_name_of_workers(
