@@ -121,7 +121,6 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
     from sluice.ingest.machine import Machine
     from sluice.ingest.read.petastorm import compat
     from sluice.ingest.row_order import Order
-    from sluice.ingest.stages.scatter_kernel import load_compiled
 
     class Host(Machine):
         """The cgroup's limit is not looked at: the governor has the user's, or none at all."""
@@ -153,7 +152,6 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
                 if time.monotonic() > end:
                     return
 
-    load_compiled()
     compat.install()
     return load, Machine().memory_used()
 

@@ -1,11 +1,10 @@
 """Times how programs start: `import sluice`, a tuned loader's first batch, and a training's first step.
 
-    python -m benchmarks.start TABLE [--rounds 5] [--cold all]
+    python -m benchmarks.start TABLE [--rounds 5] [--cold]
 
 TABLE is a feature table, as `sluice etl` makes it. Each program is a fresh process. A phase ends when a known
 line is printed. Its figures are the seconds and the processor seconds since the program's start, as medians over the
-rounds. With `--cold all`, programs find nothing compiled: neither Python's byte code nor Numba's functions. With
-`--cold numba`, only Numba's functions are missing, as after an installation that compiles byte code.
+rounds. With `--cold`, programs find no byte code of Python.
 """
 
 from __future__ import annotations
@@ -62,12 +61,11 @@ def programs(data: Path, work: Path) -> dict[str, tuple[list[str], Mapping[str, 
 
 
 def timed(
-    arguments: Sequence[str], phases: Mapping[str, str], cold: str | None, caches: Path
+    arguments: Sequence[str], phases: Mapping[str, str], cold: bool, caches: Path
 ) -> dict[str, dict[str, float]]:
     """Runs a program until its last phase ends. Returns the seconds since its start, for each phase. `caches` is an
-    empty folder for the compiled code that `cold` names."""
-    empty = ("PYTHONPYCACHEPREFIX", "NUMBA_CACHE_DIR") if cold == "all" else ("NUMBA_CACHE_DIR",)
-    compiled = dict.fromkeys(empty, str(caches)) if cold else {}
+    empty folder, for the byte code of a `cold` start."""
+    compiled = {"PYTHONPYCACHEPREFIX": str(caches)} if cold else {}
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *arguments],
@@ -105,7 +103,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     )
     parser.add_argument("table", type=Path, metavar="TABLE")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cold", choices=("numba", "all"), help="what is not compiled yet")
+    parser.add_argument("--cold", action="store_true", help="without byte code")
     args = parser.parse_args(argv)
     seen: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(args.rounds):

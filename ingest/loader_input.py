@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sluice.common.native import require_kernel
 from sluice.etl.schema import Fingerprint, digest
 from sluice.ingest.choices import history_name
 from sluice.ingest.columns import Columns
@@ -16,7 +17,6 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import first_schema
-from sluice.ingest.read.pages import load_compiled
 from sluice.ingest.read.parquet_files import ParquetFiles, located_of, table_of
 from sluice.ingest.read.petastorm.options import (
     fields_after,
@@ -87,6 +87,7 @@ class LoaderInput:
 
 def open_input(config: LoaderConfig) -> LoaderInput:
     """Returns the input for a split of a table. It reads footers at most."""
+    require_kernel()
     others, transform_spec = split_transform_spec(config.transforms)
     own = transforms_of(others)
     over_rows = tuple(t for t in own if t.gives)
@@ -129,8 +130,6 @@ def open_input(config: LoaderConfig) -> LoaderInput:
     made = make(columns.names)
     groups = _row_groups(config, table, columns, made, histories, over_rows, transform_spec)
     rows = source_of(config.reading.reader, groups, predicate)
-    if groups.in_pages:
-        load_compiled()  # before the memory in use is measured
     return LoaderInput(
         config=config,
         table=table,

@@ -21,7 +21,6 @@ from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, SHUFFLE, StageSpec
-from sluice.ingest.stages.bags import load_compiled_moves
 from sluice.ingest.stages.batch import BatchSeries, Chunks, Cutter, series_steps
 from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
@@ -91,7 +90,6 @@ class Pipeline(StagePools):
         )
         self._streams = len(plan.streams_of(share.reader, share.readers))
         self.footprint = self._least_memory()
-        load_compiled_moves(bool(columns.stored_bags))  # takes memory, too
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._minimum = self.footprint.total, str(self.footprint)
         self._renew_governor()

@@ -40,22 +40,6 @@ print(gc.isenabled())
     )
 
 
-def test_numba_starts_without_scipys_linear_algebra_and_imports_it_for_a_function_that_needs_it():
-    assert (
-        _last_line("""
-import sys
-import numpy as np
-from sluice.etl.ops import compiled
-seen = []
-for function in (lambda a: a.sum(), lambda a: np.dot(a, a)):
-    compiled.compile_function(function)(np.ones((3, 3)))
-    seen.append("scipy.linalg" in sys.modules)
-print(seen)
-""")
-        == "[False, True]"
-    )
-
-
 def test_a_local_job_does_not_import_pandas_and_leaves_it_usable(tmp_path):
     synthesize(tmp_path / "raw", rows=99)
     assert (
@@ -69,16 +53,4 @@ import pandas, pyarrow
 print(seen, pyarrow.Table.from_pandas(pandas.DataFrame([7])).to_pandas().iloc[0, 0])
 """)
         == "False 7"
-    )
-
-
-def test_a_numba_that_checks_for_scipy_in_another_way_still_compiles():
-    assert (
-        _last_line("""
-import numba.np.linalg
-from sluice.etl.ops import compiled
-numba.np.linalg = None
-print(compiled.compile_function(lambda number: number + 1)(1))
-""")
-        == "2"
     )

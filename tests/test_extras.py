@@ -22,7 +22,6 @@ from packaging.utils import canonicalize_name
 from benchmarks.small_table import small_table
 from sluice.common.extras import DISTRIBUTION, EXTRAS, OF_VERBS, advice
 from tests.raises import assert_names
-from tests.run_program import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -83,15 +82,9 @@ def absent(*names):
 
 @pytest.fixture(scope="module")
 def unpacked(wheel, tmp_path_factory) -> Path:
-    """The wheel's files, with what numba has compiled for those of the checkout, which are as old."""
+    """The wheel's files."""
     folder = tmp_path_factory.mktemp("unpacked")
     zipfile.ZipFile(wheel).extractall(folder)
-    for path in folder.rglob("*.py"):
-        source = ROOT / path.relative_to(folder)
-        shutil.copystat(source, path)
-        for compiled in source.parent.glob(f"__pycache__/{path.stem}.*.nb[ci]"):
-            (path.parent / "__pycache__").mkdir(exist_ok=True)
-            shutil.copy(compiled, path.parent / "__pycache__")
     return folder
 
 
@@ -221,8 +214,6 @@ def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked)
     }
     assert base == {
         "numpy",
-        "numba",
-        "llvmlite",
         "obstore",
         "psutil",
         "pyarrow",
@@ -310,12 +301,12 @@ def test_from_an_import_to_a_first_tuned_batch_nothing_is_loaded_or_started_that
     site, files
 ):
     """`import sluice` is for a command's completion and for scripts that then do something else; a first batch needs
-    torch, Arrow and numba, and no compiler, Java or other program: none is on the path."""
+    torch, Arrow and the kernel, and no compiler, Java or other program: none is on the path."""
     run(
         site(),
         """
 import sluice
-assert not {"numpy", "pyarrow", "torch", "numba"} & sys.modules.keys()
+assert not {"numpy", "pyarrow", "torch"} & sys.modules.keys()
 assert {name for name in sys.modules if name.startswith("sluice.")} == set()
 assert started == [], started
 import torch

@@ -97,7 +97,7 @@ PROGRAMS = [
     "dlrm.train",
     "examples.demo",
 ]
-LARGE = ("numpy", "pyarrow", "numba", "torch", "torchrec", "pyspark", "petastorm", "pandas")
+LARGE = ("numpy", "pyarrow", "torch", "torchrec", "pyspark", "petastorm", "pandas")
 HELP_OF_ALL = f"""
 import contextlib, io, json, os, runpy, sys
 leave, os._exit = os._exit, sys.exit

@@ -14,9 +14,7 @@ the places of rows are taken from it: to change anything here is to change every
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.compiled import compile_function
+from sluice.common.native import call_kernel, has_kernel
 
 Hashes = npt.NDArray[np.uint64]
 Whole = npt.NDArray[np.int64]
@@ -44,9 +42,6 @@ MOST_TEXT_BYTES = 2**20
 """The longest text that a row may have. The loader, jobs and the server reject rows with longer ones."""
 _FEW = 64
 """Fewer texts than this are hashed one after the other, which takes 0.2 µs for a word. A step for all takes 30 µs."""
-_MANY_BYTES = 2**24
-"""From so many bytes on, numba saves more than the second that it takes to load."""
-
 
 _TEXTS = (
     pa.types.is_string,
@@ -76,6 +71,8 @@ def hash_texts(column: pa.Array, salt: int = 0) -> Hashes:
     dictionary, each distinct value is hashed once."""
     if pa.types.is_dictionary(column.type):
         return np.append(hash_texts(column.dictionary, salt), NULL)[codes_of(column)]
+    if has_kernel():
+        return _hash_in_kernel(column, salt)
     if len(column) <= _TURN:
         return _hash_texts(column, salt)
     return np.concatenate(
@@ -83,21 +80,43 @@ def hash_texts(column: pa.Array, salt: int = 0) -> Hashes:
     )
 
 
+def _offsets_and_bytes(column: pa.Array) -> tuple[AnyArray, AnyArray]:
+    """Returns where the texts of a column begin and end, and their bytes."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, _offset_width(column))
+    content = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    return bounds[column.offset : column.offset + len(column) + 1], content
+
+
+def _hash_in_kernel(column: pa.Array, salt: int) -> Hashes:
+    hashes = np.empty(len(column), np.uint64)
+    if len(column):
+        offsets, content = _offsets_and_bytes(column)
+        is_wide = offsets.itemsize == 8
+        call_kernel("hash_texts", content, offsets, is_wide, len(column), salt, hashes)
+    return _with_nulls(mix(hashes), column)
+
+
+def _with_nulls(hashes: Hashes, column: pa.Array) -> Hashes:
+    """Returns the hashes with that of a missing value where the column has none."""
+    if column.null_count:
+        hashes[np.asarray(pc.is_null(column))] = NULL
+    return hashes
+
+
 def _hash_texts(column: pa.Array, salt: int) -> Hashes:
-    width = _offset_width(column)
+    """Hashes texts by numpy: the definition, and what workers of a cluster run."""
     count = len(column)
     if not count:
         return np.empty(0, np.uint64)
-    _, offsets_buffer, data = column.buffers()
-    offsets = np.frombuffer(offsets_buffer, width)[
-        column.offset : column.offset + count + 1
-    ].astype(np.int64, copy=False)
+    offsets, data = _offsets_and_bytes(column)
+    offsets = offsets.astype(np.int64, copy=False)
     start, length = offsets[:-1], offsets[1:] - offsets[:-1]
     first, last = int(offsets[0]) & ~7, int(offsets[-1])
     # The words are aligned and padded, so that no gather goes beyond them.
     words = np.zeros((last - first + 7) // 8 + 2, np.uint64)
     if last > first:
-        words.view(np.uint8)[: last - first] = np.frombuffer(data, np.uint8)[first:last]
+        words.view(np.uint8)[: last - first] = data[first:last]
     h: Hashes = (length.astype(np.uint64) ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G
     start = start - first
     for done in range(0, int(length.max()), 8):
@@ -107,16 +126,12 @@ def _hash_texts(column: pa.Array, salt: int) -> Hashes:
             continue
         some = np.flatnonzero(rest > 0)
         if len(some) < _FEW:
-            compiled = _compiled() if rest[some].sum() >= _MANY_BYTES else None
             for n in some.tolist():
                 text = words.view(np.uint8)[start[n] + done : start[n] + length[n]]
-                h[n] = _absorb_text(int(h[n]), text, compiled)
+                h[n] = _absorb_text(int(h[n]), text)
             break
         h[some] = _absorb(h[some], words, start[some] + done, rest[some])
-    h = mix(h)
-    if column.null_count:
-        h[np.asarray(pc.is_null(column))] = NULL
-    return h
+    return _with_nulls(mix(h), column)
 
 
 def _absorb(h: Hashes, words: Hashes, at: Whole, rest: Whole) -> Hashes:
@@ -134,81 +149,25 @@ def _absorb(h: Hashes, words: Hashes, at: Whole, rest: Whole) -> Hashes:
     return h
 
 
-def _absorb_text(h: int, text: npt.NDArray[np.uint8], compiled: Any) -> int:
+def _absorb_text(h: int, text: npt.NDArray[np.uint8]) -> int:
     """Adds all other words of a text to its hash."""
     for start in range(0, len(text), 2**16):
         content = text[start : start + 2**16].tobytes()
-        words = np.frombuffer(content + bytes(-len(content) % 8), "<u8")
-        if compiled:
-            h = int(compiled(np.uint64(h), words, A, np.uint64(32)))
-        else:
-            h = _absorb_words(h, words.tolist(), int(A), 32)
+        for word in np.frombuffer(content + bytes(-len(content) % 8), "<u8").tolist():
+            h = (h ^ word) * int(A) & 0xFFFFFFFFFFFFFFFF
+            h ^= h >> 32
     return h
-
-
-def _absorb_words(h: Any, words: Any, factor: Any, shift: Any) -> Any:
-    for word in words:
-        h = (h ^ word) * factor & 0xFFFFFFFFFFFFFFFF
-        h ^= h >> shift
-    return h
-
-
-@cache
-def _compiled() -> Any:
-    """Returns `_absorb_words` as machine code, or None if numba is not installed, as on workers of a cluster."""
-    try:
-        return compile_function(_absorb_words)
-    except ImportError:
-        return None
 
 
 def hash_digits(column: pa.Array, salt: int = 0) -> Hashes:
-    """Hashes whole numbers as `hash_texts` hashes their decimal digits. It makes no texts if numba is loaded, as in a
-    loader."""
-    if "numba" not in sys.modules:
+    """Hashes whole numbers as `hash_texts` hashes their decimal digits. The kernel makes no texts for it."""
+    if not has_kernel():
         return hash_texts(column.cast(pa.string()), salt)
     is_signed = not pa.types.is_unsigned_integer(column.type)
-    whole = column.cast(pa.int64() if is_signed else pa.uint64()).fill_null(0)
-    start = np.uint64(salt & 0xFFFFFFFFFFFFFFFF)
-    h: Hashes = mix(_compiled_digits()(np.asarray(whole).view(np.uint64), is_signed, start))
-    if column.null_count:
-        h[np.asarray(pc.is_null(column))] = NULL
-    return h
-
-
-def _absorb_digits(bits: Any, is_signed: Any, salt: Any) -> Any:
-    """Returns the hash of each whole number's decimal digits before `mix`."""
-    digits, hashes = np.empty(24, np.uint8), np.empty(len(bits), np.uint64)
-    for n in range(len(bits)):
-        rest = bits[n]
-        is_negative = is_signed and rest >> np.uint64(63)
-        if is_negative:
-            rest = ~rest + np.uint64(1)
-        at = 24
-        while True:
-            at -= 1
-            digits[at] = 48 + rest % np.uint64(10)
-            rest //= np.uint64(10)
-            if not rest:
-                break
-        if is_negative:
-            at -= 1
-            digits[at] = 45
-        h = (salt ^ np.uint64(24 - at)) * G
-        while at < 24:
-            word = np.uint64(0)
-            for place in range(min(8, 24 - at)):
-                word |= np.uint64(digits[at + place]) << np.uint64(8 * place)
-            h = (h ^ word) * A
-            h ^= h >> np.uint64(32)
-            at += 8
-        hashes[n] = h
-    return hashes
-
-
-@cache
-def _compiled_digits() -> Any:
-    return compile_function(_absorb_digits)
+    whole = np.asarray(column.cast(pa.int64() if is_signed else pa.uint64()).fill_null(0))
+    hashes = np.empty(len(whole), np.uint64)
+    call_kernel("hash_digits", whole, is_signed, len(whole), salt, hashes)
+    return _with_nulls(mix(hashes), column)
 
 
 def rows_of_long_texts(column: pa.Array) -> Whole:
@@ -237,10 +196,7 @@ def hash_numbers(column: pa.Array) -> Hashes:
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.uint64)
     else:
         bits = np.asarray(column.cast(pa.int64()).fill_null(0)).view(np.uint64)
-    h = mix(bits * G + A)
-    if column.null_count:
-        h[np.asarray(pc.is_null(column))] = NULL
-    return h
+    return _with_nulls(mix(bits * G + A), column)
 
 
 def hash_rows(columns: list[pa.Array], seed: int) -> Hashes:

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.ops.compiled import compile_function
-from sluice.ingest.stages.scatter_kernel import bytes_at, varint
+from sluice.common.native import call_kernel
 
 _PHYSICAL = (
     "BOOLEAN",
@@ -122,7 +121,7 @@ def chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
     numbers = np.empty((len(raw), 2), np.int64)
     end = len(raw) - 8
     begin = end - int(raw[-8:-4].view(np.uint32)[0])
-    count, _ = thrift_numbers(np.uint64(raw.ctypes.data), begin, end, numbers)
+    count, _ = thrift_numbers(raw, begin, end, numbers)
     paths, values = numbers[: max(count, 0)].T
     groups, leaves = metadata.num_row_groups, metadata.num_columns
     starts = np.flatnonzero(paths == _CHUNK)
@@ -149,85 +148,15 @@ def chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
     return fields.reshape(64, groups, leaves)
 
 
-@compile_function
-def thrift_numbers(address: Any, at: Any, end: Any, numbers: Any) -> Any:
-    """Parses one struct of Thrift's compact protocol in the bytes from `at` to `end` after an address. Writes a pair
-    for each number in it: the path of its field, with 6 bits a level, and its value. A text counts as its length, a
-    struct as 0, and a bool as 0 or 1.
+def thrift_numbers(
+    raw: Any, begin: int, end: int, numbers: npt.NDArray[np.int64]
+) -> tuple[int, int]:
+    """Parses one struct of Thrift's compact protocol, in the bytes of `raw` from `begin` to `end`. Writes a pair for
+    each number in it: the path of its field, with 6 bits a level, and its value. A text counts as its length, a struct
+    as 0, and a bool as 0 or 1.
 
     Returns how many pairs there are, and where the struct ends. A count below 0: the bytes are no such struct, or
     `numbers` has too little room."""
-    raw = bytes_at(address)
-    # By depth: how many elements of a list are left, or -1 for a struct; their type; the path; the last field.
-    stack = np.empty((32, 4), np.int64)
-    stack[0, 0], stack[0, 2], stack[0, 3] = -1, 0, 0
-    count = depth = 0
-    while depth >= 0:
-        if stack[depth, 0] == 0:
-            depth -= 1
-            continue
-        if at >= end or depth > 8:
-            return -1, at
-        if stack[depth, 0] > 0:
-            stack[depth, 0] -= 1
-            kind, path = stack[depth, 1], stack[depth, 2]
-            at += kind <= 2  # a bool in a list has a byte
-        else:
-            head = np.int64(raw[at])
-            at += 1
-            kind = head & 15
-            if kind == 0:
-                depth -= 1
-                continue
-            field = stack[depth, 3] + (head >> 4)
-            if head >> 4 == 0:
-                value, at = varint(raw, at, end)
-                field = (value >> 1) ^ -(value & 1)
-            stack[depth, 3] = field
-            if not 0 <= field < 64:
-                return -1, at
-            path = stack[depth, 2] << 6 | field
-        value = np.int64(kind == 1)
-        if 9 <= kind <= 10:
-            size, element, at = _list_head(raw, at, end)
-            depth += 1
-            stack[depth, 0], stack[depth, 1], stack[depth, 2] = size, element, path
-            continue
-        if kind == 12:
-            depth += 1
-            stack[depth, 0], stack[depth, 2], stack[depth, 3] = -1, path, 0
-        elif kind > 2:
-            value, at = _value(raw, at, end, kind)
-        if at > end or count == len(numbers):
-            return -1, at
-        numbers[count, 0] = path
-        numbers[count, 1] = value
-        count += 1
-    return count, at
-
-
-@compile_function
-def _value(raw: Any, at: Any, end: Any, kind: Any) -> Any:
-    """Returns a number, or the length of a text, and where it ends: beyond `end` for what is neither."""
-    if kind == 3:
-        return np.int64(0), at + 1
-    if kind == 7:
-        return np.int64(0), at + 8
-    if not (4 <= kind <= 6 or kind == 8):
-        return np.int64(0), end + 1
-    value, at = varint(raw, at, end)
-    if kind == 8:
-        return (value, at + value) if 0 <= value <= end - at else (value, end + 1)
-    return (value >> 1) ^ -(value & 1), at
-
-
-@compile_function
-def _list_head(raw: Any, at: Any, end: Any) -> Any:
-    """Returns how many elements a list has, their type, and where the first begins: beyond `end` for no list."""
-    if at >= end:
-        return 0, 0, end + 1
-    head = np.int64(raw[at])
-    size, at = head >> 4, at + 1
-    if size == 15:
-        size, at = varint(raw, at, end)
-    return (size, head & 15, at) if 0 <= size <= end - at else (0, 0, end + 1)
+    stop = np.zeros(1, np.int64)
+    count = call_kernel("thrift_numbers", raw, begin, end, numbers, len(numbers), stop)
+    return count, int(stop[0])

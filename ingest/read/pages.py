@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.ops.compiled import compile_function
+from sluice.common.native import call_kernel
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import (
     CODEC,
@@ -37,23 +37,13 @@ from sluice.ingest.plain.footer_chunks import (
     VALUE_COUNT,
     chunk_numbers,
     group_rows,
-    thrift_numbers,
 )
 from sluice.ingest.stages.scatter_kernel import (
-    DICTIONARY,
     FUNCTIONS,
-    INDICES,
     PAGE,
     READ_BEYOND,
-    SNAPPY,
-    VALUES,
     DamagedPage,
-    bytes_at,
-    call,
-    int32_at,
     unpack_column,
-    unpack_page,
-    varint,
 )
 
 _WIDTHS = {
@@ -70,110 +60,26 @@ _LEAST_STEP = 12  # bits of the least difference between the lengths of two buff
 _PAGE_ROWS = 1024  # a chunk with more pages than one for so many rows is left to Arrow
 
 
-@compile_function
-def page_heads(address: Any, chunks: Any, rows: Any, waits: Any, pages: Any, counts: Any) -> Any:  # noqa: PLR0917
-    """Reads the heads of all pages of columns. `chunks` has for each column where its chunk begins and ends after
-    `address`, the bytes of a value, the highest definition level, and the codec. Writes the `pages` of each column, and
-    how many they are: 0 if anything is not understood. `waits`: values may be unpacked when they are moved.
+def page_heads(  # noqa: PLR0917
+    data: npt.NDArray[np.uint8], chunks: Any, rows: int, waits: bool, pages: Any, counts: Any
+) -> int:
+    """Reads the heads of all pages of columns. `chunks` has for each column where its chunk begins and ends in `data`,
+    the bytes of a value, the highest definition level, and the codec. Writes the `pages` of each column, and how many
+    they are: 0 if anything is not understood. `waits`: values may be unpacked when they are moved.
 
     Returns the bytes that unpacking the others takes."""
-    numbers, head = np.empty((_MOST_NUMBERS, 2), np.int64), np.empty(128, np.int64)
-    room = 0
-    for c in range(len(chunks)):
-        at, end, width, optional, codec = chunks[c]
-        left, n = rows, 0
-        has_dictionary = False
-        while at < end and n < pages.shape[1]:
-            size, at = thrift_numbers(address, at, end, numbers)
-            head[:] = -1
-            for k in range(size):
-                path, value = numbers[k]
-                if path < 64:
-                    head[path] = value & 0xFFFFFFFF if path == 4 else value
-                elif path >> 6 == 5 + head[1]:
-                    head[64 | (path & 63)] = value
-            kind, unpacked, stored, checksum = head[1], head[2], head[3], head[4]
-            values, encoding = head[65], head[66]
-            if (
-                size < 0
-                or not 0 < stored <= end - at
-                or not 0 <= values <= rows
-                or not 0 < unpacked <= 9 * values + 128
-                or (codec == 0 and stored != unpacked)
-            ):
-                break
-            if kind == 2 and n == 0 and encoding in (0, 2) and values * width == unpacked:
-                form, has_dictionary = DICTIONARY, values > 0
-                values = np.int64(0)
-            elif (
-                kind == 0
-                and (encoding == 0 or (has_dictionary and encoding in (2, 8)))
-                and (not optional or head[67] == 3)  # how levels are encoded
-            ):
-                form = INDICES if encoding else VALUES
-            else:
-                break
-            page = pages[c, n]
-            page.address, page.size = address + np.uint64(at), stored
-            page.rows, page.form = values, form
-            page.unpacked, page.codec, page.checksum = unpacked * (codec > 0), codec, checksum
-            page.waits = waits and codec > SNAPPY and form == VALUES and not optional
-            if not page.waits:
-                room += page.unpacked + READ_BEYOND
-            left -= values
-            at += stored
-            n += 1
-        if at == end and left == 0:
-            counts[c] = n
-    return room
+    numbers = np.empty((_MOST_NUMBERS, 2), np.int64)
+    how = rows, waits, pages, pages.shape[1], counts, numbers, len(numbers)
+    return call_kernel("page_heads", data, chunks, len(chunks), *how)
 
 
-@compile_function
-def is_complete(address: Any, size: Any, rows: Any) -> Any:
-    """Whether no value is missing, by the definition levels of a page, which then are runs that repeat one level."""
-    raw = bytes_at(address)
-    at: Any = np.int64(0)
-    while rows > 0:
-        head, at = varint(raw, at, size)
-        if head < 2 or head & 1 or at >= size or raw[at] != 1:
-            return False
-        at += 1
-        rows -= head >> 1
-    return True
-
-
-@compile_function
-def prepare_pages(chunks: Any, pages: Any, counts: Any, room: Any, functions: Any) -> Any:
-    """Verifies checksums, and unpacks pages to address `room`, each with `READ_BEYOND` bytes more, except those that
-    wait. Takes the levels away. Sets a count to 0 if a value is missing, or sizes contradict each other.
+def prepare_pages(chunks: Any, pages: Any, counts: Any, room: npt.NDArray[np.uint8]) -> int:
+    """Verifies checksums, and unpacks pages to `room`, each with `READ_BEYOND` bytes more, except those that wait.
+    Takes the levels away. Sets a count to 0 if a value is missing, or sizes contradict each other.
 
     Returns 0, or 1 + c if a page of column c differs from its checksum. Returns -1 - c if one cannot be unpacked."""
-    for c in range(len(chunks)):
-        _, _, width, optional, _ = chunks[c]
-        for k in range(counts[c]):
-            page = pages[c, k]
-            source, size = page.address, page.size
-            if page.checksum >= 0:
-                checksum = call(functions[0], np.uint64(0), source, np.uint64(size), np.uint64(0))
-                if checksum & 0xFFFFFFFF != page.checksum:
-                    return 1 + c
-            if page.unpacked and not page.waits:
-                if not unpack_page(page.codec, functions, source, size, room, page.unpacked):
-                    return -1 - c
-                source, size = room, page.unpacked
-                room += np.uint64(size + READ_BEYOND)
-            if optional and page.form != DICTIONARY:
-                levels, outside = source + np.uint64(4), np.int64(int32_at(source)[0])
-                source = levels + np.uint64(outside)
-                size -= 4 + outside
-                if min(outside, size - 1) < 0 or not is_complete(levels, outside, page.rows):
-                    size = np.int64(0)
-            values = page.unpacked if page.waits else size
-            if size == 0 or (page.form == VALUES and values != page.rows * width):
-                counts[c] = 0
-                break
-            page.address, page.size = source, size
-    return 0
+    how = pages, pages.shape[1], counts, room, FUNCTIONS
+    return call_kernel("prepare_pages", chunks, len(chunks), *how)
 
 
 class StoredColumns:
@@ -309,8 +215,8 @@ class StoredRows:
         if a page differs from its checksum, or cannot be unpacked."""
         pages = np.zeros((len(chunks), 8 + self.num_rows // _PAGE_ROWS), PAGE)
         counts, address = np.zeros(len(chunks), np.int64), np.uint64(data.ctypes.data)
-        room = _take(buffers, page_heads(address, chunks, self.num_rows, waits, pages, counts))
-        wrong = prepare_pages(chunks, pages, counts, np.uint64(room.ctypes.data), FUNCTIONS)
+        room = _take(buffers, page_heads(data, chunks, self.num_rows, waits, pages, counts))
+        wrong = prepare_pages(chunks, pages, counts, room)
         if wrong:
             how = "differs from its checksum (CRC-32)" if wrong > 0 else "cannot be unpacked"
             raise DamagedPage(
@@ -353,10 +259,3 @@ class StoredRows:
             raise DamagedPage(name)
         # A column of int8 has 4 bytes a value, of which Arrow takes the lowest.
         return pa.chunked_array([pa.array(words.astype(dtype, copy=False))])
-
-
-def load_compiled() -> None:
-    """Loads the compiled functions of this module."""
-    nowhere, chunks, pages = np.uint64(0), np.zeros((0, 5), np.int64), np.zeros((0, 0), PAGE)
-    page_heads(nowhere, chunks, 0, False, pages, chunks[:, 0])
-    prepare_pages(chunks, pages, chunks[:, 0], nowhere, FUNCTIONS)

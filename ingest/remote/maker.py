@@ -22,7 +22,6 @@ from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.unit import Part, RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Order, Read, Slice, Window
-from sluice.ingest.stages.bags import load_compiled_moves
 from sluice.ingest.stages.shuffle import Decoded, Placer, ReadTask, WindowPiece
 
 if TYPE_CHECKING:
@@ -107,7 +106,6 @@ class UnitMaker:
         self._groups, columns = given.groups, given.columns
         self._check(source, job_of(given))
         self._placer = Placer(given.plan, columns, self._groups.describe, Buffers())
-        load_compiled_moves(bool(columns.stored_bags))
         self._row_bytes = columns.row_bytes
         self._governor = governor or Governor(2**62, 0)
         self._room = threading.Condition(self._governor.lock)

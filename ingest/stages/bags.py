@@ -9,22 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.ops.compiled import compile_function
+from sluice.common.native import call_kernel
 from sluice.etl.spec.nested_columns import is_bytes
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
-from sluice.ingest.stages.scatter_kernel import (
-    copy,
-    int32_at,
-    int64_at,
-    load_compiled,
-    prefetch,
-)
 
 _ID_BYTES = 4  # bytes of an id
-_BAGS_AHEAD = 6  # memory is prefetched so many bags ahead
-_MOST_LINES = 6  # the most cache lines that are prefetched of a bag
-_LINE = 64  # bytes of a cache line
 
 
 class StoredBags(NamedTuple):
@@ -87,7 +77,8 @@ def bag_rows(
         )
         for part in parts
     ]
-    find_bags(np.array(table, np.int64), pieces, rows, lengths, low, high)
+    places = len(rows), lengths, low, high
+    call_kernel("find_bags", np.array(table, np.int64), pieces, rows, *places)
     owners = [part.ids for part in parts]
     return BagRows(lengths, low, high, owners, sum(part.nbytes for part in parts))
 
@@ -97,7 +88,9 @@ def with_copied_ids(bags: BagRows, buffers: Buffers) -> BagRows:
     the ids are in the core's cache."""
     ids = buffers.take_line(int(bags.lengths.sum(dtype=np.int64)), np.int32)
     copy_bags(bags.lengths, bags.low, bags.high, ids)
-    lay_in_line(bags.lengths, np.uint64(ids.ctypes.data), bags.low, bags.high)
+    call_kernel(
+        "lay_in_line", bags.lengths, len(bags.lengths), ids.ctypes.data, bags.low, bags.high
+    )
     return bags._replace(owners=[ids])
 
 
@@ -148,88 +141,11 @@ def _listed(array: pa.Array, kind: Any) -> tuple[npt.NDArray[Any], npt.NDArray[A
         raise ValueRefused(row, str(refused)) from None
 
 
-@compile_function
-def _address(low: Any, high: Any, n: Any) -> Any:
-    return np.uint64(high[n]) << np.uint64(32) | np.uint64(low[n])
-
-
-@compile_function
-def _copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
-    begin = end = np.uint64(0)  # bags that lie one after the other are copied together
-    for n in range(len(lengths)):
-        source = _address(low, high, n)
-        if source != end:
-            soon = n + _BAGS_AHEAD
-            if soon < len(lengths):
-                for line in range(min(_MOST_LINES, 1 + 4 * lengths[soon] // _LINE)):
-                    prefetch(_address(low, high, soon) + np.uint64(_LINE * line))
-            copy(into, begin, end - begin)
-            into += end - begin
-            begin = source
-        end = source + np.uint64(4 * lengths[n])
-    copy(into, begin, end - begin)
-
-
 def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
     """Copies bags to `into`, one after the other. Each has `lengths` ids at an address that is given in two halves."""
-    _copy_bags(lengths, low.view(np.uint32), high.view(np.uint32), np.uint64(into.ctypes.data))
+    call_kernel("copy_bags", lengths, low, high, len(lengths), into)
 
 
-@compile_function
 def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
     """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
-    for n in range(len(order)):
-        low, high = 0, len(ends) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if order[n] < ends[middle]:
-                high = middle
-            else:
-                low = middle + 1
-        pieces[n] = low
-        rows[n] = order[n] - (ends[low - 1] if low else 0)
-
-
-@compile_function
-def _offset(address: Any, wide: Any, row: Any) -> Any:
-    """Returns the offset of a row. It has 8 bytes if `wide`, otherwise 4."""
-    if wide:
-        return int64_at(address)[row]
-    return np.int64(int32_at(address)[row])
-
-
-@compile_function
-def find_bags(parts: Any, pieces: Any, rows: Any, lengths: Any, low: Any, high: Any) -> None:  # noqa: PLR0917
-    """Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. A part has the addresses of the
-    offsets where bags begin and end, whether an offset has 8 bytes, what it counts in bytes, and the address of the
-    ids."""
-    for n in range(len(rows)):
-        p = pieces[n]
-        wide, unit = parts[p, 2], parts[p, 3]
-        begin = _offset(np.uint64(parts[p, 0]), wide, rows[n]) * unit
-        size = _offset(np.uint64(parts[p, 1]), wide, rows[n]) * unit - begin
-        lengths[n] = size // 4
-        address = np.uint64(parts[p, 4] + begin)
-        low[n] = address & np.uint64(0xFFFFFFFF)
-        high[n] = address >> np.uint64(32)
-
-
-@compile_function
-def lay_in_line(lengths: Any, address: Any, low: Any, high: Any) -> None:
-    """Sets the address of each bag as if they lay one after the other from `address` on."""
-    for n in range(len(lengths)):
-        low[n] = address & np.uint64(0xFFFFFFFF)
-        high[n] = address >> np.uint64(32)
-        address += np.uint64(4 * lengths[n])
-
-
-def load_compiled_moves(bags: bool) -> None:
-    """Loads the compiled functions that move rows. Those of bags are loaded only if there are `bags`."""
-    load_compiled()
-    if not bags:
-        return
-    rows, halves, line = np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(2, np.int64)
-    find_pieces(line[:0].view(np.uint64), line, halves, halves)
-    find_bags(np.zeros((1, 5), np.int64), halves, halves, rows, halves, halves)
-    copy_bags(rows, halves, halves, rows)
-    lay_in_line(rows, np.uint64(0), halves, halves)
+    call_kernel("find_pieces", order, len(order), ends, len(ends), pieces, rows)

@@ -40,6 +40,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
     findings = [
         *checks.check_versions(),
+        *checks.check_kernel(),
         *checks.check_training(),
         *checks.check_machine(),
         *checks.check_workers(),

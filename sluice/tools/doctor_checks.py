@@ -18,6 +18,8 @@ import psutil
 
 from sluice.common import extras
 from sluice.common.errors import UsageError
+from sluice.common.native import KernelError, require_kernel
+from sluice.common.native.kernel_build import LIBRARY
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
@@ -67,6 +69,16 @@ def check_versions() -> Iterator[Finding]:
             continue
         well = _numbers(version) >= _numbers(lowest or "")
         yield Finding(name, version, well, f"{lowest} or newer is needed: {command}")
+
+
+def check_kernel() -> Iterator[Finding]:
+    """Looks for the compiled inner loops, which the loader needs."""
+    try:
+        require_kernel()
+    except KernelError as error:
+        yield Finding("inner loops", "cannot be used", False, str(error))
+    else:
+        yield Finding("inner loops", f"compiled: {LIBRARY}")
 
 
 def _numbers(version: str) -> list[int]:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.common.native import call_kernel
 from sluice.etl.schema import DataFile
 from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
@@ -245,8 +246,8 @@ def test_levels_say_that_no_value_is_missing_only_by_runs_that_repeat_a_level(la
             levels += bytes([count << 1 | packs, bit])
             there += [bit and not packs] * count
         rows = chance.randrange(1, len(there) + 2)
-        address = np.uint64(last_bytes(levels).ctypes.data)
-        outcomes.append(pages.is_complete(address, len(levels), rows))
+        memory = last_bytes(levels)
+        outcomes.append(bool(call_kernel("is_complete", memory, len(levels), rows)))
         assert outcomes[-1] == (len(there) >= rows and all(there[:rows]))
     assert 300 < sum(outcomes) < 1700
 
@@ -380,8 +381,7 @@ def test_a_damaged_page_or_one_of_another_size_than_its_head_says_is_refused(
 
     def unpack(packed, size):
         source, into = (last_bytes(data + bytes(READ_BEYOND)) for data in (packed, bytes(size)))
-        places = np.uint64(source.ctypes.data), len(packed), np.uint64(into.ctypes.data), size
-        done = unpack_page(number, FUNCTIONS, *places)
+        done = unpack_page(number, source.ctypes.data, len(packed), into.ctypes.data, size)
         return done and into[:size].tobytes()
 
     content, chance = bytes(range(100)) * 9, random.Random(5)
@@ -435,7 +435,7 @@ def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple, opt
     file.close()
     address, heads = np.uint64(data.ctypes.data), np.zeros((3, 9), PAGE)
     counts = np.zeros(3, np.int64)
-    find = partial(pages.page_heads, address, chunks, 2000, True, heads, counts)
+    find = partial(pages.page_heads, data, chunks, 2000, True, heads, counts)
     find()
     chance, accepted, whole = random.Random(4), 0, data.copy()
     begins = (heads["address"][heads["size"] > 0] - address).tolist()

@@ -92,7 +92,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         table = FeatureTable.open(tmp_path / f"t{threads}")
         # of counts, of what was parsed, of rows, and of the sorted rows of each file
         more = 3 + len(table.files) if memory < 1 << 20 else 0
-        ours = sum("prefix" in words for words in made_files)  # numba makes others
+        ours = sum("prefix" in words for words in made_files)
         assert ours == more or free == 4000  # what has no room is read again
         assert (table.record.state, table.fingerprint) == (made.record.state, made.fingerprint)
         assert build.content(table) == build.content(made)
