@@ -60,6 +60,8 @@ class Copy:
                 head = f"#!{python}".encode() if b"python" in head else head
                 (bin_folder / program.name).write_bytes(head + b"\n" + rest)
                 (bin_folder / program.name).chmod(0o755)
+        self._python = python
+        self._build_kernel()
         self._report = folder / "failures.jsonl"
         more = {"BED_FAILURES": str(self._report), "VIRTUAL_ENV": str(bin_folder.parent)}
         self._server = subprocess.Popen(
@@ -102,6 +104,11 @@ class Copy:
         self._server.terminate()
         self._server.wait()
 
+    def _build_kernel(self) -> None:
+        """Builds the compiled inner loops anew if their sources are others."""
+        build = self._root / "sluice/common/native/kernel_build.py"
+        subprocess.run([self._python, build], check=True)
+
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
         path = self._root / fault.file
@@ -109,9 +116,11 @@ class Copy:
         # Python would take a compiled file of the same second and size for the changed one.
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
         path.write_text(text.replace(fault.old, fault.new))
+        self._build_kernel()
         yield
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
         path.write_text(text)
+        self._build_kernel()
 
 
 class Bed:
