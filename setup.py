@@ -14,7 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT / "sluice" / "common" / "native"))
+sys.path.insert(0, str(ROOT))
 
 import kernel_build  # noqa: E402
 

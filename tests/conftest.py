@@ -295,9 +295,16 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     without_caches = shutil.ignore_patterns("__pycache__")
     for name in ("sluice", "etl", "ingest", "agent", "dlrm"):  # as a clone has them, with its links
         shutil.copytree(repo / name, copy / name, symlinks=True, ignore=without_caches)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "kernel_build.py",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+    ):
         shutil.copy(repo / name, copy)
-    build = "from setuptools import build_meta; build_meta.build_{}('..')"
+    build = "import kernel_build; kernel_build.build_{}('..')"
     run_program("-c", build.format("sdist"), cwd=copy, check=True)
     shutil.unpack_archive(next(out.glob("*.tar.gz")), out / "source", filter="data")
     (source,) = (out / "source").iterdir()

@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+import kernel_build
 from sluice.common import native
-from sluice.common.native import call_kernel, kernel_build
+from sluice.common.native import call_kernel
 from sluice.ingest.stages.scatter_kernel import FUNCTIONS, PAGE, READ_BEYOND, VALUES
 
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

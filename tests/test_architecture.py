@@ -61,8 +61,6 @@ PROGRAMS = {
     "sluice.dlrm.plan",
 }
 FOR_PROGRAMS = {"sluice.common.program"}
-BUILD = "sluice.common.native.kernel_build"
-"""The build backend, which calls setuptools. Nothing else does."""
 STORES = "sluice.common.stores"
 """Imports Arrow and fsspec once it opens a store."""
 LIGHT = (
@@ -275,8 +273,9 @@ def test_what_the_agent_shares_is_standard_library_numpy_and_psutil():
             for i in imports(known[name], known)
             if i not in SHARED_WITH_AGENT | shared
         } - {*sys.stdlib_module_names, "numpy", "psutil"}
-        allowed = {STORES: {"pyarrow", "fsspec"}, BUILD: {"setuptools"}}
-        assert foreign <= allowed.get(name, set()), f"{name} imports {foreign}"
+        assert foreign <= ({"pyarrow", "fsspec"} if name == STORES else set()), (
+            f"{name} imports {foreign}"
+        )
 
 
 def test_petastorm_and_spark_are_imported_in_one_place_each():

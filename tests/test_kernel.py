@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import kernel_build
 from benchmarks.small_table import small_table
 from sluice import Loader
 from sluice.common import native
-from sluice.common.native import KernelError, call_kernel, kernel_build
+from sluice.common.native import KernelError, call_kernel
 from sluice.etl.ops import hashing
 from tests import kernel_fuzz
 from tests.raises import raises
@@ -49,8 +50,8 @@ def test_without_a_library_the_loader_refuses_with_the_command(fresh, tmp_path):
 
 def test_a_library_of_other_sources_is_refused_with_the_command(fresh, tmp_path):
     source = tmp_path / "kernel.c"
-    source.write_text(kernel_build.SOURCE.read_text() + "\n")
-    fresh.setattr(kernel_build, "SOURCE", source)
+    source.write_text(native.SOURCE.read_text() + "\n")
+    fresh.setattr(native, "SOURCE", source)
     with raises(KernelError, "kernel.so", "other sources", "kernel_build.py"):
         native.has_kernel()
 

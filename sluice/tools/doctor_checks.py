@@ -18,8 +18,7 @@ import psutil
 
 from sluice.common import extras
 from sluice.common.errors import UsageError
-from sluice.common.native import KernelError, require_kernel
-from sluice.common.native.kernel_build import LIBRARY
+from sluice.common.native import LIBRARY, KernelError, require_kernel
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes

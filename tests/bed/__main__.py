@@ -106,8 +106,7 @@ class Copy:
 
     def _build_kernel(self) -> None:
         """Builds the compiled inner loops anew if their sources are others."""
-        build = self._root / "sluice/common/native/kernel_build.py"
-        subprocess.run([self._python, build], check=True)
+        subprocess.run([self._python, self._root / "kernel_build.py"], check=True)
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:

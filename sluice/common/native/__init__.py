@@ -7,17 +7,19 @@ uses no API of Python, so one library serves every Python.
 from __future__ import annotations
 
 import ctypes
-import sys
+import hashlib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sluice.common.errors import UsageError
-from sluice.common.native.kernel_build import LIBRARY, SOURCE, source_digest
 
-BUILD = f"{sys.executable} {SOURCE.with_name('kernel_build.py')}"
+SOURCE = Path(__file__).with_name("kernel.c")
+LIBRARY = SOURCE.with_name("kernel.so")
+_BUILD = "python kernel_build.py"
 _ARGUMENTS = {
     "compose_order": 5,
     "copy_bags": 5,
@@ -55,7 +57,7 @@ def require_kernel() -> None:
     if not has_kernel():
         raise KernelError(
             f"{LIBRARY} is missing, and the loader needs its compiled inner loops; install Sluice from a wheel, or "
-            f"build them in a checkout: {BUILD}"
+            f"build them in a checkout: {_BUILD}"
         )
 
 
@@ -83,10 +85,10 @@ def _functions() -> Mapping[str, Any]:
         return {}
     library = ctypes.CDLL(str(LIBRARY))
     digest = (ctypes.c_char * 32).in_dll(library, "source_digest").value.decode()
-    if digest != source_digest():
+    if digest != hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:32]:
         raise KernelError(
-            f"{LIBRARY} was built from other sources than {SOURCE}, so it may compute other values; build it again: "
-            f"{BUILD}"
+            f"{LIBRARY} was built from other sources than {SOURCE}, so it may compute other values; build it again in "
+            f"the checkout: {_BUILD}"
         )
     functions = {}
     for name, count in _ARGUMENTS.items():

@@ -6,7 +6,7 @@
    state, starts no thread and takes no memory, but for `encode_texts`. Callers own all memory and
    say how large it is; every number that comes from a file is checked here before anything is read
    through it. Bits are the same on every machine: little-endian, no fused or reordered floating
-   point (`kernel_build.py` has the options). */
+   point (kernel_build.py has the options). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-"""Builds the compiled inner loops: `python sluice/common/native/kernel_build.py`.
+"""Builds the compiled inner loops of Sluice: `python kernel_build.py`.
 
 This module is also the build backend of pyproject.toml: setuptools, which also asks for `ziglang`, a C compiler in a
 wheel, where the machine has no other. It imports the standard library only, because it runs before anything is
@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).with_name("kernel.c")
-LIBRARY = Path(__file__).with_name("kernel.so")
+SOURCE = Path(__file__).parent / "sluice" / "common" / "native" / "kernel.c"
+LIBRARY = SOURCE.with_name("kernel.so")
 COMPILERS = ("cc", "gcc", "clang")
 COMPILER_IN_A_WHEEL = "ziglang"
 _OPTIONS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-sanitize=undefined", "-fPIC", "-shared")
@@ -28,11 +28,8 @@ _OPTIONS_X86_64 = ("-msse4.2", "-mpopcnt")
 
 
 def source_digest() -> str:
-    """Returns the digest of all that decides what the library does. The library carries it."""
-    digest = hashlib.sha256()
-    for path in (SOURCE, Path(__file__)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:32]
+    """Returns the digest of the source. The library carries it, and is not used beside another source."""
+    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:32]
 
 
 def find_compiler() -> list[str] | None:
