@@ -83,7 +83,6 @@ class EvaluationRequest:
             ranks=int(os.environ.get("WORLD_SIZE", "1")),
             batch_size=self.batch_size,
             sharding="auto",
-            step_threads="operations",
         )
         findings = self._evaluate(config, table, path)
         if findings is None:

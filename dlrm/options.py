@@ -63,6 +63,7 @@ _DROPPED = (
     "packed_folder",
     "profile",
     "rowgroup_cache",
+    "step_threads",
     "slices",
 )
 """Settings of earlier versions that decided neither the rows nor the model."""
@@ -295,12 +296,6 @@ class LoopSettings:
         "stop",
         "a batch whose loss is no number: stop, or skip it on all ranks before any weight changes, and count it",
         choices=("stop", "skip"),
-    )
-    step_threads: str = setting(
-        "operations",
-        "how two cores of a rank share a step: each operation (operations), or half of the rows for each core "
-        "(halves), which is faster, and changes the last digits of sums",
-        choices=("operations", "halves"),
     )
     metrics_port: str = setting(
         "",

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -78,8 +77,6 @@ class Ranks:
     """A group like `control`, for the thread that writes checkpoints."""
     store: Any
     """The process group's store. Another thread must use a `clone()`."""
-    second: Executor | None = None
-    """The thread that computes half of the rows of each step, if the run has one."""
 
     @property
     def first(self) -> bool:
@@ -147,9 +144,8 @@ def await_ranks(store: Any, rank: int, ranks: int, limit: timedelta = _START) ->
 
 
 @contextmanager
-def world(step_rows: int = 0, *, halves: bool = False) -> Iterator[Ranks]:
-    """Returns a context in which the process group exists. `step_rows`: the rows of a rank's step. `halves`: a second
-    thread computes half of them."""
+def world(step_rows: int = 0) -> Iterator[Ranks]:
+    """Returns a context in which the process group exists. `step_rows`: the rows of a rank's step."""
     local_rank, local_ranks = (
         int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
     )
@@ -157,8 +153,6 @@ def world(step_rows: int = 0, *, halves: bool = False) -> Iterator[Ranks]:
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)  # before the loader or the group touch a GPU
-    elif halves:
-        torch.set_num_threads(1)
     elif THREADS not in os.environ:
         torch.set_num_threads(thread_count(os.environ, Machine().cores(), step_rows))
     backend = "nccl" if cuda else "gloo"
@@ -182,7 +176,6 @@ def world(step_rows: int = 0, *, halves: bool = False) -> Iterator[Ranks]:
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=alone, rank=0, world_size=1)
-    second = ThreadPoolExecutor(1, "sluice-half") if halves else None
     try:
         group = dist.group.WORLD
         yield Ranks(
@@ -196,9 +189,6 @@ def world(step_rows: int = 0, *, halves: bool = False) -> Iterator[Ranks]:
             control=dist.new_group(backend="gloo") if cuda else group,
             saving=dist.new_group(backend="gloo"),
             store=dist.distributed_c10d._get_default_store(),
-            second=second,
         )
     finally:
-        if second is not None:
-            second.shutdown()
         dist.destroy_process_group()

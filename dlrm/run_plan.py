@@ -54,12 +54,6 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
         raise ConfigError(
             "table optimiser: 'adam' has no kernel for a CPU; use rowwise_adagrad, adagrad or sgd here"
         )
-    halves = config.step_threads == "halves"
-    if halves and (machine.device != "cpu" or machine.cores < 2):
-        raise ConfigError(
-            f"--step-threads halves needs two cores a rank and no GPU; here, a rank has {machine.cores} cores, and its "
-            f"device is {machine.device}. Leave the option out, or start fewer ranks"
-        )
     dense = sum(f.role == "dense" for f in table.fields)
     for text in (config.optim.schedule, config.optim.dense_schedule):
         RateSchedule.read(text)
@@ -81,8 +75,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
         t.bytes for t, p in zip(layout.tables, placement.places, strict=True) if p.kind == "data"
     )
     rows = config.batch_size // machine.ranks
-    # Two halves have a gradient each of the dense layers, and their sum is the third.
-    gradients = 4 * ((3 if halves else 1) * parameters + 3 * rows * vectors) + copied
+    gradients = 4 * (parameters + 3 * rows * vectors) + copied
     held, read = placement.balance
     text = "\n".join(
         [

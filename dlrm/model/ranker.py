@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.types import DataType
 
-from sluice.dlrm.model.halves import run_in_halves
 from sluice.dlrm.model.item_history import items_by_position
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.spread_rows import spread_rows, table_name, table_of
@@ -174,10 +172,8 @@ class Ranker(nn.Module):
         dense: int,
         *,
         decay: float = 0.0,
-        second: Executor | None = None,
     ) -> None:
-        """`decay` is the weight decay of the vectors that a batch looks up (`OptimConfig.table_decay`). `second`: its
-        thread computes the tower for half of the rows."""
+        """`decay` is the weight decay of the vectors that a batch looks up (`OptimConfig.table_decay`)."""
         super().__init__()
         # Tables have no memory yet. When they are sharded, each rank makes only its part.
         kind = DataType[config.table_dtype.upper()]
@@ -201,7 +197,6 @@ class Ranker(nn.Module):
         self._target = layout.target
         self._bf16 = config.precision == "bf16"
         self._decay = decay
-        self._second = second
 
     def forward(
         self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None
@@ -225,11 +220,6 @@ class Ranker(nn.Module):
             lengths = sparse.lengths().view(-1, len(dense))[-len(self._past) :].sum(0)
             history = torch.stack([pooled[name] for name in self._past], 1)
             inputs += [history, lengths, vectors[:, self._target]]
-        if self._second is None:
-            return self._run_tower(*inputs)
-        return run_in_halves(self._second, self._run_tower, inputs, self.tower.parameters())
-
-    def _run_tower(self, *inputs: torch.Tensor) -> torch.Tensor:
         with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=self._bf16):
             logits: torch.Tensor = self.tower(*inputs)
         return logits.float()  # bfloat16 until here

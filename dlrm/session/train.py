@@ -47,7 +47,7 @@ def train(
         )
 
     with (
-        world(config.batch_size // config.ranks, halves=config.step_threads == "halves") as ranks,
+        world(config.batch_size // config.ranks) as ranks,
         StopSignals(preempt_s=run.options.preempt_s, too_late=give_up) as signals,
         Heartbeat(
             ranks.store,

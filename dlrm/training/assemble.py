@@ -73,7 +73,6 @@ def parts_of(
         layout,
         dense_columns,
         decay=config.optim.table_decay,
-        second=world.second,
     )
     model = shard(
         plain, placement, world, optimiser=fused_optimiser(config.optim), wire=config.wire

@@ -55,6 +55,7 @@ _LEFT = {
         "give the tables' sizes, which `sluice show TABLE` prints, as --rows",
     ),
     "slices": "score rows with the server, and group them by the column",
+    "step_threads": "leave it out; whole runs were 1.04 times as fast at most",
     "table_width": "use --width",
     "transform_spec": "use operators of the spec, or --transform, or in your own loop transforms=[TransformSpec(…)]",
     "Transform memory_limit": "the function may limit its own process by resource.setrlimit",

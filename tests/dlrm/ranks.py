@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -655,11 +654,8 @@ def resumed(here: Ranks, folder: Path) -> dict:
         **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")},
         "copies": {"optim": replace(MIXED, table_optimiser="adagrad")},
     }
-    runs["halves"] = runs["deepfm"]
-    alone = here
     for name, settings in runs.items():
         base, how = folder / f"{name}-{here.ranks}", "data" if name == "copies" else "auto"
-        here = replace(alone, second=ThreadPoolExecutor(1) if name == "halves" else None)
         straight, parts, _ = trained(here, how, base / "a", **settings)
         broken, _, trainer = trained(here, how, base / "b", stop_at=4, **settings)
         saved = next((base / "b").glob("step-*"))

@@ -175,9 +175,9 @@ def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
 
 
 def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder, forks):
-    """One process that computes each step in halves, then two: also a resume on another number of ranks."""
+    """One process, then two: also a resume on another number of ranks."""
     words = ("dlrm.train", "--run-dir", folder / "broken", *_data(folder), "--epochs", 50)
-    with forks.start(*words, "--step-threads", "halves", tmp=folder) as started:
+    with forks.start(*words, tmp=folder) as started:
         started.until("\nstep")
         process = started.preempted()
     stopped = last_json(process)
@@ -186,7 +186,7 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
     assert len(done) == stopped["steps"]
     assert stopped["steps"] < len(losses(folder, "two"))
     assert_names(process.stderr, "asked to stop", f"step {stopped['steps']}")
-    go_on = f"--run-dir {folder}/broken --resume --epochs 2 --step-threads operations".split()
+    go_on = f"--run-dir {folder}/broken --resume --epochs 2".split()
     resumed = forks.train(*go_on, tmp=folder, ranks=2)
     assert_names(resumed.stderr, f"from step {stopped['steps']}", f"epoch {stopped['epochs']} of 2")
     assert "asked to stop" not in resumed.stderr

@@ -32,11 +32,8 @@ from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.scatter_kernel import (
     DICTIONARY,
     FUNCTIONS,
-    INDICES,
     PAGE,
-    PLACE,
     READ_BEYOND,
-    unpack_column,
     unpack_page,
 )
 from tests.open_loader import open_loader
@@ -354,23 +351,6 @@ def last_bytes():
         return array[size - len(content) : size]
 
     return put
-
-
-def test_random_indices_are_read_within_their_memory_or_refused(last_bytes):
-    """1,200 pages that end where memory ends."""
-    chance, outcomes = random.Random(8), Counter()
-    values = np.arange(300, dtype=np.int32)
-    for _ in range(1200):
-        rows = chance.randrange(1, 300)
-        content = bytes([chance.choice([0, 1, 5, 9, 17, 31, 32, 255])]) + chance.randbytes(
-            chance.randrange(0, 400)
-        )
-        memory = last_bytes(content + bytes(READ_BEYOND))
-        described = np.zeros(2, PAGE)
-        described[PLACE][0] = values.ctypes.data, 1200, 0, DICTIONARY
-        described[PLACE][1] = memory.ctypes.data, len(content), rows, INDICES
-        outcomes[bool(unpack_column(described, 0, rows, np.empty(rows, np.int32)))] += 1
-    assert min(outcomes[False] // 30, outcomes[True]) > 10
 
 
 @pytest.mark.parametrize(("codec", "number"), [("snappy", 1), ("zstd", 6), ("lz4_raw", 7)])
