@@ -121,8 +121,8 @@ class Loader(BatchLoader):
       a policy of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage.
       After you call `apply`, the agent no longer changes the knobs.
     - `run_dir` is a folder for measurements and decisions, with a report.html at the end; `sluice explain` prints it.
-      A run of the same data, split, batch size, ranks and seed is continued. Without it nothing is written. Only
-      rank 0 writes.
+      A run of the same data, split, batch size and seed is continued, on any number of ranks. Without it nothing is
+      written. Only rank 0 writes.
     """
 
     def __new__(cls, *_source: Any, **given: Any) -> Self:

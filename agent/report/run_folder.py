@@ -71,10 +71,12 @@ class RunFolder:
         config: Line,
         resume: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        differences: str = "",
     ) -> RunFolder:
         """Creates the folder, or continues it with `resume`. Its clock then continues from the last line.
 
-        Raises RunError if the folder is in use, is not a run folder, or holds a run and `resume` is not set."""
+        Raises RunError if the folder is in use, is not a run folder, or holds a run and `resume` is not set. The
+        message then has the `differences` to that run."""
         path = Path(path)
         check(path)
         try:
@@ -89,7 +91,9 @@ class RunFolder:
             os.write(lock.fileno(), f"{os.getpid()}\n".encode())
             if not resume and has_run(path):
                 go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
-                raise RunError(f"{path}: already holds a run; choose another folder{go_on}")
+                raise RunError(
+                    f"{path}: already holds a run{differences}; choose another folder{go_on}"
+                )
             if not resume:
                 # A run that failed early may have left these files.
                 for name in _FILES:
@@ -226,12 +230,16 @@ class Run:
 
 
 def start_or_resume(folder: str | os.PathLike[str], config: Line) -> RunFolder:
-    """Creates the folder of a run, or continues it if it has a run of the same data, split, batch size, ranks and seed.
-    Raises RunError as `RunFolder.create` does."""
+    """Creates the folder of a run, or continues it if it has a run of the same data, split, batch size and seed, on any
+    number of ranks. Raises RunError as `RunFolder.create` does, with the settings that differ."""
     before = Run.read(folder).config if (Path(folder) / "config.json").is_file() else {}
-    names = ("kind", "data", "split", "batch_size", "ranks", "seed")
+    differing = [
+        f"{name} is {before.get(name)!r} there and {config.get(name)!r} here"
+        for name in ("kind", "data", "split", "batch_size", "seed")
+        if before.get(name) != config.get(name)
+    ]
     return RunFolder.create(
-        folder, config, resume=all(before.get(name) == config.get(name) for name in names)
+        folder, config, resume=not differing, differences=f" that differs ({'; '.join(differing)})"
     )
 
 
