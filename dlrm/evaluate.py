@@ -1,10 +1,11 @@
 """Evaluates a run's newest checkpoint over a whole split of a feature table: AUC, NE, logloss, calibration.
 
-    sluice evaluate --run-dir DIR --data TABLE
+    sluice evaluate --run-dir DIR --data TABLE --by day --predictions FILE.parquet
     torchrun --nproc-per-node=2 -m sluice.dlrm.evaluate --run-dir DIR --data TABLE
 
 The table may be another version than the run was trained on. Its columns and vocabulary must be the same. The last
-line of standard output is one JSON object: auc, ne, logloss, calibration, rows, and what was evaluated.
+line of standard output is one JSON object: auc, ne, logloss, calibration, rows, what was evaluated, and the same
+figures `by` the values of columns.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from sluice.dlrm.evaluation.split import Findings
     from sluice.dlrm.options import Config
     from sluice.etl.table.table import FeatureTable
+
+
+_SAID_VALUES = 20
+"""Figures by value are also printed as lines if a column has at most so many values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +53,25 @@ class EvaluationRequest:
         "what to do if the split holds rows that the run has trained on",
         choices=("refuse", "accept"),
     )
+    by: tuple[str, ...] = setting(
+        (),
+        "a column of the table's files: the figures are also given for each of its values, at most 1,000. May be given "
+        "several times",
+        metavar="COLUMN",
+        again=True,
+    )
+    predictions: Path | None = setting(
+        None,
+        "write a row for each row of the split, with label, prediction, weight and the columns of --by, to this "
+        "Parquet file",
+        metavar="FILE",
+    )
     code: CodeOptions = field(default_factory=CodeOptions)
 
     def answer(self) -> dict[str, Any] | None:
         """Returns the figures on the first rank, and None on the others."""
         from sluice.dlrm.checkpoint.meta import find_checkpoint
+        from sluice.dlrm.evaluation.metrics import Quality
         from sluice.dlrm.follow.versions import seen_in
         from sluice.dlrm.foreign_table import open_table
         from sluice.dlrm.options import Config
@@ -84,27 +103,35 @@ class EvaluationRequest:
             batch_size=self.batch_size,
             sharding="auto",
         )
-        findings = self._evaluate(config, table, path)
-        if findings is None:
+        evaluated = self._evaluate(config, table, path)
+        if evaluated is None:
             return None
+        findings, by = evaluated
         if findings.undefined is not None:
             say(f"warning: {findings.undefined}")
         say(f"{self.split}: {findings.quality}")
+        for column, values in by.items():
+            for value, figures in values.items() if len(values) <= _SAID_VALUES else ():
+                say(f"{column} {value}: {Quality(**figures)}")
         return {
             **findings.quality.to_dict(),
+            **({"by": by} if by else {}),
             "split": self.split,
             "step": meta.step,
             "version": table.version,
             "checkpoint": str(path),
         }
 
-    def _evaluate(self, config: Config, table: FeatureTable, checkpoint: Path) -> Findings | None:
-        """Evaluates on all ranks. Returns the findings on the first one."""
+    def _evaluate(
+        self, config: Config, table: FeatureTable, checkpoint: Path
+    ) -> tuple[Findings, dict[str, Any]] | None:
+        """Evaluates on all ranks. Returns the findings on the first one, and the figures by column and value."""
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
         quiet()
         from sluice.dlrm import run_plan
         from sluice.dlrm.checkpoint.checkpoint import Checkpoint
+        from sluice.dlrm.evaluation.predictions import RowPredictions
         from sluice.dlrm.evaluation.split import evaluate
         from sluice.dlrm.ranks import machine, world
         from sluice.dlrm.training import assemble, loaders
@@ -120,8 +147,14 @@ class EvaluationRequest:
                 config, planned.layout, len(batches.dense_names), planned.placement, members
             )
             Checkpoint(checkpoint).load(parts, members, optimisers=False)
-            findings = evaluate(parts, batches, self.split, members)
-            return findings if members.first else None
+            by: dict[str, Any] = {}
+            if not self.by and self.predictions is None:
+                findings = evaluate(parts, batches, self.split, members)
+            else:
+                rows = RowPredictions(batches, members, by=self.by, path=self.predictions)
+                findings = evaluate(parts, batches, self.split, members, receive=rows.add)
+                by = rows.finish()
+            return (findings, by) if members.first else None
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:

@@ -76,6 +76,11 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     )
     rows = config.batch_size // machine.ranks
     gradients = 4 * (parameters + 3 * rows * vectors) + copied
+    of_copies = (
+        f", {format_bytes(copied)} of it for the tables that every rank has a copy of"
+        if copied
+        else ""
+    )
     held, read = placement.balance
     text = "\n".join(
         [
@@ -90,10 +95,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
                 f"{sum(t.rows * t.width for t in layout.tables):,} in tables, {format_bytes(state)} of "
                 f"{config.optim.table_optimiser} state"
             ),
-            (
-                f"gradients: {format_bytes(gradients)} a rank at most, {format_bytes(copied)} of it of whole tables "
-                f"({format_bytes(sum(t.bytes for t in layout.tables))} in all)"
-            ),
+            f"a rank needs at most {format_bytes(gradients)} for gradients{of_copies}",
         ]
     )
     return RunPlan(layout, placement, parameters, state, gradients, sent, text)

@@ -6,18 +6,20 @@ import atexit
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
 from sluice.ingest.errors import LoaderError, SourceError
-from sluice.ingest.knobs import Knobs, Limits, format_bytes
+from sluice.ingest.knobs import Knobs, Limits, format_bytes, nearest
 from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.machine import Machine
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from sluice.ingest.read.source_files import Paths
     from sluice.ingest.remote.asking import Asking
 
+_KEPT_GROUPS = 32
+"""The row groups whose columns `stored_rows` keeps: those of all streams, and the next ones."""
 _open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
@@ -74,6 +78,7 @@ class BatchLoader(IterableDataset[Batch]):
         remote_stats = dict if self._remote is None else self._remote.stats
         self._progress = Progress(self.pipeline, config.memory_limit, remote_stats)
         self._position = Position()
+        self._stored = lru_cache(maxsize=_KEPT_GROUPS)(groups.decoded)
         self._hash_so_far = ""
         self._ready: Iterator[BatchSeries] | None = None
         self._iteration = self._end_epoch = 0  # the pipeline reads the epochs before `_end_epoch`
@@ -261,6 +266,25 @@ class BatchLoader(IterableDataset[Batch]):
             return ""
         where = self._input.groups.describe(Read(origin.file, origin.group, 0, ()))
         return f"{where}, row {origin.row}"
+
+    def stored_rows(
+        self, epoch: int, step: int, rows: Sequence[int], names: tuple[str, ...]
+    ) -> pa.Table:
+        """Returns columns of some rows of this rank's batch, as the files store them. No row may be one that only fills
+        the batch. It reads these columns again, so it is for evaluations."""
+        batch = self._origins.batch(epoch, step)
+        origins = [origin for row in rows if (origin := batch[row]) is not None]
+        parts = []
+        for place, some in groupby(origins, key=lambda origin: origin[:2]):
+            table = self._stored(*place, names)
+            for name in names:
+                if name not in table.column_names:
+                    known = [field.name for field in self.table.stored]
+                    raise LoaderError(
+                        f"{self.table.uri}: no file stores a column {name!r}{nearest(name, known)}"
+                    )
+            parts.append(table.select(names).take([origin.row for origin in some]))
+        return pa.concat_tables(parts, promote_options="permissive")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch, for JSON. It fits other knobs and other numbers of ranks.

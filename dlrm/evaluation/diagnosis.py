@@ -16,6 +16,7 @@ FALLS = 0.002  # of AUC, at least; less is noise, however many rows there are
 CALIBRATED = (0.5, 2.0)
 TELLING = 0.98  # the AUC of one column alone, above which it most likely was written with the label
 TOO_GOOD = 0.999  # the AUC of a model, from which on its features most likely hold the label
+BY_HEART = 1.5  # times the loss on training rows: a larger one on others shows that the former are known by heart
 FEW_STEPS = 200  # a model of fewer steps has hardly left its beginning
 # The likely cause while no row was trained twice, so that none can be learned by heart
 FIRST_EPOCH = (
@@ -32,9 +33,27 @@ def chance(rows: int, positives: int) -> float:
     return 4 * math.sqrt((rows + 1) / (12 * positives * negatives))
 
 
-def stuck(findings: Findings, *, step: int, lr: float, after: int) -> str | None:
+def learned_by_heart(
+    findings: Findings, *, epochs: float, training_loss: float | None
+) -> str | None:
+    """Returns what was measured of a model that knows the training rows by heart, with what to do. None: it does not,
+    or that is not known. `training_loss` is the newest one."""
+    logloss = findings.quality.logloss
+    if epochs <= 1 or training_loss is None or logloss is None:
+        return None
+    if not logloss > BY_HEART * training_loss:
+        return None
+    return (
+        f"the loss is {training_loss:.3f} on training rows and {logloss:.3f} on these after {epochs:.1f} epochs, so "
+        "training rows are learned by heart: take fewer --epochs, a --stop-auc, or more data"
+    )
+
+
+def stuck(
+    findings: Findings, *, step: int, lr: float, after: int, by_heart: str | None = None
+) -> str | None:
     """Returns the text of a warning if the model ranks no better than chance at step `after` or later, else None. `lr`
-    is the tables' learning rate."""
+    is the tables' learning rate, and `by_heart` the text of `learned_by_heart`."""
     if step < after:
         return None
     auc, rows, positives = findings.quality.auc, findings.quality.rows, findings.positives
@@ -51,7 +70,7 @@ def stuck(findings: Findings, *, step: int, lr: float, after: int) -> str | None
             f"step {step}: AUC {auc:.4f} on {rows} rows is below chance: labels turned "
             "round, or a split whose labels mean something else"
         )
-    causes = _causes(findings, lr) or [
+    causes = _causes(findings, lr, by_heart) or [
         "a learning rate that is too small or too large: try a tenth and ten times of it",
         "labels that do not belong to their rows: look at a few rows with `sluice show`",
     ]
@@ -77,9 +96,16 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
     )
 
 
-def bad_predictions(findings: Findings, *, step: int, lr: float, steps_per_epoch: int) -> list[str]:
+def bad_predictions(
+    findings: Findings,
+    *,
+    step: int,
+    lr: float,
+    steps_per_epoch: int,
+    by_heart: str | None = None,
+) -> list[str]:
     """Returns warnings about the predictions of a trained model: if they are worse than the mean rate, or predict far
-    more or far fewer positives than there are."""
+    more or far fewer positives than there are. `lr` and `by_heart` are as in `stuck`."""
     warnings = []
     ne, calibration = findings.quality.ne, findings.quality.calibration
     few = ""
@@ -94,12 +120,12 @@ def bad_predictions(findings: Findings, *, step: int, lr: float, steps_per_epoch
         )
         warnings.append(
             f"NE {ne:.3f} on validation is above 1: always predicting the mean rate would be "
-            f"better. Likely: {few or '; '.join(_causes(findings, lr)) or cause}"
+            f"better. Likely: {few or '; '.join(_causes(findings, lr, by_heart)) or cause}"
         )
     if calibration is not None and not CALIBRATED[0] <= calibration <= CALIBRATED[1]:
         other_rate = (
             "positives are rarer or more frequent there than in training, as where negatives are sampled in "
-            "training alone, or days differ; else a learning rate that is too large"
+            f"training alone, or days differ; else {by_heart or 'a learning rate that is too large'}"
         )
         warnings.append(
             f"{calibration:.2f} times as many positives are predicted on validation as there are. "
@@ -133,7 +159,7 @@ def too_good(auc: float | None, singles: Mapping[str, float]) -> str | None:
     )
 
 
-def _causes(findings: Findings, lr: float) -> list[str]:
+def _causes(findings: Findings, lr: float, by_heart: str | None) -> list[str]:
     """Returns the causes that the findings point at, the surest first."""
     causes = []
     ne, constant = findings.quality.ne, findings.constant
@@ -156,7 +182,9 @@ def _causes(findings: Findings, lr: float) -> list[str]:
             f"all predictions are the same (logits differ by {findings.spread:.1g}): the last layers' ReLUs "
             f"are dead, or the learning rate of {lr:g} is too small"
         )
-    if ne is not None and ne > 1.5:
+    if by_heart:
+        causes.append(by_heart)
+    elif ne is not None and ne > 1.5:
         causes.append(
             f"the model is certain and wrong (NE {ne:.2f}): the learning rate of {lr:g} is too large"
         )

@@ -59,11 +59,11 @@ def evaluate(
     world: Ranks,
     *,
     exact_rows: int = EXACT_ROWS,
-    singles: SingleColumns | None = None,
     through: Callable[[Any], Iterable[Batch]] = iter,
+    receive: Callable[[Batch, torch.Tensor], None] = lambda *_: None,
 ) -> Findings:
     """Evaluates the batches of a split, `through(feed)`, on all ranks. Rows of weight 0 are ignored. `through` may end
-    the evaluation early. `singles` receives each batch."""
+    the evaluation early. `receive` gets each batch with its logits."""
     names, checker = feed.sparse_names, BatchChecker.of(parts.layout, feed, split)
     kept: list[Array] = [np.zeros((3, 0))]
     binned: Binned | None = None
@@ -71,10 +71,9 @@ def evaluate(
     staging = staging_for(world.device)
     for batch in through(feed):
         checker.check(batch)
-        if singles is not None:
-            singles.add(batch)
         sample = ModelInput.of(parts.layout, batch, staging).to(world.device)
         logits = parts.model(sample.dense, sample.sparse).cpu()
+        receive(batch, logits)
         real = batch.weight > 0
         counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
         ids = [

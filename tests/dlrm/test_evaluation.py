@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from sluice.dlrm.checkpoint.meta import CheckpointMeta, best
 from sluice.dlrm.evaluation import validation
 from sluice.dlrm.evaluation.diagnosis import telling_columns, too_good
 from sluice.dlrm.evaluation.metrics import quality
+from sluice.dlrm.evaluation.predictions import PredictionError, figures_of
 from sluice.dlrm.evaluation.split import SingleColumns, evaluate
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.options import Config, Table
@@ -24,7 +26,7 @@ from sluice.dlrm.ranks import packed, unpacked
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import META, FakeBatch, FakeSplit
-from tests.raises import assert_names
+from tests.raises import assert_names, raises
 
 SIZES = {"few": 3, "one": 9, "bag": 9}
 
@@ -148,6 +150,28 @@ def test_beyond_the_stated_size_logits_are_counted_in_bins():
     assert 0 < abs(a.pop("auc") - b.pop("auc")) < 2e-4
     assert b == pytest.approx(a, rel=1e-12)
     assert (exact.positives, exact.spread) == (rough.positives, rough.spread)
+
+
+def test_figures_are_those_of_each_value_and_of_at_most_a_thousand():
+    chance, rows = np.random.default_rng(3), 4000
+    days = chance.integers(0, 9, rows)
+    table = pa.table(
+        {
+            "day": pa.array(days, mask=days == 8),
+            "user": [f"u{n}" for n in chance.permutation(rows) % 1001],
+            "logit": chance.normal(size=rows).astype(np.float32),
+            "label": chance.integers(0, 2, rows).astype(np.float32),
+            "weight": chance.random(rows).astype(np.float32),
+        }
+    )
+    found = figures_of(table, "day")
+    assert list(found) == [*map(str, range(8)), "None"]
+    columns = [table[name].to_numpy().astype(float) for name in ("logit", "label", "weight")]
+    for value, figures in found.items():
+        among = days == (8 if value == "None" else int(value))
+        assert figures == quality(*(column[among] for column in columns)).to_dict()
+    with raises(PredictionError, "--by user", "1,001 values", "at most 1,000"):
+        figures_of(table, "user")
 
 
 class Two(Alone):

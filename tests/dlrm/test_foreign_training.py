@@ -74,6 +74,29 @@ def test_a_feature_table_keeps_its_own_spec(tmp_path):
     assert open_table(table.uri, spec="[input]") == table
 
 
+def check_predictions(file: Path, found: dict) -> pa.Table:
+    """Checks a file of predictions against the last line, and returns it."""
+    rows = pq.read_table(file)
+    assert rows.num_rows == found["rows"]
+    assert rows["label"].to_pylist() == rows["clicked"].to_pylist(), "rows keep their columns"
+    labels, chances = (rows[name].to_numpy() for name in ("label", "prediction"))
+    losses = -np.log(np.where(labels == 1, chances, 1 - chances))
+    assert losses.mean() == pytest.approx(found["logloss"])
+    for name, values in found["by"].items():
+        column = rows[name].to_pylist()
+        for value, figures in values.items():
+            among = np.array([str(one) == value for one in column])
+            assert figures["rows"] == among.sum()
+            assert figures["logloss"] == pytest.approx(losses[among].mean())
+            assert (figures["auc"] is None) == (len(set(labels[among])) == 1)
+            if figures["auc"] is not None:
+                positive, negative = (chances[among & (labels == y)] for y in (1, 0))
+                greater = (positive[:, None] > negative).mean()
+                ties = (positive[:, None] == negative).mean()
+                assert figures["auc"] == pytest.approx(greater + ties / 2)
+    return rows
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "files"])
 def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
@@ -110,8 +133,23 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     if kind != "files":
         return
     evaluated = ("dlrm.evaluate", *f"--run-dir {tmp_path}/run --split test".split())
-    evaluation = forks.run(*evaluated, tmp=tmp_path)
-    assert last_json(evaluation)["rows"] == last["rows"], evaluation.stderr[-3000:]
+    files = []
+    for number in (0, 2):
+        file = tmp_path / f"{number}.parquet"
+        more = ("--predictions", file, "--by", "country", "--by", "ad_id", "--by", "clicked")
+        evaluation = forks.run(*evaluated, *more, tmp=tmp_path, ranks=number)
+        found = last_json(evaluation)
+        assert found["rows"] == last["rows"], evaluation.stderr[-3000:]
+        assert list(found["by"]["country"]) == ["de", "fr", "it"]
+        assert len(found["by"]["ad_id"]) == 40
+        assert_names(evaluation.stderr, "country de: auc")
+        assert "ad_id 5: " not in evaluation.stderr
+        files.append(check_predictions(file, found))
+    alone, shared = files
+    assert alone.drop_columns("prediction") == shared.drop_columns("prediction")
+    assert alone["prediction"].to_pylist() == pytest.approx(shared["prediction"].to_pylist())
+    refused = forks.run(*evaluated, "--by", "county", tmp=tmp_path, code=2)
+    assert_names(refused.stderr, "'county'", "'country'")
     served = forks.run("dlrm.serve", tmp_path / "run", "--port", 0, tmp=tmp_path, code=2)
     assert_names(served.stderr, "--spec", "sluice etl --spec")
 

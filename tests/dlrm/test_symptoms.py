@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sluice.dlrm.evaluation.diagnosis import bad_predictions, falling, stuck
+from sluice.dlrm.evaluation.diagnosis import bad_predictions, falling, learned_by_heart, stuck
 from sluice.dlrm.evaluation.metrics import Quality
 from sluice.dlrm.evaluation.split import Findings
 from sluice.dlrm.model.ranker import first_bias
@@ -17,7 +17,8 @@ from tests.raises import assert_names
 
 def judged(*, rows=100_000, auc=0.5003, ne=None, calibration=None, **change) -> Findings:
     """Of a model at chance."""
-    quality = Quality(auc=auc, ne=ne, logloss=None, calibration=calibration, rows=rows)
+    logloss = None if ne is None else 0.5 * ne
+    quality = Quality(auc=auc, ne=ne, logloss=logloss, calibration=calibration, rows=rows)
     others = {"positives": 25_000, "spread": 1.0, "largest_dense": None, "columns": 6}
     return Findings(quality=quality, **{"constant": (), **others, **change})
 
@@ -93,6 +94,24 @@ def test_no_advice_on_epochs_when_no_row_was_trained_twice():
     assert_names(text, "a third of --lr")
     assert "by heart" not in text
     assert "--epochs" not in text
+
+
+@pytest.mark.parametrize(
+    ("epochs", "training_loss", "is_told"),
+    [(36.0, 0.04, True), (36.0, 1.0, False), (1.0, 0.04, False), (36.0, None, False)],
+)
+def test_rows_that_are_learned_by_heart_are_told_by_the_losses(epochs, training_loss, is_told):
+    """Not by the learning rate, which the same figures would blame within the first epoch."""
+    findings = judged(ne=2.4, calibration=2.5)
+    text = learned_by_heart(findings, epochs=epochs, training_loss=training_loss)
+    assert bool(text) == is_told
+    useless = stuck(findings, step=1000, lr=0.05, after=0, by_heart=text)
+    trained = bad_predictions(findings, step=1000, lr=0.05, steps_per_epoch=30, by_heart=text)
+    for warning in (useless, *trained):
+        assert warning is not None
+        if is_told:
+            assert_names(warning, "0.040 on training rows", "1.200 on these", "36.0 epochs")
+        assert ("learning rate" in warning) is not is_told
 
 
 @pytest.mark.parametrize(
