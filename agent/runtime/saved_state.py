@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.agent.whole_file import replace_file
+from sluice.common import checked_json
 from sluice.common.number_checks import is_number
 from sluice.common.stores import Place
 from sluice.ingest.knobs import KnobError, Knobs, Limits
@@ -92,7 +93,7 @@ class SavedState:
     @classmethod
     def parse(cls, text: str | bytes) -> SavedState:
         """Returns the state of a file. Raises ValueError, KeyError or TypeError if it is none."""
-        values = json.loads(text)
+        values, _ = checked_json.read(text)
         if values["format"] not in FORMATS:
             raise ValueError(f"format {values['format']!r} is not {FORMATS[-1]}")
         return cls(
@@ -118,7 +119,7 @@ class SavedState:
             "policy": self.policy,
             "learned": self.learned,
         }
-        return json.dumps(values, indent=1)
+        return checked_json.write(values)
 
     @classmethod
     def load(cls, path: str, limits: Limits) -> SavedState:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.common import checked_json
 from sluice.common.errors import UsageError
 from sluice.dlrm.checkpoint.disk import CheckpointDisk, damaged_files
 from sluice.etl.table.split_rows import SplitRows
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
 
 LATEST = "LATEST"
+"""Names the newest checkpoint."""
 BEST = "BEST"
+"""Names the checkpoint with the best validation AUC, and that AUC."""
+EVALUATED = "EVALUATED"
+"""Names the checkpoint of the newest validation."""
 META = "meta.json"
 LAYOUT = "layout.json"
+_SUM = "crc32:"
+"""A pointer's last word begins with it. A pointer that a user or version 0.3 wrote has no such word."""
 
 
 class CheckpointError(UsageError):
@@ -158,9 +165,9 @@ class CheckpointMeta:
         CheckpointError if another program changed LATEST meanwhile."""
         number = 1 + max(complete_checkpoints(folder.parent).values(), default=0)
         written = replace(self, sums=dict(sums), saved=number)
-        files.write_atomically(folder / META, json.dumps(asdict(written), indent=1))
+        files.write_atomically(folder / META, checked_json.write(asdict(written)))
         files.sync_folder(folder.parent)  # before LATEST points there
-        files.write_atomically(folder.parent / LATEST, folder.name + "\n")
+        write_pointer(folder.parent / LATEST, [folder.name], files)
         path, meta = latest(folder.parent)
         if (path, meta.saved) != (folder, number):
             raise CheckpointError(
@@ -172,12 +179,12 @@ class CheckpointMeta:
 
 def complete_checkpoints(checkpoints: Path) -> dict[str, int]:
     """Returns the names of a run's complete checkpoints, in the order of saving, each with the number of its save. 0:
-    its meta.json is unreadable."""
+    its meta.json is unreadable or damaged."""
     numbers = {}
     for path in checkpoints.glob(f"step-*/{META}"):
         try:
-            number = json.loads(path.read_text()).get("saved", 0)
-        except (OSError, ValueError, AttributeError, RecursionError):
+            number = checked_json.read(path.read_bytes())[0].get("saved", 0)
+        except (OSError, ValueError, RecursionError):
             number = 0
         numbers[path.parent.name] = number if isinstance(number, int) else 0
     return dict(sorted(numbers.items(), key=lambda item: (item[1], item[0])))
@@ -191,8 +198,10 @@ def latest(checkpoints: Path) -> tuple[Path, CheckpointMeta]:
         raise CheckpointError(
             f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from"
         )
-    path = checkpoints / read_pointer(pointer)[0]
-    return path, read(path)
+    name, *more = read_pointer(pointer)
+    if more:
+        raise CheckpointError(f"{pointer} holds more than a name; {_advice(pointer)}")
+    return checkpoints / name, read(checkpoints / name)
 
 
 def find_checkpoint(checkpoints: Path, *, take_best: bool) -> tuple[Path, CheckpointMeta]:
@@ -218,13 +227,7 @@ def check(path: Path, world: Ranks | None = None) -> None:
         wrong = [text for texts in world.gather_objects(wrong) for text in texts]
     if not wrong:
         return
-    others = [name for name in complete_checkpoints(path.parent) if name != path.name]
-    advice = (
-        f"copy it here anew, or delete it and write {others[-1]} into {path.parent / LATEST} to go on from there"
-        if others
-        else "copy it here anew; there is no other"
-    )
-    raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(wrong)}; {advice}")
+    raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(wrong)}; {_other(path)}")
 
 
 def best(checkpoints: Path) -> tuple[Path, float] | None:
@@ -234,39 +237,99 @@ def best(checkpoints: Path) -> tuple[Path, float] | None:
         return None
     name, *figures = read_pointer(pointer)
     try:
-        return checkpoints / name, float(*figures)
+        auc = float(*figures)
+        if not 0 <= auc <= 1:
+            raise ValueError
+        return checkpoints / name, auc
     except (TypeError, ValueError):
         raise CheckpointError(
-            f"{pointer} holds no single figure after {name!r}: write a checkpoint's name and its AUC "
-            "into it, or delete it"
+            f"{pointer} holds no single AUC after {name!r}; {_advice(pointer)}"
         ) from None
 
 
 def mark_best(folder: Path, auc: float, files: CheckpointDisk | None = None) -> None:
     """Marks this checkpoint as the best so far."""
-    (files or CheckpointDisk()).write_atomically(folder.parent / BEST, f"{folder.name} {auc!r}\n")
+    write_pointer(folder.parent / BEST, [folder.name, repr(auc)], files)
+
+
+def mark_evaluated(folder: Path, files: CheckpointDisk | None = None) -> None:
+    """Notes that the validation of this checkpoint is done, and BEST is up to date."""
+    write_pointer(folder.parent / EVALUATED, [folder.name], files)
+
+
+def is_evaluated(folder: Path) -> bool:
+    """Whether the newest validation is that of this checkpoint."""
+    pointer = folder.parent / EVALUATED
+    return pointer.exists() and read_pointer(pointer) == [folder.name]
 
 
 def read(path: Path) -> CheckpointMeta:
     """Reads the meta of a complete checkpoint."""
     try:
-        values = json.loads((path / META).read_text())
-        return CheckpointMeta(**{**values, "dense": tuple(values["dense"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+        values, is_checked = checked_json.read((path / META).read_bytes())
+        meta = CheckpointMeta(**{**values, "dense": tuple(values["dense"])})
+        if not is_checked:
+            _check_unsummed(path, meta)
+        return meta
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read: {META}: {error}; {_other(path)}"
+        ) from None
+
+
+def _check_unsummed(path: Path, meta: CheckpointMeta) -> None:
+    """Raises ValueError if a meta that version 0.3 wrote, without a checksum, contradicts itself or its folder."""
+    if not path.name.startswith(f"step-{meta.step:09d}"):
+        raise ValueError(f"step {meta.step} is not that of the folder's name")
+    if meta.loader.get("epoch", meta.epoch) != meta.epoch:
+        raise ValueError(f"epoch {meta.epoch} is not the loader's, {meta.loader['epoch']}")
+
+
+def write_pointer(pointer: Path, words: Sequence[str], files: CheckpointDisk | None = None) -> None:
+    """Writes LATEST, BEST or EVALUATED, with a checksum."""
+    text = f"{' '.join(words)} {_sum_of(words)}\n"
+    (files or CheckpointDisk()).write_atomically(pointer, text)
 
 
 def read_pointer(pointer: Path) -> list[str]:
-    """Returns the words in LATEST or BEST. The first word names a folder next to that file."""
+    """Returns the words in a pointer. The first word names a folder next to that file."""
     try:
         words = pointer.read_text().split()
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{pointer} cannot be read: {error}") from None
+        raise CheckpointError(f"{pointer} cannot be read: {error}; {_advice(pointer)}") from None
+    if words and (pointer.name == EVALUATED or words[-1].startswith(_SUM)):
+        stated = words.pop()
+        if stated != _sum_of(words):
+            raise CheckpointError(f"{pointer} is not as it was written; {_advice(pointer)}")
     if not words or Path(words[0]).name != words[0] or words[0] in (".", ".."):
-        raise CheckpointError(
-            f"{pointer} names no checkpoint next to it: write the name of one into it"
-        )
+        raise CheckpointError(f"{pointer} names no checkpoint next to it; {_advice(pointer)}")
     return words
+
+
+def _sum_of(words: Sequence[str]) -> str:
+    return f"{_SUM}{zlib.crc32(' '.join(words).encode()):08x}"
+
+
+def _advice(pointer: Path) -> str:
+    """Returns what to do about a pointer that cannot be used."""
+    if pointer.name == EVALUATED:
+        return "delete it: --resume then evaluates the newest checkpoint again"
+    if pointer.name == BEST:
+        return "write a checkpoint's name and its AUC into it, or delete it"
+    names = list(complete_checkpoints(pointer.parent))
+    newest = f": {names[-1]} was saved last" if names else ""
+    return f"write the name of a checkpoint into it, and nothing else{newest}"
+
+
+def _other(path: Path) -> str:
+    """Returns what to do about a damaged checkpoint, with the name of another one."""
+    others = [name for name in complete_checkpoints(path.parent) if name != path.name]
+    if not others:
+        return "copy it here anew; there is no other"
+    pointer = path.parent / LATEST
+    return (
+        f"copy it here anew, or delete it and write {others[-1]} into {pointer} to go on from there"
+    )
 
 
 def _require_run(run: Path) -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
+from sluice.dlrm.checkpoint.meta import (
+    CheckpointMeta,
+    best,
+    is_evaluated,
+    latest,
+    mark_best,
+    mark_evaluated,
+)
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.diagnosis import (
     bad_predictions,
     chance,
     falling,
+    learned_by_heart,
     stuck,
     telling_columns,
     too_good,
@@ -40,12 +49,16 @@ class Validator:
     synced_batches: SyncedBatches
     on_evaluation: Callable[[], None] = lambda: None
     """Called after each evaluation of the validation split."""
+    training_loss: float | None = None
+    """The newest loss on training rows."""
 
     def __post_init__(self) -> None:
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
         self._newest: Findings | None = None
         """Those of the newest evaluation of the validation split."""
+        self._by_heart: str | None = None
+        """A text that shows that training rows are learned by heart."""
         self._singles: Mapping[str, float] | None = None
         """Column → AUC of this column alone. It is None until a split other than training is evaluated."""
         self._fallen_from = -1.0
@@ -55,9 +68,7 @@ class Validator:
         """Evaluates a whole split. Raises `Stopped` if the ranks are asked to stop meanwhile."""
         config, world = self.config, self.world
         began = time.monotonic()
-        epochs = round(
-            meta.epoch + (meta.step - meta.since) % self.steps_per_epoch / self.steps_per_epoch, 2
-        )
+        epochs = round(self._epochs(meta), 2)
         with loaders.evaluation(
             config, self.table, split, rank=world.rank, local_ranks=world.local_ranks
         ) as batches:
@@ -68,8 +79,8 @@ class Validator:
                 batches,
                 split,
                 world,
-                singles=singles if is_first else None,
                 through=self.synced_batches.all_of,
+                receive=lambda batch, _: singles.add(batch) if is_first else None,
             )
         seconds = time.monotonic() - began
         if findings.undefined is not None:
@@ -93,6 +104,10 @@ class Validator:
             self.journal.warn(meta.step, warning)
         return findings
 
+    def _epochs(self, meta: CheckpointMeta) -> float:
+        """Returns the epochs that were trained."""
+        return meta.epoch + (meta.step - meta.since) % self.steps_per_epoch / self.steps_per_epoch
+
     def evaluate_and_check(self, meta: CheckpointMeta) -> bool:
         """Evaluates the validation split, if there is one. Returns whether the AUC has reached `stop_auc`."""
         if "validation" not in self.table.splits:
@@ -102,11 +117,49 @@ class Validator:
         except Stopped:
             return False
         self.on_evaluation()
-        if findings.undefined is not None:
+        self.checkpoints.wait()
+        path = self._checkpoint()
+        good_enough = findings.undefined is None and self._judge(findings, meta, path)
+        if self.world.first:  # only now, so that a run that is killed before does all of it again
+            mark_evaluated(path, self.checkpoints.files)
+        return good_enough
+
+    def is_behind(self) -> bool:
+        """Whether the newest checkpoint lacks its validation. All ranks get the same answer."""
+        if "validation" not in self.table.splits:
             return False
+        return not self.world.gather_objects(is_evaluated(self._checkpoint()))[0]
+
+    def has_reached(self) -> bool:
+        """Whether the newest checkpoint is the best one, and has reached `stop_auc`. All ranks get the same answer."""
+        stop_auc, marked = self.config.stop_auc, best(self.checkpoints.folder)
+        reached = (
+            stop_auc is not None
+            and marked is not None
+            and marked[0] == self._checkpoint()
+            and marked[1] >= stop_auc
+        )
+        if self.world.gather_objects(reached)[0]:
+            self.journal.say(f"the AUC of {stop_auc} that was asked for was reached before: done")
+            return True
+        return False
+
+    def _checkpoint(self) -> Path:
+        return self.checkpoints.path or latest(self.checkpoints.folder)[0]
+
+    def _judge(self, findings: Findings, meta: CheckpointMeta, path: Path) -> bool:
+        """Warns of a poor result, and marks the checkpoint if it is the best. Returns whether it is good enough."""
         self._newest = findings
-        lr, after = self.config.optim.lr, self.config.stuck_after
-        if warning := stuck(findings, step=meta.step, lr=lr, after=after):
+        self._by_heart = learned_by_heart(
+            findings, epochs=self._epochs(meta), training_loss=self.training_loss
+        )
+        if warning := stuck(
+            findings,
+            step=meta.step,
+            lr=self.config.optim.lr,
+            after=self.config.stuck_after,
+            by_heart=self._by_heart,
+        ):
             self.journal.warn(meta.step, warning)
         auc = findings.quality.auc
         if auc is None:
@@ -119,11 +172,9 @@ class Validator:
         ):
             self._fallen_from = highest
             self.journal.warn(meta.step, warning)
-        self.checkpoints.wait()
-        folder = self.checkpoints.folder
-        best_so_far = best(folder)
+        best_so_far = best(self.checkpoints.folder)
         if self.world.first and (best_so_far is None or auc > best_so_far[1]):
-            mark_best(self.checkpoints.path or latest(folder)[0], auc, self.checkpoints.files)
+            mark_best(path, auc, self.checkpoints.files)
         good_enough = self.config.stop_auc is not None and auc >= self.config.stop_auc
         if good_enough:
             self.journal.event({"kind": "reached", "step": meta.step, "auc": auc})
@@ -140,5 +191,6 @@ class Validator:
                 step=meta.step,
                 lr=self.config.optim.lr,
                 steps_per_epoch=self.steps_per_epoch,
+                by_heart=self._by_heart,
             ):
                 self.journal.warn(meta.step, text)

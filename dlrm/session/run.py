@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sluice.common.settings import Given, make
-from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
+from sluice.dlrm.checkpoint.meta import (
+    LATEST,
+    CheckpointError,
+    CheckpointMeta,
+    best,
+    is_evaluated,
+    latest,
+)
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.foreign_table import ForeignTable, open_table
@@ -151,8 +158,10 @@ def _resume(
     version: int | None,
 ) -> TrainingRun:
     """Returns the run at its newest checkpoint: on the next version of the table if there is one, else on the same
-    one."""
+    one. A checkpoint that is not evaluated stays on its version, on which its evaluation is made up."""
     path, meta = latest(options.run / "checkpoints")
+    best(path.parent)  # raises an error if BEST is damaged
+    evaluated = is_evaluated(path)
     config = resumed(meta.config, given, ranks=ranks)
     if config.spec and own_spec not in ("", config.spec):
         raise ConfigError(
@@ -175,7 +184,7 @@ def _resume(
         meta=replace(meta, config=config.to_dict()),
         checkpoint=path,
     )
-    if version is None:
+    if version is None and (evaluated or "validation" not in table.splits):
         version = versions.next_version(config, meta)
     if version not in (None, meta.version):
         return run.on_version(version)

@@ -80,16 +80,37 @@ class Trainer:
             )
 
     def train(self) -> None:
-        """Trains the remaining epochs, with a checkpoint and an evaluation after each."""
-        while self.meta.epoch < self.config.epochs and self._train_epoch():
-            pass
+        """Trains the remaining epochs, with a checkpoint and an evaluation after each. An evaluation that a killed run
+        did not finish comes first."""
+        if self._catch_up():
+            while self.meta.epoch < self.config.epochs and self._train_epoch():
+                pass
+
+    def _catch_up(self) -> bool:
+        """Evaluates the checkpoint that the run goes on from, if that is due. Returns whether training goes on."""
+        step = self.meta.loader.get("step")
+        if step is None or (step and step not in self._evaluation_steps):
+            return True
+        if self.validator.is_behind():
+            self.journal.say(
+                f"step {self.meta.step} was saved and not evaluated; this is made up now"
+            )
+            self._evaluate()
+        else:
+            self.good_enough = self.validator.has_reached()
+        return not (self.good_enough or self._has_new_version())
+
+    @property
+    def _evaluation_steps(self) -> set[int]:
+        """The steps of an epoch after which it is evaluated, without its last."""
+        return {len(self.feed) * k // self.config.evals for k in range(1, self.config.evals)}
 
     def _train_epoch(self) -> bool:
         """Makes the steps of an epoch, until it ends, a stop signal comes, or the model is good enough. Reports, saves
         and evaluates on the way, and at the end of the epoch. Returns whether another epoch may follow."""
         config, feed = self.config, self.feed
         steps = len(feed)
-        evaluation_steps = {steps * k // config.evals for k in range(1, config.evals)}
+        evaluation_steps = self._evaluation_steps
         # A model that has trained keeps its bias.
         self._has_first_bias = self.meta.step > 0
         step = None
@@ -188,6 +209,7 @@ class Trainer:
         if not math.isfinite(figures.get("loss", 0.0)):
             self.guard.end()
         if figures:
+            self.validator.training_loss = figures["loss"]
             self.journal.metric(
                 {"kind": "train", "step": meta.step, "epoch": meta.epoch, **figures}
             )

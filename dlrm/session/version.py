@@ -15,7 +15,7 @@ from sluice.agent.report.narrative import summary
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import NotFinite, check
+from sluice.dlrm.checkpoint.meta import NotFinite, check, complete_checkpoints
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
@@ -139,6 +139,11 @@ def _restore(run: TrainingRun, trainer: Trainer, *, knobs_known: bool) -> None:
         journal.warn(meta.step, run.seen)
     if run.checkpoint is None:
         return
+    newest = list(complete_checkpoints(run.checkpoints))[-1]
+    if newest != run.checkpoint.name:
+        journal.warn(
+            meta.step, f"LATEST names {run.checkpoint.name}, although {newest} was saved later"
+        )
     if changes is not None:
         journal.say(changes.text)
         check(run.checkpoint, trainer.world)

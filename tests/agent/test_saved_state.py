@@ -36,6 +36,13 @@ def _entry(schema="clicks", row_bytes=160.0, machine="here", decode=8):
     )
 
 
+def _unsummed(entry: SavedState) -> str:
+    """A file as version 0.3 wrote it, without a checksum."""
+    values = json.loads(entry.text)
+    del values["crc32"]
+    return json.dumps(values, indent=1)
+
+
 def _context(schema="clicks", row_bytes=160.0, machine="here"):
     return KnobContext(machine=machine, schema=schema, row_bytes=row_bytes)
 
@@ -95,7 +102,7 @@ def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, 
     registry = Registry(tmp_path, say=said.append)
     registry.remember(_entry())
     (path,) = tmp_path.iterdir()
-    path.write_text(damage(path.read_text()))
+    path.write_text(damage(_unsummed(_entry())))
     (tmp_path / "notes.txt").write_text("not ours")
     assert registry.recall(_context(), LIMITS) is None
     assert len(said) == 1
@@ -108,7 +115,7 @@ def test_a_state_of_release_0_2_0_is_read_without_collate_and_its_read_is_decode
     registry, tmp_path
 ):
     (tmp_path / "reg").mkdir()
-    old = json.loads(_entry().text) | {"format": 3, "stages_s": {"read": 1e-6}}
+    old = json.loads(_unsummed(_entry())) | {"format": 3, "stages_s": {"read": 1e-6}}
     old["knobs"]["workers"] = {"read": 8, "collate": 1}
     del old["policy"]
     path = tmp_path / "reg" / f"{_context().name}.sluice.json"
@@ -147,9 +154,24 @@ def test_a_state_goes_there_and_back_by_a_file_of_its_own(tmp_path):
 )
 def test_a_file_that_cannot_be_is_refused_by_name(tmp_path, before, after, facts):
     path = tmp_path / "k.json"
-    path.write_text(_entry().text.replace(before, after))
+    path.write_text(_unsummed(_entry()).replace(before, after))
     with raises(KnobError, path, *facts):
         SavedState.load(str(path), LIMITS)
+
+
+def test_a_flipped_bit_gives_no_other_knobs():
+    """Neither of a file of --save-knobs nor of a registry's entry: both are this text."""
+    whole, refused = _entry().text.encode(), 0
+    for bit in range(8 * len(whole)):
+        spoilt = bytearray(whole)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        try:
+            found = SavedState.parse(bytes(spoilt))
+        except (ValueError, KeyError, TypeError):
+            refused += 1
+        else:
+            assert found == _entry(), bit
+    assert refused > 7.5 * len(whole)
 
 
 def test_a_file_that_cannot_be_read_or_written_is_refused(tmp_path):

@@ -88,12 +88,6 @@ def check_predictions(file: Path, found: dict) -> pa.Table:
             among = np.array([str(one) == value for one in column])
             assert figures["rows"] == among.sum()
             assert figures["logloss"] == pytest.approx(losses[among].mean())
-            assert (figures["auc"] is None) == (len(set(labels[among])) == 1)
-            if figures["auc"] is not None:
-                positive, negative = (chances[among & (labels == y)] for y in (1, 0))
-                greater = (positive[:, None] > negative).mean()
-                ties = (positive[:, None] == negative).mean()
-                assert figures["auc"] == pytest.approx(greater + ties / 2)
     return rows
 
 

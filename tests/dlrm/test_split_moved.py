@@ -10,7 +10,7 @@ import pytest
 
 from sluice.dlrm import evaluate, options, train
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, mark_evaluated, read
 from sluice.dlrm.follow.versions import seen_in
 from sluice.dlrm.options import Config
 from sluice.dlrm.session.run import TrainingRun, open_run
@@ -24,7 +24,7 @@ ROWS = 1500
 
 
 def begun(run: Path, table: FeatureTable) -> Path:
-    """A run that has finished an epoch on this version, as far as its checkpoint says so."""
+    """A run that has finished and evaluated an epoch on this version, as far as its checkpoint says so."""
     folder = run / "checkpoints" / "step-000000005"
     folder.mkdir(parents=True)
     config = Config(data=table.uri, version=table.version, follow="epochs", epochs=2)
@@ -32,6 +32,7 @@ def begun(run: Path, table: FeatureTable) -> Path:
     replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(
         folder, {}, CheckpointDisk()
     )
+    mark_evaluated(folder)
     return folder
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,9 @@ def run(
     loss: float = 0.5,
     good_at: int | None = None,
     world: type[Alone] = Alone,
-    begun: Mapping[str, int] | None = None,
+    begun: Mapping[str, Any] | None = None,
+    behind: bool = False,
+    reached: bool = False,
     **settings,
 ):
     """What came of it, the log's lines, and the steps of what was saved and evaluated, in their order."""
@@ -141,8 +144,15 @@ def run(
         feed=SlowFeed(clock, steps),
         checker=BatchChecker(SIZES, DENSE, "fake"),
         checkpoints=SimpleNamespace(save=save),
-        validator=SimpleNamespace(evaluate_and_check=evaluate),
-        journal=SimpleNamespace(metric=lines.append, event=lambda _: None, warn=lambda *_: None),
+        validator=SimpleNamespace(
+            evaluate_and_check=evaluate, is_behind=lambda: behind, has_reached=lambda: reached
+        ),
+        journal=SimpleNamespace(
+            metric=lines.append,
+            event=lambda _: None,
+            warn=lambda *_: None,
+            say=lambda _: None,
+        ),
         clock=clock,
         own_clock=lambda: clock.own,
         figures=StepFigures(here, ["host0", "host1"], memory_used=lambda: 7),
@@ -278,6 +288,21 @@ def test_a_run_that_takes_up_a_version_keeps_its_bias_and_counts_evaluations_fro
     monkeypatch.setattr(SlowTrainer, "_set_first_bias", None)
     *_, done = run(4, evals=2, begun={"step": 3, "since": 3})
     assert done == [("saved", 5), ("evaluated", 5), ("saved", 7), ("evaluated", 7)]
+
+
+@pytest.mark.parametrize(
+    ("step", "behind", "comes_first"),
+    [(0, True, True), (3, True, True), (2, True, False), (0, False, False), (3, False, False)],
+)
+def test_an_evaluation_that_the_last_checkpoint_lacks_comes_first(step, behind, comes_first):
+    """If it was saved at an evaluation: after the third of nine steps, or at an epoch's end."""
+    begun = {"step": 9 + step, "epoch": 1, "loader": {"epoch": 1, "step": step}}
+    *_, done = run(9, epochs=3, evals=3, begun=begun, behind=behind)
+    assert (done[0] == ("evaluated", 9 + step)) is comes_first
+    *_, ended = run(9, epochs=3, evals=3, begun=begun, behind=behind, good_at=9 + step)
+    assert (ended == done[:1]) is comes_first
+    *_, done = run(9, epochs=3, evals=3, begun=begun, reached=True)
+    assert (done == []) is (step in (0, 3))
 
 
 def test_evaluations_are_spread_over_an_epoch_each_after_a_checkpoint():

@@ -86,7 +86,7 @@ def _losses(run: Path) -> list[float]:
 
 def _checkpoint(run: Path) -> dict[str, Any]:
     """Returns the newest checkpoint: its files, the keys of its JSON, and its tensors with their types and shapes."""
-    path = run / "checkpoints" / (run / "checkpoints/LATEST").read_text().strip()
+    path = run / "checkpoints" / (run / "checkpoints/LATEST").read_text().split()[0]
     tensors = {
         name: value
         for file in sorted(path.glob("*.safetensors"))
