@@ -13,6 +13,8 @@ LAYOUTS = ("scalar", "bytes", "list")
 VALUES_RULE = 2
 """The version of the rule by which values of other rows become texts and keys. In version 1, whole numbers of a history
 became floats first, and keys of joins depended on the engine."""
+CLOSE_RULE = 3
+"""The rule of a column whose medians or quantiles were learned by dividing ranges, which 0.3.0 did not do."""
 
 
 class FieldError(ValueError):
@@ -49,7 +51,7 @@ class Field:
     stored_ids: int | None = None
     """The cardinality of the stored ids, if a transform changes the ids."""
     values_rule: int = 1
-    """The rule that converted its values. It is 1 if `VALUES_RULE` gives the same values as version 1."""
+    """The rule that converted its values. It is 1 if version 1 gives the same values."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

@@ -142,7 +142,8 @@ class CheckpointMeta:
             renewed = ", ".join(f.name for f in table.fields if f.values_rule > 1)
             if renewed:
                 differences.append(
-                    f"Sluice 0.2 converted the values of {renewed} in another way; if it wrote the checkpoint, train "
+                    f"Earlier releases converted the values of {renewed}, or learned their ranges, in another way; if "
+                    "one of them wrote the checkpoint, train "
                     f"anew: sluice train --data {table.uri} --run-dir NEW"
                 )
         if differences:

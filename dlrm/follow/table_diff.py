@@ -85,7 +85,7 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
         if not reason and name in columns[0] and name in columns[1]:
             reason = explain_difference(specs[0], specs[1], name)
             if not reason and rules[0][name] != rules[1][name]:
-                reason = "another release converted the values that it is made from"
+                reason = "another release converted the values that it is made from, or learned its ranges"
             if not reason and not _ids_stay(columns[1][name], *states):
                 reason = (
                     "its vocabulary was learned anew, so its ids mean other values"

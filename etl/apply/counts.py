@@ -89,14 +89,17 @@ class RowCounts:
 
 class CountsOfRows:
     """Counts rows, and the values that the operators of one level learn from. With a `level` of None it only counts
-    rows."""
+    rows. If the features have ranges, it only counts the values in these."""
 
     def __init__(self, spec: Spec, level: int | None, features: Features) -> None:
         self._spec = spec
         self._level = level
         self._features = features
+        self._ranges = features.ranges
         self._wanted = [
-            (key, learned) for key, learned in enumerate(spec.fitted) if learned.level == level
+            (key, learned)
+            for key, learned in enumerate(spec.fitted)
+            if (learned.key in self._ranges if self._ranges else learned.level == level)
         ]
         self._read = {
             spec.label,
@@ -165,8 +168,15 @@ class CountsOfRows:
                 values, _ = flat(values)
             if op.needs or not pa.types.is_dictionary(values.type):
                 values = prepare_column(op, values, extras)
-            names, counts = learned.op.count(values)
-            yield _counts(key, names, counts)
+            ranges = self._ranges.get(learned.key)
+            yield _counts(
+                key,
+                *(
+                    learned.op.count(values)
+                    if ranges is None
+                    else learned.op.count_within(values, ranges)
+                ),
+            )
 
 
 def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:

@@ -35,7 +35,7 @@ from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.row_split import Keys, fold_keys, split_of
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.fitted_state import UNDECIDED, FittedState
 
 MODEL_ROLES = ("dense", "sparse", "id_list")
 
@@ -78,6 +78,15 @@ class Features:
         self._needs = any(op.needs for column in spec.columns for op in column.ops)
         self._model_columns = [c for c in spec.columns if c.role in MODEL_ROLES]
         self._groups = column_groups(self._model_columns)
+
+    @property
+    def ranges(self) -> dict[str, pa.Table]:
+        """The sums of operators that are still learning, by the keys of their states: see `Fitted.undecided`."""
+        return {
+            key: table
+            for key, table in self._state.tables.items()
+            if isinstance(table, pa.Table) and UNDECIDED in table.column_names
+        }
 
     def apply(self, columns: Arrays, extras: Arrays) -> list[pa.Array]:
         """Returns the table's columns, in the spec's order, as Spark stores them. Rows that `rejected_after_learning`

@@ -62,13 +62,11 @@ def _has_return(content: pa.Buffer) -> bool:
 def find_irregular(lines: pa.Array) -> Flags:
     """Returns which lines Arrow would split or change: those that are not UTF-8, begin with a byte order mark, or
     contain a carriage return."""
-    irregular: Flags = np.zeros(len(lines), bool)
     content = join_lines(lines)
+    # Arrow removes a byte order mark from the first line that it reads, which any line may be.
+    irregular: Flags = np.array(pc.starts_with(lines, _MARK))
     if _has_return(content):
         irregular |= np.asarray(pc.match_substring_regex(lines, _INNER_RETURN))
-    # Arrow removes a byte order mark only from the first line.
-    if content[:3].to_pybytes() == _MARK:
-        irregular |= np.asarray(pc.starts_with(lines, _MARK))
     if not is_utf8(content):
         irregular |= np.array([has_other_bytes(line) for line in lines.to_pylist()], bool)
     return irregular

@@ -7,7 +7,7 @@ import contextlib
 import errno
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -19,8 +19,8 @@ from sluice.etl.apply.rejected import Rejects, check_rejects_folder
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
-from sluice.etl.spec.spec import Learned
-from sluice.etl.table.fitted_state import FileBackedState, FittedState
+from sluice.etl.spec.spec import Learned, Spec
+from sluice.etl.table.fitted_state import UNDECIDED, FileBackedState, FittedState
 from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.sketch import Gathered
 
@@ -138,7 +138,8 @@ class Engine(ABC):
 def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState, RowCounts]:
     """Returns the state of every fitted operator, and the counts of good rows and of rejects by reason.
 
-    Takes a pass for each level. Values in `before` keep their ids, and new values follow."""
+    Takes a pass for each level, and others if `closer_sums` needs them. Values in `before` keep their ids, and new
+    values follow."""
     spec, counted = engine.spec, None
     tables: dict[str, Learnt] = {}
     for level in range(max(1, spec.levels)):
@@ -146,10 +147,20 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
             number: learned for number, learned in enumerate(spec.fitted) if learned.level == level
         }
         sums = engine.sums(level, FittedState(spec=spec.fitted_hash, tables=tables), wanted)
+        known = before.tables if before is not None else {}
+        of_ops = {
+            number: sums.of(number)
+            for number, learned in wanted.items()
+            if number not in sums.stored
+        }
+        free = {
+            number: table for number, table in of_ops.items() if wanted[number].key not in known
+        }
+        of_ops |= closer_sums(engine.sums, spec, tables, free)
         for number, learned in wanted.items():
             new = sums.stored.get(number)
             if new is None:
-                new = learned.op.learn(sums.of(number))
+                new = learned.op.learn(of_ops[number])
             if before is not None and learned.key in before.tables:
                 new = engine.extend(level, number, learned.op, before.kept(learned.key), new)
             tables[learned.key] = new
@@ -158,6 +169,35 @@ def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState,
     return FittedState(
         spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on=spec.table.training
     ), counted
+
+
+def closer_sums(
+    count: Callable[[int, FittedState, Mapping[int, Learned]], Sums],
+    spec: Spec,
+    tables: Mapping[str, Learnt],
+    of_ops: Mapping[int, pa.Table],
+) -> dict[int, pa.Table]:
+    """Returns the sums of operators, by their numbers, from which all of them can learn. If sums are too coarse,
+    `count` counts their values again, in passes of no level."""
+    closer, learned = dict(of_ops), spec.fitted
+    while True:
+        coarse = {
+            number: sums
+            for number, counted in closer.items()
+            if (sums := learned[number].op.undecided(counted)) is not None
+        }
+        if not coarse:
+            return closer
+        marked = {
+            learned[number].key: sums.append_column(UNDECIDED, sums["value"])
+            for number, sums in coarse.items()
+        }
+        state = FittedState(spec=spec.fitted_hash, tables={**tables, **marked})
+        again = count(spec.levels, state, {number: learned[number] for number in coarse})
+        for number, sums in coarse.items():
+            divided = pa.compute.is_in(closer[number]["value"], sums["value"])
+            others = closer[number].filter(pa.compute.invert(divided))
+            closer[number] = pa.concat_tables([others, again.of(number)])
 
 
 def too_many_values(names: str, max_values: int) -> InputError:

@@ -90,7 +90,10 @@ class Job:
         if base.version is not None and (self.mode == "append" or self.reuse_state):
             check_values(table, spec)
         if self.mode == "append":
-            base.permit_append(stored_schema(spec.fields({})), self.store.uri)
+            base.permit_append(
+                stored_schema(spec.fields({}, learned=before.tables if before else {})),
+                self.store.uri,
+            )
         for name, value in (
             ("base", base),
             ("parent", parent),

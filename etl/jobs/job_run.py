@@ -150,7 +150,7 @@ class _JobRun:
             self._warn_of_label(new)
             self._check_drift(record)
             self._warn_of_shifts(record)
-        fields = self.spec.fields(record.cardinalities, profile.bags)
+        fields = self.spec.fields(record.cardinalities, profile.bags, state.tables)
         return record, fields, counted, ways
 
     def _warn_of_spec(self) -> None:

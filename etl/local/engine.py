@@ -87,7 +87,8 @@ class LocalEngine(Engine):
             self._before = rows_before(dict(self._threads.map(count, self._input.pieces())))
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
-        counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
+        features = Features(self.spec, state, ahead=False)
+        counts = CountsOfRows(self.spec, level, features)
         least = {number: learned.op.least for number, learned in operators.items()}
 
         def read(piece: Piece | RowGroups) -> int:
@@ -101,7 +102,12 @@ class LocalEngine(Engine):
 
         with contextlib.closing(CountSums(self._budget, least)) as sums:
             self._over(
-                read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, "
+                read,
+                ""
+                if level is None
+                else "closer pass, "
+                if features.ranges
+                else f"pass {level + 1} of {max(1, self.spec.levels)}, ",
             )
             tables, values = [COUNTS.empty_table()], 0
             for table in sums.tables(self._threads.map):

@@ -169,6 +169,19 @@ class Fitted(Operator):
     def learn(self, counted: pa.Table) -> pa.Table:
         """Makes the state from the kept sums: columns (value, count) in any order of rows."""
 
+    def undecided(self, counted: pa.Table) -> pa.Table | None:
+        """Returns the sums that are too coarse to learn from. Their values are then counted again, by `count_within`,
+        and the new sums replace them. None: all sums can be used."""
+        return None
+
+    def count_within(self, column: pa.Array, ranges: pa.Table) -> tuple[pa.Array, pa.Array]:
+        """Counts only the values of these sums, which `undecided` returned."""
+        raise NotImplementedError
+
+    def is_close(self, _state: pa.Table) -> bool:
+        """Whether values were counted again to learn the state."""
+        return False
+
     @abstractmethod
     def prepare(self, state: pa.Table) -> Any:
         """Returns the structure in which `apply` looks values up. Each worker makes it once."""

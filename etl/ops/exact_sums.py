@@ -1,24 +1,35 @@
 """Exact sums and distributions, which do not depend on the order of rows or on the number of workers.
 
 A float64, or its square, is split into whole numbers at fixed scales. Sums of whole numbers have no rounding errors.
-Distributions keep 11 significant bits of a value: whole numbers below 2048 exactly, others to within 0.1 %.
+A distribution counts ranges of values. They have 11 significant bits at first: whole numbers below 2048 are exact, and
+others are known to within 0.1 %. Where too many values lie in a range that decides, a second count divides it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.ops.hashing import Floats
 
+Indices: TypeAlias = npt.NDArray[np.int64]
 _STEP = 28
 """The bits of a part: so 2^35 of them add up within 64 bits."""
 _PARTS = 3  # of the 53 bits of a number
 _HALF = 2.0**27 + 1  # splits 53 bits in two halves (Dekker)
-_COARSE = np.uint64(~((1 << 42) - 1) & 0xFFFFFFFFFFFFFFFF)
+_BITS, _ALL_BITS = 11, 53
+"""The significant bits of a range at first, and of a float."""
+_MOST_RANGES, _LEAST_BITS = 17, 4
+"""Ranges are divided into about 2^17 in all, and each into 2^4 at least."""
+_FINE, _FINE_OF_PART = 1024, 16
+"""A range that decides holds at most one in so many values, and one in so many of a part's values."""
+_SIGN = "~"
+"""What stands in a range's name between its end and its bits. The name of a single value has no sign."""
 
 
 def count_moments(values: Floats, powers: int) -> tuple[list[str], list[int]]:
@@ -88,26 +99,70 @@ def quotient(numerator: int, denominator: int) -> float:
         return math.inf if numerator > 0 else -math.inf
 
 
-def coarse(values: Floats) -> Floats:
-    """Returns the values rounded toward 0, to 11 significant bits."""
-    return (np.ascontiguousarray(values).view(np.uint64) & _COARSE).view(np.float64) + 0.0
+def cut(values: Floats, bits: int) -> Floats:
+    """Returns the values rounded toward 0, to so many significant bits."""
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF << (_ALL_BITS - bits) & 0xFFFFFFFFFFFFFFFF)
+    return (np.ascontiguousarray(values).view(np.uint64) & mask).view(np.float64) + 0.0
 
 
-def distribution(values: Floats) -> tuple[list[str], list[int]]:
-    """Returns the different coarse values as text, and how often each occurs."""
-    kinds, counts = np.unique(coarse(values), return_counts=True)
-    return [repr(v) for v in kinds.tolist()], counts.tolist()
+def distribution(values: Floats, ranges: pa.Table | None = None) -> tuple[list[str], list[int]]:
+    """Returns the names of ranges of values, and how many values are in each. A value at the end of a range is counted
+    alone. With `ranges`, from `undecided`, only their values are counted, in narrower ranges."""
+    bits = _BITS
+    if ranges is not None:
+        ends, widths = _read_names(ranges)
+        before = int(widths[0])  # all have the same
+        wide = cut(values, before)
+        values = values[(wide != values) & np.isin(wide, ends)]
+        parts = _MOST_RANGES - (len(ends) - 1).bit_length()
+        bits = min(_ALL_BITS, before + max(_LEAST_BITS, parts))
+    ends = cut(values, bits)
+    alone = ends == values
+    names, counts = list[str](), list[int]()
+    for some, sign in ((ends[alone], ""), (ends[~alone], f"{_SIGN}{bits}")):
+        kinds, times = np.unique(some, return_counts=True)
+        names += [f"{value!r}{sign}" for value in kinds.tolist()]
+        counts += times.tolist()
+    return names, counts
 
 
-def quantiles(table: pa.Table, shares: Iterable[float]) -> list[float]:
-    """Quantiles of a distribution (value, count): for each share, the smallest value such that at least that share of
-    all values are at or below it."""
-    values = np.array([float(v) for v in table["value"].to_pylist()])
-    order = np.argsort(values)
-    values, counts = values[order], table["count"].to_numpy()[order]
-    if not len(values):
-        return [0.0 for _ in shares]
-    below = np.cumsum(counts)
-    ranks = [math.ceil(share * int(below[-1]) - 1e-9) for share in shares]
-    chosen: list[float] = values[np.searchsorted(below, ranks)].tolist()
-    return chosen
+def undecided(counted: pa.Table, shares: Sequence[float]) -> pa.Table | None:
+    """Returns the ranges with a quantile that must be divided, because they hold too many values. None: there are
+    none."""
+    order, (_, bits), below = _sorted(counted)
+    if not len(order):
+        return None
+    rows = order[np.unique(_places(below, shares))]
+    limit = max(_FINE, _FINE_OF_PART * (len(shares) + 1))
+    many = counted["count"].to_numpy()[rows] * limit > below[-1]
+    chosen = rows[many & (bits[rows] > 0)]
+    return counted.take(pa.array(chosen)) if len(chosen) else None
+
+
+def quantiles(counted: pa.Table, shares: Sequence[float]) -> tuple[list[float], bool]:
+    """Returns the quantiles of a distribution (value, count), and whether a range was divided. For each share, the
+    quantile is the end of the first range such that at least that share of all values is in it or below."""
+    order, (ends, bits), below = _sorted(counted)
+    if not len(order):
+        return [0.0 for _ in shares], False
+    divided = (bits > _BITS) | (cut(ends, _BITS) != ends)
+    chosen: list[float] = ends[order][_places(below, shares)].tolist()
+    return chosen, bool(divided.any())
+
+
+def _sorted(counted: pa.Table) -> tuple[Indices, tuple[Floats, Indices], Indices]:
+    """Returns the order of the ranges, their ends and bits, and how many values each has with those before it."""
+    ends, bits = _read_names(counted)
+    # The other values of a range are farther from 0 than its end.
+    order = np.lexsort((np.sign(ends) * (bits > 0), ends))
+    return order, (ends, bits), np.cumsum(counted["count"].to_numpy()[order])
+
+
+def _read_names(counted: pa.Table) -> tuple[Floats, Indices]:
+    parts = [name.partition(_SIGN) for name in counted["value"].to_pylist()]
+    ends = np.array([float(end) for end, _, _ in parts], np.float64)
+    return ends, np.array([int(bits or 0) for _, _, bits in parts], np.int64)
+
+
+def _places(below: Indices, shares: Iterable[float]) -> Indices:
+    return np.searchsorted(below, [math.ceil(share * int(below[-1]) - 1e-9) for share in shares])

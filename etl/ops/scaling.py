@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from sluice.etl.ops.exact_sums import (
     quantiles,
     quotient,
     read_moments,
+    undecided,
 )
 from sluice.etl.ops.hashing import Floats
 from sluice.etl.ops.numeric import NumberMap, bucketed, filled
@@ -26,10 +28,32 @@ def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
 
 
 class _Distribution(Fitted):
-    """Counts each finite value."""
+    """Learns quantiles of the finite values."""
+
+    learned: ClassVar[str]
+    """The name of the state's column. It is another one if ranges were divided for it, which 0.3.0 did not do."""
+
+    @property
+    @abstractmethod
+    def shares(self) -> list[float]:
+        """The share of the values below each quantile."""
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _named(*distribution(finite_of(column)))
+
+    def undecided(self, counted: pa.Table) -> pa.Table | None:
+        return undecided(counted, self.shares)
+
+    def count_within(self, column: pa.Array, ranges: pa.Table) -> tuple[pa.Array, pa.Array]:
+        return _named(*distribution(finite_of(column), ranges))
+
+    def learn(self, counted: pa.Table) -> pa.Table:
+        ends, is_close = quantiles(counted, self.shares)
+        name = f"close {self.learned}" if is_close else self.learned
+        return pa.table({name: pa.array(sorted(set(ends)), pa.float64())})
+
+    def is_close(self, state: pa.Table) -> bool:
+        return self.learned not in state.column_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +89,11 @@ class FillMedian(_Fill, _Distribution):
     """Puts the (lower) median of the column's finite values in place of missing ones."""
 
     name = "fill_median"
+    learned = "median"
 
-    def learn(self, counted: pa.Table) -> pa.Table:
-        return pa.table({"median": quantiles(counted, [0.5])})
+    @property
+    def shares(self) -> list[float]:
+        return [0.5]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +124,17 @@ class Quantiles(_Distribution):
     """Gives the ids, from 2 on, of `buckets` ranges with about equal numbers of rows; nulls and NaN have id 1."""
 
     name = "quantiles"
+    learned = "boundary"
     gives = "id"
     online_too = True
     buckets: Annotated[int, between(2, 100_000)]
 
-    def learn(self, counted: pa.Table) -> pa.Table:
-        ends = quantiles(counted, [i / self.buckets for i in range(1, self.buckets)])
-        return pa.table({"boundary": pa.array(sorted(set(ends)), pa.float64())})
+    @property
+    def shares(self) -> list[float]:
+        return [i / self.buckets for i in range(1, self.buckets)]
 
     def prepare(self, state: pa.Table) -> Any:
-        return state["boundary"].to_numpy()
+        return state[0].to_numpy()
 
     def apply(self, column: pa.Array, state: np.ndarray) -> pa.Array:
         return bucketed(column, state)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
-from sluice.etl.schema import VALUES_RULE, Field, digest
+from sluice.etl.schema import CLOSE_RULE, VALUES_RULE, Field, digest
 from sluice.etl.spec.columns import ColumnSpec, Left, leave_to_loader, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
@@ -293,9 +294,17 @@ class Spec:
         self,
         cardinalities: Mapping[str, int],
         bags: Mapping[str, tuple[int, float, int]] | None = None,
+        learned: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[Field, ...]:
-        return tuple(
+        """Returns the table's columns. `learned` has the states of operators, by their keys."""
+        fields = (
             self.field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns
+        )
+        return tuple(
+            replace(field, values_rule=CLOSE_RULE)
+            if any(key in learned and op.is_close(learned[key]) for key, op, _ in c.fitted)
+            else field
+            for field, c in zip(fields, self.columns, strict=True)
         )
 
     def field(

@@ -22,6 +22,9 @@ from sluice.etl.table.store import TableStore
 _EVEN_ROWS = 1 << 20
 SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
 
+UNDECIDED = "undecided"
+"""A column of a table with sums whose values are counted again before an operator learns. No version keeps it."""
+
 
 class StateError(UsageError):
     """Fitted state that is missing, damaged or of another spec. The message says which and what to do."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sluice.common.errors import UsageError
 from sluice.common.stores import StoreError
-from sluice.etl.schema import DataFile, Field, Fingerprint, Version
+from sluice.etl.schema import CLOSE_RULE, DataFile, Field, Fingerprint, Version
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, short_transforms, stored, transformed
@@ -227,7 +227,8 @@ class FeatureTable:
 
 def check_values(table: FeatureTable, spec: Spec) -> None:
     """Raises TableError if an earlier rule converted values of a column, and `spec` would now give others."""
-    rules = {f.name: f.values_rule for f in table.fields}
+    # A column by `CLOSE_RULE` keeps its learned state, and was converted by the newest rule.
+    rules = {f.name: f.values_rule for f in table.fields if f.values_rule != CLOSE_RULE}
     for f in spec.fields({}):
         if rules.get(f.name, f.values_rule) != f.values_rule:
             raise TableError(

@@ -18,6 +18,7 @@ from tests.etl.test_parse import GOOD, SPEC, parse
 pytestmark = pytest.mark.slow
 
 LINES = 10_000
+MARK = b"\xef\xbb\xbf"
 CELLS = (
     b"0~1~1~0~~~7~ 5 ~\t5~+5~-0~0x1F~1e3~1.~.5~nan~inf~1e999~9223372036854775808~"
     b"-9223372036854775808~1_0~5\x00~\x00~\x0b5~\xc2\xa05~text~\xff"
@@ -81,6 +82,9 @@ def any_line(draw: random.Random, form: str) -> bytes:
     if kind < 0.2 and line:
         place = draw.randrange(len(line))
         line = line[:place] + draw.randbytes(draw.randrange(2)) + line[place + draw.randrange(2) :]
+    if draw.random() < 0.1:  # often at the beginning of a line that is good otherwise
+        place = draw.choice((0, 0, draw.randrange(len(line) + 1)))
+        line = line[:place] + MARK + line[place:]
     return line.replace(b"\n", b"")
 
 
@@ -116,6 +120,17 @@ def test_any_bytes_between_good_lines_leave_them_as_they_are(form):
         assert by_line(parsed(parser, lines[number : number + 1]), 1)[0] == whole[number], lines[
             number
         ]
+    assert_order_does_not_matter(draw, parser, lines, whole)
+
+
+def assert_order_does_not_matter(draw, parser, lines, whole) -> None:
+    """A few lines together, in any order, are what they are among all."""
+    order = draw.sample(range(len(lines)), len(lines))
+    for start in range(0, 3000, 3):
+        some = order[start : start + 3]
+        got = by_line(parsed(parser, [lines[number] for number in some]), len(some))
+        for place, number in enumerate(some):
+            assert got[place] == whole[number], [lines[number] for number in some]
 
 
 @pytest.mark.parametrize("form", ["tsv", "csv"])
@@ -125,7 +140,9 @@ def test_compiled_functions_read_each_line_as_the_parser_does(form):
     # Where all lines are UTF-8, those with more than ASCII are regular, too.
     for some in (lines, [line for line in lines if not has_other_bytes(line)]):
         compiled, usual = (InputParser(spec, compiled=which) for which in (True, False))
-        assert by_line(parsed(compiled, some), len(some)) == by_line(parsed(usual, some), len(some))
+        whole = by_line(parsed(usual, some), len(some))
+        assert by_line(parsed(compiled, some), len(some)) == whole
+        assert_order_does_not_matter(draw, compiled, some, whole)
         irregular = compiled._lines._compiled.read(batch_of(some)["line"])[1]
         assert 0.2 < irregular.mean() < 0.9  # both are met often
 

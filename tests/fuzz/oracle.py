@@ -43,7 +43,7 @@ from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected
 from sluice.etl.apply.features import MODEL_ROLES, Features, stored
 from sluice.etl.apply.learned_rows import saw_others
 from sluice.etl.apply.parse import InputParser, Parsed
-from sluice.etl.jobs.engine import Engine, Sums
+from sluice.etl.jobs.engine import Engine, Sums, closer_sums
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import plain
 from sluice.etl.spec.columns import ColumnSpec
@@ -341,24 +341,30 @@ class TablePart:
         tables: dict[str, Any] = {
             key: table for key, table in self.state.tables.items() if key not in keys
         }
-        for level in range(spec.levels):
-            counts = CountsOfRows(
-                spec, level, Features(spec, FittedState(tables=tables), ahead=False)
-            )
+
+        def count(level: int, state: FittedState, _: object = None) -> Sums:
+            counts = CountsOfRows(spec, level, Features(spec, state, ahead=False))
             counted = pa.Table.from_batches(
                 counts.count_selected(columns, row_keys(columns, spec)), COUNTS
             )
-            sums = Sums(
+            return Sums(
                 counted.group_by(["key", "value"])
                 .aggregate([("count", "sum")])
                 .rename_columns(COUNTS.names)
             )
-            for number, fitted_op in enumerate(spec.fitted):
-                if fitted_op.level == level and fitted_op.key in keys:
-                    values, op = sums.of(number), fitted_op.op
-                    if op.least > 1:
-                        values = values.filter(pc.greater_equal(values["count"], op.least))
-                    tables[fitted_op.key] = op.learn(values)
+
+        for level in range(spec.levels):
+            sums = count(level, FittedState(tables=tables))
+            chosen = {
+                number: sums.of(number)
+                for number, learned in enumerate(spec.fitted)
+                if learned.level == level and learned.key in keys
+            }
+            for number, closer in closer_sums(count, spec, tables, chosen).items():
+                op = spec.fitted[number].op
+                if op.least > 1:
+                    closer = closer.filter(pc.greater_equal(closer["count"], op.least))  # noqa: PLW2901
+                tables[spec.fitted[number].key] = op.learn(closer)
         return {key: tables[key] for key in keys}
 
     @cached_property

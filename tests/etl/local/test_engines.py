@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from sluice.dlrm.follow.table_diff import between
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.table import FeatureTable
@@ -178,6 +179,63 @@ def test_names_with_dots_are_the_same_to_both(spark, tmp_path):
     both = made_by_both(spark, text, [path], tmp_path)
     alike(*both)
     assert {field.name: field.cardinality for field in both[1].fields}["device.os"] == 2 + 1 + 4
+
+
+CLOSE = write_spec(
+    "click:int at:float born:float few:int",
+    column("part", "sparse", "quantiles, buckets = 10", "at"),
+    column("later", "sparse", "quantiles, buckets = 5, online = true", "at"),
+    column("born", "dense", "fill_median; standardise"),
+    column("age", "sparse", "fill_median; quantiles, buckets = 4", "born"),
+    column("few", "sparse", "quantiles, buckets = 3"),
+    table="split = {train = 1}",
+)
+NEW = {"part", "later", "born", "age"}
+"""The columns that 0.3.0 would learn otherwise."""
+DAY = 86_400
+
+
+def close_rows(path: Path, seed: int, rows: int = 3000) -> Path:
+    """Clicks of one day, of people who were born in three years."""
+    rng = np.random.default_rng(seed)
+    born = -300_000_000.0 + DAY * rng.integers(0, 3 * 365, rows)
+    columns = {
+        "click": rng.integers(0, 2, rows),
+        "at": 1_767_225_600.0 + rng.integers(0, DAY, rows),
+        "born": pa.array(born, mask=rng.random(rows) < 0.1),
+        "few": rng.integers(0, 7, rows),
+    }
+    return write_rows(path, pa.table(columns))
+
+
+def test_close_numbers_are_learned_closely_and_the_same_by_both(spark, tmp_path):
+    paths = [close_rows(tmp_path / f"{n}.parquet", n) for n in range(2)]
+    alike(*made_by_both(spark, CLOSE, paths, tmp_path))
+    table = FeatureTable.open(tmp_path / "local")
+    assert {f.name for f in table.fields if f.values_rule > 1} == NEW
+    ids = pa.concat_tables([pq.read_table(file.path) for file in table.files])
+    assert np.bincount(ids["part"])[2:] == pytest.approx([600] * 10, rel=0.1)
+    rows = pa.concat_tables([pq.read_table(path) for path in paths])
+    exact = np.sort(rows["born"].drop_null().to_numpy())
+    [median] = table.state()["born/0"][0].to_pylist()
+    assert median == exact[(len(exact) - 1) // 2], "each day is a range of its own"
+
+
+def test_a_table_with_ranges_of_0_3_0_keeps_them_and_one_made_anew_has_another_fingerprint(
+    tmp_path, monkeypatch
+):
+    paths = [close_rows(tmp_path / f"{n}.parquet", n) for n in range(2)]
+    with monkeypatch.context() as of_0_3_0:
+        of_0_3_0.setattr("sluice.etl.ops.scaling.undecided", lambda counted, shares: None)
+        old = made(None, CLOSE, paths[:1], tmp_path / "table")
+    assert {f.values_rule for f in old.fields} == {1}
+    grown = made(None, CLOSE, paths[1:], tmp_path / "table", mode="append")
+    assert (grown.version, grown.fingerprint) == (1, old.fingerprint)
+    assert grown.record.state == old.record.state
+    anew = made(None, CLOSE, paths, tmp_path / "table", mode="overwrite", refit=True)
+    assert anew.fingerprint != old.fingerprint
+    assert {f.name for f in anew.fields if f.values_rule > 1} == NEW
+    assert {*between(grown, anew).anew} >= {"part", "later", "age"}
 
 
 ODD_NUMBERS = (
