@@ -192,7 +192,11 @@ def _describe(spec: Spec, before: Spec, name: str) -> tuple[Any, ...]:
     for join in spec.rows.joins:
         if name in join.columns:
             on = [_describe(spec, before, key) for key in join.on]
-            time = (_describe(spec, before, join.time), join.their_time) if join.time else ()
+            time = (
+                (_describe(spec, before, join.time), join.their_time, join.their_format)
+                if join.time
+                else ()
+            )
             keys = join.their_on or join.on
             return "join", join.path, on, keys, name, join.columns[name], time, join.decimal
     for past in spec.rows.histories:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -29,6 +29,8 @@ from sluice.etl.spec.input_section import WITH_COLUMNS, Input
 from sluice.etl.spec.row_rules import Join
 from sluice.etl.spec.toml_keys import SpecError
 
+SINCE = "_since"
+"""The new name of the time from which on a side row is valid."""
 _Cells: TypeAlias = dict[str, tuple[pa.Array, Sequence[int] | npt.NDArray[np.intp], pa.Array]]
 """For each wanted column: its values, the rows that do not fit, and what was read."""
 
@@ -44,6 +46,31 @@ class SideRows:
     """The new names of columns in which a value of another type fails the job. In others it is null."""
     names: Sequence[str] = ()
     """All columns of csv, in order."""
+
+    @classmethod
+    def of(cls, join: Join, types: Mapping[str, str], accepted: Collection[str]) -> SideRows:
+        """`types` are those of the input's columns. In the `accepted` columns, a value that does not fit is null."""
+        keys = zip(join.their_on or join.on, join.on, strict=True)
+        wanted = {f"_on{i}": (name, types[ours]) for i, (name, ours) in enumerate(keys)}
+        wanted |= {name: (name, kind) for name, kind in join.columns.items()}
+        if join.time and join.their_time:
+            wanted[SINCE] = (join.their_time, "float")
+            # A float has not all digits of a whole number.
+            if types[join.time] == "int" and not join.their_format:
+                wanted["_whole"] = (join.their_time, "int")
+        refused = [
+            new
+            for new, (name, _) in wanted.items()
+            if (new in join.columns or new == SINCE) and name not in accepted
+        ]
+        return cls(join, wanted, refused)
+
+    @property
+    def stored(self) -> dict[str, tuple[str, str]]:
+        """The columns as they are read: a time with a format is a text."""
+        if not self.join.their_format:
+            return dict(self.wanted)
+        return {**self.wanted, SINCE: (self.wanted[SINCE][0], "text")}
 
     @property
     def named(self) -> str:
@@ -71,20 +98,35 @@ class SideRows:
         for piece in pieces:
             read = self._stored(piece) if isinstance(piece, RowGroups) else self._lines(piece)
             for cells in read:
+                if reader := self.join.their_format:
+                    texts, unfit, given = cells[SINCE]
+                    times = reader.apply(texts, None)
+                    no_times = np.flatnonzero(pc.and_(pc.is_valid(texts), pc.is_null(times)))
+                    cells[SINCE] = times, [*unfit, *no_times], given
                 for new, (_, unfit, given) in cells.items():
                     if len(unfit) and new in self.refused:
-                        name, kind = self.wanted[new]
-                        raise JobFailure(
-                            f"{self.named}: column {name!r}: a value is not of its type, {kind}: "
-                            f"{_shown(given[int(unfit[0])].as_py())}; nothing was published; correct it, or accept "
-                            f"that such values are null with --accept-nulls {name}"
-                        )
+                        raise JobFailure(self._refusal(new, given[int(unfit[0])].as_py()))
                 yield pa.record_batch({new: values for new, (values, *_) in cells.items()})
+
+    def _refusal(self, new: str, value: object) -> str:
+        """Returns the error for a value that does not fit its column."""
+        name, kind = self.wanted[new]
+        reader = self.join.their_format
+        what, advice = f"a value is not of its type, {kind}", "correct it"
+        if new == SINCE and reader:
+            what = f"a value is no time by format = {reader.format!r}"
+        elif new == SINCE:
+            what = "a value is no number, as their_time must be"
+            advice = f'give the format of a text: their_time = {{name = {json.dumps(name)}, format = "%Y-%m-%d"}}'
+        return (
+            f"{self.named}: column {name!r}: {what}: {_shown(value)}; nothing was published; {advice}, or accept that "
+            f"such values are null with --accept-nulls {name}"
+        )
 
     def _stored(self, groups: RowGroups) -> Iterator[_Cells]:
         for rows in groups.stored(self.used):
             cells: _Cells = {}
-            for new, (name, kind) in self.wanted.items():
+            for new, (name, kind) in self.stored.items():
                 read = column_or_nulls(rows, name)
                 values, lost = stored_column(read, kind)
                 cells[new] = values, () if lost is None else np.flatnonzero(lost), read
@@ -94,11 +136,11 @@ class SideRows:
         # A column may be wanted in several types, and a reader has one for each column.
         readers = {
             kind: LineReader(
-                self.source_of(column for column in self.wanted.values() if column[1] == kind)
+                self.source_of(column for column in self.stored.values() if column[1] == kind)
             )
-            for _, kind in self.wanted.values()
+            for _, kind in self.stored.values()
         }
-        headers = encoded_headers(self.source_of(self.wanted.values()))
+        headers = encoded_headers(self.source_of(self.stored.values()))
         for batch in piece.batches():
             lines = batch["line"].filter(pc.invert(are_headers(batch["line"], headers)))
             read = {kind: reader.read(lines) for kind, reader in readers.items()}
@@ -110,7 +152,7 @@ class SideRows:
                     )
             yield {
                 new: (read[kind][0][name], read[kind][2].get(name, ()), lines)
-                for new, (name, kind) in self.wanted.items()
+                for new, (name, kind) in self.stored.items()
             }
 
 
@@ -120,8 +162,8 @@ def open_side_table(rows: SideRows) -> tuple[SideRows, InputFiles]:
     join, has_lines = rows.join, rows.join.format not in WITH_COLUMNS
     try:
         if join.format == "csv":
-            rows = SideRows(join, rows.wanted, rows.refused, _columns_of_csv(join))
-        files = InputFiles(rows.source_of(rows.wanted.values()), (join.path,))
+            rows = replace(rows, names=_columns_of_csv(join))
+        files = InputFiles(rows.source_of(rows.stored.values()), (join.path,))
         if has_lines:
             files.check()
         else:  # they are read here, where errors become those of the join
@@ -133,9 +175,15 @@ def open_side_table(rows: SideRows) -> tuple[SideRows, InputFiles]:
     elif has_lines:
         refuse_missing(rows.named, rows.names, rows.used)
     else:
-        for column in rows.wanted.values():
+        for column in rows.stored.values():
             check_columns(rows.named, schemas, rows.source_of([column]))
     return rows, files
+
+
+def check_side_table(join: Join, types: Mapping[str, str], accepted: Collection[str]) -> None:
+    """Raises what `open_side_table` raises, and a JobFailure if one of the first values does not fit its column."""
+    rows, files = open_side_table(SideRows.of(join, types, accepted))
+    next(rows.batches(files.pieces()), None)
 
 
 def _columns_of_csv(join: Join) -> Sequence[str]:

@@ -13,6 +13,7 @@ from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
 from sluice.etl.read.input_files import InputFiles
+from sluice.etl.read.side_rows import check_side_table
 from sluice.etl.spark.columns import quoted
 from sluice.etl.spark.fit import sum_counts
 from sluice.etl.spark.history_state import write_tails
@@ -47,6 +48,8 @@ class SparkEngine(Engine):
         job, earlier = self.job, dict[str, str]()
         files = InputFiles(self.spec.input, job.inputs)
         files.check()
+        for join in self.spec.rows.joins:
+            check_side_table(join, self.spec.types, job.accept_nulls)
         spark = self._start(files.compiled)
         if job.mode == "append" and job.parent is not None and job.parent.tails:
             for history in self.spec.rows.histories:

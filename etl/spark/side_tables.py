@@ -29,19 +29,7 @@ class SideTable:
     ) -> None:
         """In the `accepted` columns, a value that does not fit its type is null."""
         self._spark, self.join = spark, join
-        keys = zip(join.their_on or join.on, join.on, strict=True)
-        wanted = {f"_on{i}": (name, spec.types[ours]) for i, (name, ours) in enumerate(keys)}
-        wanted |= {name: (name, kind) for name, kind in join.columns.items()}
-        if join.time and join.their_time:
-            wanted["_since"] = (join.their_time, "float")
-            if spec.types[join.time] == "int":  # a float has not all digits of a whole number
-                wanted["_whole"] = (join.their_time, "int")
-        refused = [
-            new
-            for new, (name, _) in wanted.items()
-            if (new in join.columns or new == "_since") and name not in accepted
-        ]
-        self._rows, self._files = open_side_table(SideRows(join, wanted, refused))
+        self._rows, self._files = open_side_table(SideRows.of(join, spec.types, accepted))
         self.bytes = self._files.bytes
 
     @property

@@ -176,7 +176,7 @@ def _read_columns(
                 raise SpecError(f"{path}: column {name!r} is there twice")
             columns[name] = kind
             if {"format", "zone"} & about.keys():
-                times[name] = _read_time(about, kind, path)
+                times[name] = read_time(about, kind, path)
     if not columns:
         raise SpecError(
             'input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]'
@@ -206,7 +206,7 @@ def _expand_range(names: str, path: str) -> list[str]:
     return [names]
 
 
-def _read_time(about: dict[str, Any], kind: str, path: str) -> ParseTime:
+def read_time(about: Mapping[str, Any], kind: str, path: str) -> ParseTime:
     """Returns the operator that makes a column's texts into times."""
     if kind not in ("int", "float") or "format" not in about:
         raise SpecError(

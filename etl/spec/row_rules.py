@@ -15,6 +15,8 @@ from sluice.etl.ops.base import LISTS, MAX_VALUES, Arrays, Operator, between, pl
 from sluice.etl.ops.hashing import Hashes, Whole, mix
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import COMPARISONS
+from sluice.etl.ops.timestamps import ParseTime
+from sluice.etl.spec.input_section import read_time
 from sluice.etl.spec.table_section import SHARE
 from sluice.etl.spec.toml_keys import (
     ONE_VALUE,
@@ -24,6 +26,7 @@ from sluice.etl.spec.toml_keys import (
     NumberColumn,
     SpecError,
     ValueColumn,
+    check_keys,
     read_encoding,
     read_into,
     read_section,
@@ -154,6 +157,8 @@ class Join:
     """The side table's names of the columns `on`, if they differ."""
     time: NumberColumn | None = None
     their_time: str | None = None
+    their_format: ParseTime | None = None
+    """Reads the texts of `their_time`, if they are no numbers. In a spec: `their_time = {name = …, format = …}`."""
     delimiter: str = ","
     encoding: str = "utf-8"
     decimal: Literal[".", ","] = "."
@@ -262,7 +267,12 @@ def _read_join(
         added[name] = kind
     if not added:
         raise SpecError(f'{path}.columns: name what to take, for instance ["age:int"]')
-    join = read_into(Join, raw, path, kinds, columns=added)
+    reader = None
+    if isinstance(about := raw.get("their_time"), dict):
+        check_keys(about, ("name", "format", "zone"), f"{path}.their_time")
+        reader = read_time(about, "float", f"{path}.their_time")
+        raw["their_time"] = about.get("name")
+    join = read_into(Join, raw, path, kinds, columns=added, their_format=reader)
     if not join.on:
         raise SpecError(f"{path}.on: must name the columns to join by")
     if join.their_on and len(join.their_on) != len(join.on):
