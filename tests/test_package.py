@@ -60,7 +60,7 @@ def test_the_workflow_tests_the_versions_of_python_that_the_package_names():
     named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python" in line]
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     assert jobs["test"]["strategy"]["matrix"]["python"] == named
-    assert project["requires-python"] == f">={named[0]}"
+    assert project["requires-python"] == f">={named[0]},<3.15"
     for path in ("README.md", "docs/tutorial.md", ".ci/setup"):
         assert f"Python {named[0]} to {named[-1]}" in (ROOT / path).read_text(), path
 

@@ -6,7 +6,7 @@ damaged footer contradict each other, so this module parses the bytes itself, by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ _TEXTS, _REPETITIONS, _DEFINITIONS = 1, 2, 3  # the fields of these sizes
 NULLS, START, _TEXT_BYTES, _OCCURRENCES = 0, 59, 60, 60
 """What `chunk_numbers` has besides the fields. The last one is added to a field of the sizes."""
 _DIFFERENCES = 1 << 7  # the encoding DELTA_BYTE_ARRAY
+_DELTAS = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+"""The encodings of texts that Arrow (26) does not decode as a dictionary."""
 
 
 class ThriftError(ValueError):
@@ -57,7 +59,7 @@ class StoredChunk:
     dictionary: int
     """The bytes of its dictionary page in the file, or 0 without one."""
     has_differences: bool
-    """Whether texts are stored as differences from the text before. Arrow does not decode these as a dictionary."""
+    """Whether texts are stored as differences from the text before."""
     texts: int
     """The bytes of its texts, each as often as it comes, as newer writers say in the footer. Otherwise 0."""
 
@@ -77,9 +79,33 @@ def chunks_of_group(metadata: Any, group: int) -> list[StoredChunk]:
     ]
 
 
+def delta_texts(
+    metadata: Any, names: Collection[str], groups: Sequence[int] | None = None
+) -> set[str]:
+    """Returns those of these columns of texts that Arrow cannot decode as dictionaries in one of these row groups, or
+    in one of all."""
+    schema = metadata.schema
+    leaves = [
+        n for n in range(metadata.num_columns if names else 0) if schema.column(n).path in names
+    ]
+    return {
+        schema.column(leaf).path
+        for leaf in leaves
+        for group in (range(metadata.num_row_groups) if groups is None else groups)
+        if not _DELTAS.isdisjoint(metadata.row_group(group).column(leaf).encodings)
+    }
+
+
 def group_of_longest_texts(metadata: Any) -> int:
     """Returns the row group whose texts take the most bytes when they are decoded, as newer writers say in a footer."""
     return int(chunk_numbers(metadata)[_TEXT_BYTES].sum(axis=1).argmax())
+
+
+def most_row_bytes(metadata: Any, least: int) -> float:
+    """Returns the stored bytes of a row in the row group where they are most. One of fewer than `least` rows counts as
+    if it had so many."""
+    rows = np.maximum(group_rows(metadata), least)
+    return float((chunk_numbers(metadata)[STORED].sum(axis=1) / rows).max(initial=0.0))
 
 
 def check_chunks(metadata: Any) -> None:

@@ -20,7 +20,9 @@ from sluice.ingest.errors import SourceError
 from sluice.ingest.plain.footer_chunks import (
     StoredChunk,
     chunks_of_group,
+    delta_texts,
     group_of_longest_texts,
+    most_row_bytes,
 )
 from sluice.ingest.plain.probe import elements
 from sluice.ingest.read.kept_files import KeptFiles
@@ -33,7 +35,10 @@ _PAGE = 2**20  # bytes for page headers and the dictionary, even with almost no 
 _LEVEL = 2  # bytes of one level of a value
 _AT_ONCE = 16 * 2**20  # columns are decoded together only if they take at most this many bytes
 _SMALL_PART = 64
-"""A file with fewer rows than this part of the largest row group does not show how many bytes a row has."""
+"""A file or row group with fewer rows than this part of the largest does not show how many bytes a row has."""
+_USUAL_SCALE = 1.5
+_MOST_FOOTERS = 16
+"""If a file has more than so many times the bytes a row, the footers of at most so many files are looked into."""
 SMALL_BYTES = 16 * 2**20
 """Texts of a column may always take this much."""
 _FEW_ROWS = 256
@@ -203,15 +208,14 @@ class StoredMemory:
         if number < 0:
             return Decoding(0.0, 0, (tuple(columns),)), 0
         footer = self.kept.footer(number)
-        # Most of a file with few rows is its footer.
         least = 1 + rows // _SMALL_PART
         sizes = [
             file.bytes / max(least, sum(counts))
             for file, counts in zip(self.kept.files, stored, strict=True)
         ]
-        scale = max(sizes) / sizes[number] if sizes[number] else 1.0
         group = min(group, footer.num_row_groups - 1)
         try:
+            scale = self._scale(sizes, number, least)
             usual = self._decoding_of(number, group, bags, scale, columns)
             if not self.has_long_texts:
                 return usual, rows
@@ -225,6 +229,20 @@ class StoredMemory:
                 f"{self.kept.files[number].path}: its footer cannot be read ({type(error).__name__}: "
                 f"{error}); the file is damaged. Write it again"
             ) from error
+
+    def _scale(self, sizes: Sequence[float], number: int, least: int) -> float:
+        """Returns how many times as many bytes a row takes in another file. `sizes` has the bytes a row of each file.
+
+        Most of a file with small row groups is its footer. So files that seem to have far more are looked into."""
+        if max(sizes) <= _USUAL_SCALE * sizes[number]:
+            return max(sizes) / sizes[number] if sizes[number] else 1.0
+        own = most = most_row_bytes(self.kept.footer(number), least)
+        largest = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+        for n in largest[:_MOST_FOOTERS]:
+            if sizes[n] > most:
+                most = max(most, most_row_bytes(self.kept.footer(n), least))
+        unseen = [sizes[n] for n in largest[_MOST_FOOTERS:]]
+        return max([most, *unseen]) / own if own else 1.0
 
     def _decoding_of(
         self,
@@ -265,21 +283,22 @@ class StoredMemory:
         """Returns the bytes of a column of texts in memory. `path` names it in the footer.
 
         A dictionary page stores a text once. Each value has its own copy, unless the column is read as a dictionary."""
+        footer = self.kept.footer(number)
         is_dictionary = path in self.kept.located[number].stored(self.kept.dictionaries)
-        if is_dictionary and not chunk.has_differences:
+        if is_dictionary and not delta_texts(footer, [path]):
             return 0
-        if chunk.has_differences and chunk.texts:
-            return 2 * chunk.texts
-        dictionaries = [] if chunk.has_differences else [path]
+        is_plain = bool(delta_texts(footer, [path], [group]))
         file = pq.ParquetFile(
             self.kept.open(number),
-            read_dictionary=dictionaries,
+            read_dictionary=[] if is_plain else [path],
             # Without a buffer, Arrow gets all stored bytes of a column before its first page.
             buffer_size=_FIRST_PAGES_BYTES if chunk.texts else 0,
             pre_buffer=not chunk.texts,
         )
         with closing(file):
-            if chunk.has_differences:
+            if (
+                is_plain
+            ):  # Arrow's writer does not count a text that is the same as the one before it
                 batches = file.iter_batches(_FEW_ROWS, [group], [path], use_threads=False)
                 texts = (elements(batch.column(0)) for batch in batches)
                 return 2 * sum(pc.sum(pc.binary_length(some)).as_py() or 0 for some in texts)

@@ -28,6 +28,10 @@ from sluice.ingest.read.retry import without_frames
 _HELD_BYTES = 4 * 2**20
 """Stored bytes of the footers that a loader holds. Arrow takes about eleven times as much memory for them."""
 _DENSEST = 1024  # most ids a byte of a file; a larger figure comes from a damaged footer
+_MOST_GROUP_ROWS = 2**31 - 1  # of a row group: Arrow counts its values in 32 bits
+_ROWS_A_BYTE = (
+    2**24
+)  # most rows a byte of a file: a page of 2**31 equal values takes more than 100 bytes
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
@@ -95,10 +99,10 @@ def _stored_footer(read: Callable[[int, int], bytes], size: int) -> bytes:
 
 
 def metadata_of(
-    path: str, opened: Any, refuse: Callable[[str], Exception]
+    path: str, opened: Any, size: int, refuse: Callable[[str], Exception]
 ) -> tuple[pq.FileMetaData, pa.Schema, tuple[int, ...]]:
-    """Reads the footer of a file, its schema and the rows of its row groups. Raises what `refuse` makes of a message
-    that names the file."""
+    """Reads the footer of a file of `size` bytes, its schema and the rows of its row groups. Raises what `refuse` makes
+    of a message that names the file. Rows that the file cannot hold are refused before anything counts them off."""
     try:
         metadata = pq.read_metadata(opened)
         schema = metadata.schema.to_arrow_schema()
@@ -117,6 +121,11 @@ def metadata_of(
         raise refuse(
             f"{path}: its footer lists {metadata.num_rows} rows, but its {len(rows)} row groups have "
             f"{sum(rows)}; the file is damaged"
+        )
+    if sum(rows) > _ROWS_A_BYTE * size or max(rows, default=0) > _MOST_GROUP_ROWS:
+        raise refuse(
+            f"{path}: its footer lists {sum(rows)} rows, up to {max(rows)} in a row group. A file of {size} bytes "
+            f"cannot hold so many, and a row group at most {_MOST_GROUP_ROWS}; the file is damaged, so write it again"
         )
     return metadata, schema, rows
 
@@ -140,7 +149,7 @@ def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> F
             content = _stored_footer(file.read_at, size)
     except OSError as error:
         raise ParquetError(f"{path}: {error.strerror or error}") from error
-    metadata, schema, rows = metadata_of(path, pa.BufferReader(content), ParquetError)
+    metadata, schema, rows = metadata_of(path, pa.BufferReader(content), size, ParquetError)
     there = list(parts(schema))
     own = [f.name for f in there]
     refuse_twice(path, [name for name in own if wanted is None or name in wanted], columns)

@@ -141,7 +141,8 @@ class KeptFiles:
             with open(source, "rb", buffering=0) if is_local else source as opened:
                 state = opened.fileno() if is_local else source.state
                 at = f"/dev/fd/{state}" if is_local else opened
-                footer = metadata_of(path, at, SourceError)[0]
+                size = self.files[file].bytes or opened.seek(0, os.SEEK_END)
+                footer = metadata_of(path, at, size, SourceError)[0]
                 if not self._footers.is_unchanged(file, state):
                     raise SourceError(f"{path}: {_REPLACED}")
         except (OSError, pa.ArrowException) as error:

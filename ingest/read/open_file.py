@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.plain.footer_chunks import thrift_numbers
+from sluice.ingest.plain.footer_chunks import delta_texts, thrift_numbers
 from sluice.ingest.read.pages import StoredColumns, StoredRows, stored_places
 from sluice.ingest.read.remote_files import RemoteFile
 from sluice.ingest.row_order import SLICE_ROWS, Read
@@ -41,23 +41,11 @@ class OpenFile:
     ):
         """Columns of texts in `dictionaries` are decoded as dictionaries."""
         self.metadata = pq.read_metadata(opened) if metadata is None else metadata
-        groups = range(self.metadata.num_row_groups)
-        leaves = [
-            leaf
-            for leaf in range(self.metadata.num_columns if dictionaries else 0)
-            if self.metadata.schema.column(leaf).path in dictionaries
-        ]
-        chunks = (
-            self.metadata.row_group(group).column(leaf) for group in groups for leaf in leaves
-        )
-        # Arrow does not decode texts as dictionaries that are stored as differences from the text before.
-        self._differing = {
-            chunk.path_in_schema for chunk in chunks if "DELTA_BYTE_ARRAY" in chunk.encodings
-        }
+        self._plain_texts = delta_texts(self.metadata, dictionaries)
         self._open = functools.partial(
             pq.ParquetFile,
             metadata=self.metadata,
-            read_dictionary=[name for name in dictionaries if name not in self._differing],
+            read_dictionary=[name for name in dictionaries if name not in self._plain_texts],
             pre_buffer=False,  # handing work to Arrow's threads costs more
             page_checksum_verification=True,
         )
@@ -67,7 +55,7 @@ class OpenFile:
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decodes these columns of a row group."""
         table = self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
-        for name in self._differing.intersection(table.column_names):
+        for name in self._plain_texts.intersection(table.column_names):
             at = table.column_names.index(name)
             table = table.set_column(at, name, table.column(at).dictionary_encode())
         return table
@@ -162,7 +150,7 @@ class LocalFile(OpenFile):
                 places.append((row, at))
                 row += header.get(_VALUES, 0) + header.get(_VALUES_2, 0)
             at += size + max(0, header.get(3, end))
-        if (self.metadata.row_group(group).num_rows, end) != (row, at) or name in self._differing:
+        if (self.metadata.row_group(group).num_rows, end) != (row, at) or name in self._plain_texts:
             raise ValueError(f"the pages of column {name!r} are not understood")
         return np.array([*places, (row, at)])
 

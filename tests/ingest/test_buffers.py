@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -29,21 +35,86 @@ print(pool.backend_name, used - before, held - before, own() - before)
 """
 
 
-@pytest.mark.parametrize("still_used_by", [lambda array: array[1:], torch.from_numpy, memoryview])
-def test_an_array_comes_again_once_nothing_refers_to_it(still_used_by):
+_VIEWS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "slice": lambda array: array[1:],
+    "other type": lambda array: array.view(np.uint32),
+    "torch": lambda array: torch.from_numpy(array)[1:].numpy(),
+    "torch over DLPack": lambda array: torch.from_dlpack(array).view(torch.int32).numpy(),
+    "memoryview": lambda array: np.asarray(memoryview(array)),
+    "Arrow": lambda array: (
+        pa.Array.from_buffers(pa.int32(), array.size, [None, pa.py_buffer(array)])
+        .slice(1)
+        .to_numpy()
+    ),
+}
+"""Ways to an array in the same memory, from a line of int32."""
+
+_HOLDERS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "a slice": lambda array: array[1:],
+    "a slice of a slice": lambda array: array[1:][1:],
+    "a tensor": torch.from_numpy,
+    "a view of a tensor": lambda array: torch.from_numpy(array)[1:].view(torch.float32),
+    "a tensor's memory": lambda array: torch.from_numpy(array).untyped_storage(),
+    "a tensor over DLPack": torch.from_dlpack,
+    "a capsule of DLPack": lambda array: array.__dlpack__(),
+    "a capsule of DLPack, of a tensor": lambda array: torch.from_numpy(array).__dlpack__(),
+    "a memoryview": lambda array: memoryview(array[1:]),
+    "an Arrow buffer": pa.py_buffer,
+    "an Arrow array": lambda array: pa.array(array).slice(1),
+    "the end of the chain of bases": lambda array: array.base,
+    "ctypes": lambda array: (ctypes.c_int32 * len(array)).from_buffer(array),
+    "an iterator": lambda array: array.flat,
+    "a function": lambda array: lambda: array,
+    "a cycle": lambda array: (cycle := [array]).append(cycle) or cycle,
+}
+
+
+@pytest.mark.parametrize("holder", _HOLDERS)
+def test_an_array_comes_again_once_nothing_refers_to_it(holder):
     buffers = Buffers()
-    first = buffers.take((2, 3), np.int32)
-    address, user = first.ctypes.data, still_used_by(first)
+    first = buffers.take((6,), np.int32)
+    address, held = first.ctypes.data, _HOLDERS[holder](first)
     del first
     assert buffers.idle_bytes() == 0
-    assert buffers.take((2, 3), np.int32).ctypes.data != address
-    del user
+    buffers.trim()
+    assert buffers.take((6,), np.int32).ctypes.data != address
+    del held
+    if holder == "a cycle":
+        gc.collect()
     assert buffers.idle_bytes() == 2 * 24
-    assert buffers.take((2, 3), np.float32).dtype == np.float32
+    assert buffers.take((6,), np.float32).dtype == np.float32
     assert buffers.take((3, 2), np.int32).shape == (3, 2)
-    assert buffers.take((2, 3), np.int32).ctypes.data == address
+    assert buffers.take((6,), np.int32).ctypes.data == address
     buffers.trim()
     assert buffers.idle_bytes() == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_chains_of_views_keep_their_values_until_the_last_is_dropped(seed):
+    draw = random.Random(seed)
+    buffers = Buffers()
+    held: list[tuple[Any, Any, int]] = []
+    for number in range(60):
+        array = buffers.take((32,), np.int32)
+        address = array.ctypes.data
+        assert not any(address == other for *_, other in held)
+        array[:] = number
+        for _ in range(draw.randrange(5)):
+            line = np.ascontiguousarray(array.view(np.int32).reshape(-1))
+            if not line.flags.writeable:  # torch warns of these
+                break
+            view = _VIEWS[draw.choice([*_VIEWS])](line)
+            array = view if view.size >= 4 and np.shares_memory(view, array) else array
+        held.append((array, array.copy(), address))
+        del array
+        if draw.random() < 0.5:
+            del held[draw.randrange(len(held))]
+        assert all((array == value).all() for array, value, _ in held)
+    view = line = None
+    held.clear()
+    buffers.trim()
+    assert buffers.idle_bytes() == 0
+    assert not buffers._memory
 
 
 def test_a_line_fits_other_sizes_later():

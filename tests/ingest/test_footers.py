@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import History, Loader
+from sluice.common.errors import UsageError
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
@@ -21,6 +22,7 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.user_history import HistoryError
 from tests.raises import raises
 from tests.run_program import run_program
+from tests.thrift_structs import read_footer, write_footer
 
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 BY_TIME = """
@@ -142,6 +144,25 @@ def test_row_groups_that_do_not_add_up_to_the_files_rows_are_damage(folder):
     path.write_bytes(content.replace(rows, b"\x16\xda\x04\x19"))
     with raises(ParquetError, "part-0.parquet"):
         ParquetFiles.open(folder, ROLES)
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups"), [(2**40, (1,)), (2**31, (0, 2)), (2**31 - 1, (0, 1, 2)), (2**62, (0,))]
+)
+def test_rows_that_a_file_cannot_hold_are_refused_before_anything_counts_them_off(
+    folder, rows, groups
+):
+    path = folder / "part-1.parquet"
+    footer = read_footer(path)
+    for number in groups:
+        group = footer[4][1][1][number]
+        for numbers in (group, *(chunk[3][1] for chunk in group[1][1][1])):
+            numbers[3 if numbers is group else 5][1] = rows
+    footer[3][1] = sum(group[3][1] for group in footer[4][1][1])
+    write_footer(path, footer)
+    # What the last case claims is little enough for its bytes, and too much for the memory.
+    with raises(UsageError, *([] if rows < 2**31 else [path, rows, "the file is damaged"])):
+        Loader(str(folder), batch_size=10, roles=ROLES, memory_limit=2**34)
 
 
 def test_a_row_without_a_time_is_in_no_split_where_footers_tell_the_others(tmp_path):

@@ -227,6 +227,35 @@ def test_the_kernel_kills_no_run_at_the_limit_that_was_asked_for(
     assert last["minimum"] > ballast + 2 * table.nbytes, "and two decoded row groups"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_files_of_small_row_groups_ask_for_no_more_memory_than_large_ones(tmp_path, seed):
+    """Most of such a file is its footer. It stands beside a file of one row group, alone or with one of dense rows."""
+    chance = np.random.default_rng(seed)
+    (tmp_path / "large").mkdir()
+    (tmp_path / "all").mkdir()
+
+    def write(path, rows, group, distinct=50):
+        columns = {f"s{n}": chance.integers(0, distinct, rows).astype(np.int32) for n in range(8)}
+        table = pa.table({"label": chance.integers(0, 2, rows, np.int8), **columns})
+        pq.write_table(table, path, row_group_size=group)
+
+    def asked(folder):
+        roles = {"label": "label", "sparse": "s*"}
+        with open_loader(folder, roles=roles, batch_size=64) as loader:
+            return loader.pipeline.footprint.total, loader._input.groups.decoding
+
+    for folder in ("large", "all"):
+        write(tmp_path / folder / "a.parquet", 200_000, 200_000)
+    write(tmp_path / "all/b.parquet", 7 * 200, 7)
+    if seed % 2:
+        write(tmp_path / "all/c.parquet", 50_000, 25_000, 2**31 - 1)
+        write(tmp_path / "large/c.parquet", 50_000, 25_000, 2**31 - 1)
+    alone, together = asked(tmp_path / "large"), asked(tmp_path / "all")
+    assert together[0] < 1.3 * alone[0]
+    densest = pq.read_table(tmp_path / f"all/{'c' if seed % 2 else 'a'}.parquet")
+    assert together[1].row_bytes >= densest.nbytes / len(densest)
+
+
 V2 = {
     "proc/7/cgroup": "0::/a/b\n",
     "proc/7/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",

@@ -34,10 +34,12 @@ from sluice.ingest.stages.scatter_kernel import (
     FUNCTIONS,
     PAGE,
     READ_BEYOND,
+    SNAPPY,
     unpack_page,
 )
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
+from tests.thrift_structs import varint
 
 KINDS = {
     "int32": pa.int32(),
@@ -351,6 +353,85 @@ def last_bytes():
         return array[size - len(content) : size]
 
     return put
+
+
+def drawn_indices(chance, bits):
+    """The runs of a page with indices of so many bits, and the indices."""
+    content, indices = bytes([bits]), []
+    for _ in range(chance.randrange(1, 9)):
+        if chance.random() < 0.5:
+            index, count = chance.getrandbits(bits), chance.choice([1, 7, 63, 64, 900])
+            content += varint(count << 1) + index.to_bytes((bits + 7) // 8, "little")
+            indices += [index] * count
+        else:
+            some = [chance.getrandbits(bits) for _ in range(8 * chance.randrange(1, 20))]
+            packed = sum(index << bits * n for n, index in enumerate(some))
+            content += varint(len(some) // 8 << 1 | 1) + packed.to_bytes(
+                bits * len(some) // 8, "little"
+            )
+            indices += some
+    return content, indices
+
+
+@pytest.mark.parametrize("bits", range(32))
+def test_indices_of_any_width_are_read_from_long_and_packed_runs_and_after_others(bits, last_bytes):
+    chance = random.Random(bits)
+    for _ in range(40):
+        content, indices = drawn_indices(chance, bits)
+        memory = last_bytes(content + bytes(READ_BEYOND))
+        start = chance.randrange(len(indices))
+        count = chance.randrange(1, len(indices) - start + 1)
+        read = np.zeros(len(indices), np.int32)
+        assert call_kernel("read_indices", memory, len(content), start, count, read)
+        assert read[:count].tolist() == indices[start : start + count]
+        assert not read[count:].any()
+        more = np.empty(20_000, np.int32)
+        assert not call_kernel("read_indices", memory, len(content), 0, len(indices) + 1, more)
+
+
+def literal_of(content, more):
+    """Snappy's bytes as they are, with their length in the tag or in `more` bytes after it."""
+    length = len(content) - 1
+    tag = (
+        bytes([length << 2])
+        if not more
+        else bytes([59 + more << 2]) + length.to_bytes(more, "little")
+    )
+    return tag + content
+
+
+def copy_of(period, length, kind):
+    """Snappy's copy of bytes that came before."""
+    if kind == 1:
+        return bytes([period >> 8 << 5 | length - 4 << 2 | 1, period & 255])
+    return bytes([length - 1 << 2 | kind]) + period.to_bytes(2 * (kind - 1), "little")
+
+
+def unpacked_snappy(packed, size, last_bytes):
+    """What the compiled function makes of it, in memory that ends where it ends."""
+    source, into = (last_bytes(data + bytes(READ_BEYOND)) for data in (packed, bytes(size)))
+    places = source.ctypes.data, len(packed), into.ctypes.data, size
+    return unpack_page(SNAPPY, *places) and into[:size].tobytes()
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3])
+@pytest.mark.parametrize("period", [*range(1, 13), 15, 16, 17, 300])
+def test_a_copy_of_any_period_and_length_repeats_what_came_before(period, kind, last_bytes):
+    before = random.Random(period).randbytes(period + 5)
+    lengths = range(4, 12) if kind == 1 else range(1, 65)
+    for length in lengths:
+        content = bytearray(before)
+        for _ in range(length):
+            content.append(content[-period])
+        content += b"end"
+        packed = (
+            varint(len(content))
+            + literal_of(before, 2)
+            + copy_of(period, length, kind)
+            + literal_of(b"end", 0)
+        )
+        assert pa.decompress(packed, len(content), "snappy", asbytes=True) == content
+        assert unpacked_snappy(packed, len(content), last_bytes) == content
 
 
 @pytest.mark.parametrize(("codec", "number"), [("snappy", 1), ("zstd", 6), ("lz4_raw", 7)])

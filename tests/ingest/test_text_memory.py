@@ -9,13 +9,15 @@ import pytest
 
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetFiles
+from tests.thrift_structs import join_row_groups
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_memory_covers_each_row_group_of_repeated_texts(tmp_path, monkeypatch, seed):
-    """A row group of long texts among longer ones: as a dictionary or as differences, alone or in lists."""
+    """A row group of long texts among longer ones: as a dictionary, as differences or each in another way, alone or in
+    lists."""
     chance = np.random.default_rng(seed)
-    has_differences, lists = seed % 2, seed % 4 > 1
+    has_differences, lists, is_mixed = seed % 2, seed % 4 > 1, seed > 7
     leaf = "t.list.element" if lists else "t"
     groups = []
     for rows, length in ((3000, 1), (int(chance.integers(500, 2000)), 20_000), (2500, 2)):
@@ -27,9 +29,18 @@ def test_memory_covers_each_row_group_of_repeated_texts(tmp_path, monkeypatch, s
     options = {"dictionary_pagesize_limit": 2**28}
     if has_differences:
         options = {"use_dictionary": False, "column_encoding": {leaf: "DELTA_BYTE_ARRAY"}}
-    with pq.ParquetWriter(tmp_path / "a.parquet", groups[0].schema, **options) as file:
-        for group in groups:
-            file.write_table(group)
+    if is_mixed:
+        usual = {"use_dictionary": False, "column_encoding": {leaf: "DELTA_LENGTH_BYTE_ARRAY"}}
+        parts = [tmp_path / f"part-{number}" for number in range(len(groups))]
+        for number, (group, part) in enumerate(zip(groups, parts, strict=True)):
+            pq.write_table(group, part, **(options if number % 2 else usual))
+        join_row_groups(parts, tmp_path / "a.parquet")
+        for part in parts:
+            part.unlink()
+    else:
+        with pq.ParquetWriter(tmp_path / "a.parquet", groups[0].schema, **options) as file:
+            for group in groups:
+                file.write_table(group)
     roles = {"label": "label", "id_list" if lists else "sparse": ["t"]}
     monkeypatch.delattr(pq.ParquetFile, "read_row_group")  # the footer says how long texts are
     with BatchLoader(ParquetFiles.open(tmp_path, roles, {"t": 100}), batch_size=100) as loader:
@@ -42,5 +53,5 @@ def test_memory_covers_each_row_group_of_repeated_texts(tmp_path, monkeypatch, s
             assert values.cast(group.schema.field("t").type).equals(
                 group.column("t").combine_chunks()
             )
-            if lists or has_differences:
+            if lists or has_differences or is_mixed:
                 assert reader.decoding.at_work(len(group)) >= group.nbytes

@@ -34,6 +34,7 @@ _ARGUMENTS = {
     "lay_in_line": 5,
     "page_heads": 10,
     "prepare_pages": 7,
+    "read_indices": 5,
     "scatter": 14,
     "thrift_numbers": 6,
     "unpack_page": 6,

@@ -323,7 +323,7 @@ i64 prepare_pages(const i64 (*chunks)[5], i64 columns, Page *pages, i64 most, i6
 
 /* Reads `count` indices of a page, after `skip` others. 0: the page holds fewer, or is damaged. The
    page has the bits of an index, then runs. A run repeats one index, or packs groups of eight. */
-static int read_indices(const u8 *data, i64 size, i64 skip, i64 count, i32 *into) {
+i64 read_indices(const u8 *data, i64 size, i64 skip, i64 count, i32 *into) {
     i64 bits = data[0], at = 1;
     if (bits > 31) return 0;
     u64 mask = ((u64)1 << bits) - 1;
