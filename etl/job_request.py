@@ -91,6 +91,13 @@ class JobRequest(JobInput, LearningOptions):
         metavar="COLUMN",
         several=True,
     )
+    late: str = setting(
+        "accept",
+        "what an append does with rows that are older than rows of the table from which their histories or lags "
+        "continue: accept counts them in a warning. To give them whole histories, pass --mode overwrite and all of the "
+        "input",
+        choices=("accept", "reject"),
+    )
     split_moved: str = setting(
         "refuse",
         "what to do if rows would change their split, because a column that decides it is missing, renamed or of "
@@ -113,6 +120,7 @@ class JobRequest(JobInput, LearningOptions):
             reuse_state=self.reuse_state,
             update_state=self.update_state,
             refit=self.refit,
+            late=self.late,
             accept_nulls=self.accept_nulls,
             split_moved=self.split_moved,
             worker_bytes=self.worker_memory * 2**20,

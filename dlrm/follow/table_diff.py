@@ -206,8 +206,5 @@ def _describe(spec: Spec, before: Spec, name: str) -> tuple[Any, ...]:
     source, earlier = spec.input, before.input
     kind = source.with_place[name]
     marks = (source.decimal, source.thousands) if kind in ("int", "float") else ()
-    # The name that the column had in the version before. A rename that stood there before says nothing new.
-    was = source.was.get(name, name)
-    if name in earlier.columns and earlier.was.get(name) == was:
-        was = name
+    was = source.name_before(earlier, name)
     return "input", was, kind, source.times.get(name), marks

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from sluice.common.suggest import nearest
-from sluice.etl.apply.cells import WRONG, TextCells, has_infinity, json_column
+from sluice.etl.apply.cells import JSON, WRONG, TextCells, has_infinity, json_column
 from sluice.etl.apply.lookups import Problems, needed_columns
 from sluice.etl.apply.parse import LONG_TEXT
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
@@ -54,7 +54,7 @@ class Decoder:
         """The type of each raw feature that a request should have."""
         row = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in self.kinds.items()])
         self._body_schema = pa.schema([("rows", pa.list_(row)), ("fingerprint", pa.string())])
-        self._known = spec.input.columns
+        self._known, self._names = spec.input.column_of, spec.input.names
         self._times = spec.input.times
         self._texts = TextCells(spec.input)
         self._may_be_texts = {
@@ -144,7 +144,7 @@ class Decoder:
     def _json(self, body: bytes) -> list[dict[str, Any]]:
         try:
             text = body.decode("utf-8-sig")
-            document = json.loads(text)
+            document = JSON.decode(text)
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"the body is not JSON: {str(error)[:200]}") from None
         if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
@@ -179,12 +179,17 @@ class Decoder:
         # A colon follows each key. If there are more colons than keys, texts have colons, or a key is a duplicate.
         # Readers differ in which value of a duplicate key they take.
         if text.count(":") != len(document) + sum(map(len, rows)):
-            json.loads(text, object_pairs_hook=_reject_duplicate_keys)
+            json.loads(text, object_pairs_hook=_reject_duplicate_keys, parse_int=str)
         return rows
 
     def _column(self, name: str, rows: Sequence[dict[str, Any]], problems: Problems) -> pa.Array:
         """Makes one feature's values from JSON objects. A value that does not fit is null, and a problem of its row."""
         values = [row.get(name) for row in rows]
+        for other in self._names[name][1:]:
+            values = [
+                row.get(other) if value is None else value
+                for row, value in zip(rows, values, strict=True)
+            ]
         if name in self._empty_is_none and "" in values:
             values = [None if value == "" else value for value in values]
         texts = partial(self._texts.column, name) if name in self._may_be_texts else None
@@ -205,8 +210,6 @@ class Decoder:
                 hint = (
                     f", and no time in its format {form!r}; write it so, or as seconds since 1970"
                 )
-        elif kind == "text" and isinstance(value, int | float):
-            hint = f'; write "{shown}"'
         elif kind in NUMBERS and isinstance(value, str):
             hint = "; write a number without quotes, or null"
         return f"{shown}, {WRONG[kind]}{hint}"

@@ -5,6 +5,7 @@ or of a table. Jobs use them for the input and for side tables, loaders for plai
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -203,19 +204,54 @@ def json_column(
     return column, sorted(bad)
 
 
+class WrittenFloat(float):
+    """A number of JSON that is no whole number. Its `str` is the text that it was written as."""
+
+    def __new__(cls, text: str) -> WrittenFloat:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _MinusZero(int):
+    """The whole number -0. Only its text has a sign."""
+
+    def __str__(self) -> str:
+        return "-0"
+
+
+def _read_whole(digits: str) -> int | float:
+    """Reads a whole number. Python refuses to read numbers of thousands of digits, which are beyond any float, too."""
+    try:
+        return _MinusZero() if digits == "-0" else int(digits)
+    except ValueError:
+        return WrittenFloat(digits)
+
+
+JSON = json.JSONDecoder(
+    parse_int=_read_whole, parse_float=WrittenFloat, parse_constant=WrittenFloat
+)
+"""Reads the JSON of lines and requests, so that `json_cell` knows how numbers were written."""
+
+
 def json_cell(value: Any, kind: str) -> Any:
     """Returns a value of JSON as Arrow reads it in a column of that type. Raises a ValueError or an OverflowError if it
     does not fit.
 
-    As numbers, true and false are 1 and 0. In a list of texts, a whole number becomes the text of its digits."""
+    As numbers, true and false are 1 and 0. As texts, numbers and booleans are what was written."""
     if value is None:
         return None
     if isinstance(value, list) and kind in _ELEMENT:
-        items = (str(item) if kind == "texts" and is_whole_number(item) else item for item in value)
-        return [json_cell(item, _ELEMENT[kind]) for item in items]
-    if isinstance(value, str) and kind == "text":
-        value.encode()  # fails for half of a surrogate pair
-        return value
+        return [json_cell(item, _ELEMENT[kind]) for item in value]
+    if isinstance(value, str | int | float) and kind == "text":
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        text.encode()  # fails for half of a surrogate pair
+        return text
     if isinstance(value, int) and kind == "int" and -(2**63) <= value < 2**63:
         return int(value)
     if isinstance(value, (int, float)) and kind == "float" and not math.isinf(value):
@@ -324,10 +360,14 @@ def stored_cells(rows: pa.RecordBatch, source: Input) -> pa.RecordBatch:
     type."""
     columns, bad = [], np.full(rows.num_rows, "", object)
     for name, kind in source.read_as.items():
-        values, lost = stored_column(column_or_nulls(rows, name), kind)
-        columns.append(values)
-        if lost is not None:
-            bad[lost & (bad == "")] = name
+        there = [own for own in source.names[name] if own in rows.schema.names]
+        read = [stored_column(column_or_nulls(rows, own), kind) for own in there or [name]]
+        columns.append(pc.coalesce(*(values for values, _ in read)))
+        known: Flags = np.zeros(rows.num_rows, bool)
+        for values, lost in read:
+            if lost is not None:
+                bad[lost & ~known & (bad == "")] = name
+            known |= np.asarray(pc.is_valid(values))
     return pa.record_batch(
         [*columns, pa.array(bad, pa.string(), mask=bad == "")], [*source.columns, "_bad"]
     )

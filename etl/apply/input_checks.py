@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection, Iterable, Mapping
-from itertools import accumulate
+from itertools import accumulate, product
 from urllib.parse import unquote
 
 from sluice.common.errors import InputError
@@ -20,17 +20,19 @@ def headers_of(source: Input) -> tuple[str, ...]:
     blank = () if is_row else ("",)
     if not source.header:
         return blank
-    quoted = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
-    needed = [
-        inside if sign in name or '"' in name else name
-        for name, inside in zip(names, quoted, strict=True)
-    ]
-    ways = [names, needed, quoted] if source.format == "csv" else [names]
-    headers = {
-        sign.join(way[: len(names) - lacking])
-        for way in ways
-        for lacking in range(len(source.optional) + 1)
-    }
+    headers = set[str]()
+    for written in product(*source.names.values()):
+        quoted = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in written]
+        needed = [
+            inside if sign in name or '"' in name else name
+            for name, inside in zip(written, quoted, strict=True)
+        ]
+        ways = [written, needed, quoted] if source.format == "csv" else [written]
+        headers |= {
+            sign.join(way[: len(names) - lacking])
+            for way in ways
+            for lacking in range(len(source.optional) + 1)
+        }
     return (*(headers - {""}), *blank)
 
 
@@ -59,6 +61,7 @@ def refuse_header(file: str, line: str, source: Input) -> None:
         names = next(csv.reader([line], delimiter=source.delimiter))
         if names != want[: len(names)]:  # otherwise only the quotes differ
             have = names
+    have = [source.column_of.get(name, name) for name in have]
     if have != want[: len(have)] or len(have) < len(want) - len(source.optional):
         place = next(
             (i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),

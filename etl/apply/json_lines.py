@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from sluice.etl.apply.cells import TextCells, has_infinity, is_whole_number, json_column
+from sluice.etl.apply.cells import JSON, TextCells, has_infinity, is_whole_number, json_column
 from sluice.etl.apply.lines import (
     Columns,
     ReadLines,
@@ -64,16 +64,21 @@ class JsonObjects:
     - `json_column` says which values fit a column."""
 
     def __init__(self, source: Input) -> None:
-        self._schema, self._kinds = source.schema, source.read_as
+        self._kinds, self._names, self._times = source.read_as, source.names, source.times
+        self._schema = pa.schema(
+            [(name, field.type) for field in source.schema for name in self._names[field.name]]
+        )
+        """The members that are read. A column may have several names."""
+        members = {*self._schema.names}
         self._texts = TextCells(source) if source.number_texts else None
         self._parts = {
             name: name.split(".")
-            for name in self._kinds
-            if _outer(name) and not _outer(name) & self._kinds.keys()
+            for name in self._schema.names
+            if _outer(name) and not _outer(name) & members
         }
         self._written_as: dict[str, pa.DataType] = {}
-        """The columns that the last lines wrote as another type: true, false or texts for numbers, whole numbers for
-        texts of lists. The next lines probably do the same."""
+        """The columns that the last lines wrote as another type: true, false or texts for numbers, whole numbers or
+        true and false for texts. The next lines probably do the same."""
 
     def find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be read alone."""
@@ -90,7 +95,7 @@ class JsonObjects:
         """Reads lines that are not irregular. Raises ArrowInvalid if a line is no object, or a value is not of its
         column's type."""
         if not len(lines):
-            return self._schema.empty_table()
+            return self._columns(self._schema.empty_table())
         try:
             return self._read(lines)
         except pa.ArrowInvalid:
@@ -98,8 +103,10 @@ class JsonObjects:
                 name: kind
                 for line in map(self.values, lines[:_LOOKED_AT].to_pylist())
                 if isinstance(line, dict)
-                for name, value in line.items()
-                if (kind := self._written_kind(value, self._kinds[name])) is not None
+                for column, value in line.items()
+                if column not in self._times
+                if (kind := self._written_kind(value, self._kinds[column])) is not None
+                for name in self._names[column]
             }
             if written_as == self._written_as:
                 raise
@@ -124,10 +131,13 @@ class JsonObjects:
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid(f"{len(lines)} lines were read as {table.num_rows} objects")
         read = flattened(table).select(self._schema.names)
-        for place, (name, kind) in enumerate(self._kinds.items()):
-            if kind in NUMBERS and pa.types.is_string(read[name].type):
+        for place, (name, kind) in enumerate(
+            zip(self._schema.names, self._schema.types, strict=True)
+        ):
+            if not pa.types.is_string(kind) and pa.types.is_string(read[name].type):
                 assert self._texts
-                numbers, bad = self._texts.convert(join_chunks(read[name]), kind)
+                number = "int" if pa.types.is_integer(kind) else "float"
+                numbers, bad = self._texts.convert(join_chunks(read[name]), number)
                 if bad:
                     raise pa.ArrowInvalid(f"{name} has a text that is no number")
                 read = read.set_column(place, name, numbers)
@@ -135,9 +145,25 @@ class JsonObjects:
         # Arrow reads some numbers that are a little too large as infinite.
         if has_infinity(read):
             raise pa.ArrowInvalid("a number is too large")
-        return read
+        return self._columns(read)
 
-    def _value(self, value: Any, name: str) -> Any:
+    def _columns(self, read: pa.Table) -> pa.Table:
+        """Returns the columns, each the first of its members that has a value."""
+        if read.num_columns == len(self._kinds):
+            return read
+        return pa.table(
+            {
+                column: pc.coalesce(*(read[name] for name in names))
+                for column, names in self._names.items()
+            }
+        )
+
+    def _value(self, value: Any, column: str) -> Any:
+        """Returns the first value that a line has for a column."""
+        members = (self._member(value, name) for name in self._names[column])
+        return next((member for member in members if member is not None), None)
+
+    def _member(self, value: Any, name: str) -> Any:
         """Returns the member with that name. For a dotted name without a member, it returns the part of an object."""
         if name in value or name not in self._parts:
             return value.get(name)
@@ -151,7 +177,7 @@ class JsonObjects:
             text = strip_end(line).decode()
             if _is_too_deep(text):
                 return f"nested more than {MAX_DEPTH} levels deep"
-            value = _DECODER.decode(text)
+            value = JSON.decode(text)
         except ValueError:
             return "not a JSON object"
         if not isinstance(value, dict):
@@ -167,16 +193,22 @@ class JsonObjects:
             texts = partial(self._texts.column, name) if self._texts and kind in NUMBERS else None
             values = [row[name] if isinstance(row, dict) else None for row in rows]
             columns[name], unfit[name] = json_column(values, kind, texts)
+            if name in self._times:  # a server takes a number for seconds
+                odd = (row for row, v in enumerate(values) if not isinstance(v, str | None))
+                unfit[name] = sorted({*unfit[name], *odd})
         return columns, reasons, unfit
 
     def _written_kind(self, value: Any, kind: str) -> pa.DataType | None:
         """Returns the type of a value that a line may write in place of one of that kind. None: there is none."""
-        if kind in NUMBERS and isinstance(value, bool):
+        if kind in (*NUMBERS, "text") and isinstance(value, bool):
             return pa.bool_()
         if kind in NUMBERS and isinstance(value, str) and self._texts:
             return pa.string()
-        if kind == "texts" and isinstance(value, list) and any(map(is_whole_number, value)):
-            return pa.list_(pa.int64())
+        if kind == "text" and is_whole_number(value):
+            return pa.int64()
+        if kind == "texts" and isinstance(value, list):
+            items = {self._written_kind(item, "text") for item in value} - {None}
+            return pa.list_(items.pop()) if len(items) == 1 else None
         return None
 
 
@@ -192,17 +224,6 @@ def _fields(nested: Mapping[str, Any]) -> list[pa.Field]:
         pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind)
         for name, kind in nested.items()
     ]
-
-
-def _whole(digits: str) -> int | float:
-    """Reads a whole number. Python refuses to read numbers of thousands of digits, which are beyond any float, too."""
-    try:
-        return int(digits)
-    except ValueError:
-        return float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_whole)
 
 
 def _is_too_deep(text: str) -> bool:

@@ -25,8 +25,9 @@ from sluice.etl.spec.spec import Spec
 Batches = Iterator[pa.RecordBatch]
 LONG_TEXT = f"a text of more than {MOST_TEXT_BYTES:,} bytes"
 NO_TIME = "not a time as its format says"
+LATE = "older than values of the same key in the table"
 NO_SPLIT = "missing, or not a number, and rows are split by it (table.split_time)"
-ADDED_COLUMNS = ("_bad", *TIES)
+ADDED_COLUMNS = ("_bad", "_late", *TIES)
 """Columns that readers add to those of the input."""
 
 
@@ -182,12 +183,16 @@ class InputParser:
         return Parsed(columns, batch.num_rows - len(reasons), list(reasons.items()))
 
     def _read_marked(self, batch: pa.RecordBatch) -> tuple[Columns, Reasons]:
-        """Reads typed columns. `_bad` names the first column of a row whose value does not fit its type."""
+        """Reads typed columns. `_bad` names the first column of a row whose value does not fit its type, and `_late`
+        the history that has newer values."""
         names, types = batch.schema.names, self._spec.input.read_as
         columns = {name: batch[name] for name in names if name not in ADDED_COLUMNS}
-        marks = batch["_bad"].to_pylist() if "_bad" in names else ()
-        bad = ((row, name) for row, name in enumerate(marks) if name is not None)
-        return columns, {row: f"{name}: {WRONG[types[name]]}" for row, name in bad}
+        reasons: Reasons = {}
+        for mark in ("_bad", "_late"):
+            for row, name in enumerate(batch[mark].to_pylist() if mark in names else ()):
+                if name is not None:
+                    reasons[row] = f"{name}: {LATE if mark == '_late' else WRONG[types[name]]}"
+        return columns, reasons
 
     def _reject_labels_and_times(self, columns: Columns, reasons: Reasons) -> None:
         """Rejects rows without a label, or with another one than 0 and 1. If times cut the splits, it rejects rows

@@ -107,6 +107,8 @@ class Engine(ABC):
         self.progress = progress
         self.rejects = Rejects(_REJECTS_BYTES)
         """The rejected rows of the passes so far."""
+        self.late = 0
+        """The number of an append's rows that are older than rows of the table from which their histories continue."""
 
     def check(self) -> None:
         """Raises an error if the input cannot be read, or if the folder of rejects has other files. Reads no rows."""

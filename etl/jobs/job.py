@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
 
 from sluice.common.errors import InputError
 from sluice.common.suggest import nearest
 from sluice.etl.apply.learned_rows import why_labels_leak, why_not
+from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.row_identity import Identity, SplitMoved
+from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.commit import Base, new_job, stored_schema
 from sluice.etl.table.fitted_state import FittedState, StateError
@@ -22,6 +24,7 @@ from sluice.etl.table.table import FeatureTable, check_values
 from sluice.etl.table.table_files import TableFiles, versioned
 
 MAX_REJECTS = 0.01
+Part: TypeAlias = HistorySpec | ColumnSpec
 WORKER_BYTES = 256 * 2**20
 """The default for `Job.worker_bytes`."""
 _COLLECTED_BYTES = 128
@@ -47,6 +50,9 @@ class Job:
     """The bytes of fitted state that a Python worker may hold. Larger vocabularies stay in files."""
     split_moved: str = "refuse"
     """`refuse` or `accept` rows that change their split."""
+    late: str = "accept"
+    """`accept` or `reject` an append's rows that are older than rows of the table from which their histories
+    continue."""
     accept_nulls: tuple[str, ...] = ()
     """Columns that may have many more nulls than in the version before."""
     name: str = field(default_factory=new_job)
@@ -78,7 +84,7 @@ class Job:
             before = _load_state(
                 self.spec,
                 self.store,
-                parent.state if parent else None,
+                parent,
                 partly=self.update_state and self.mode == "overwrite",
             )
         spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
@@ -94,6 +100,8 @@ class Job:
                 stored_schema(spec.fields({}, learned=before.tables if before else {})),
                 self.store.uri,
             )
+            if parent is not None and parent.spec:
+                self._check_columns(Spec.parse(parent.spec))
         for name, value in (
             ("base", base),
             ("parent", parent),
@@ -108,7 +116,16 @@ class Job:
         """Refuses options that do not fit each other or the spec."""
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
+        if self.late not in ("accept", "reject"):
+            raise InputError(f"late = {self.late!r}: must be accept or reject")
         rows = self.spec.rows
+        made = {each.name for each in rows.histories}
+        chained = next((h for h in rows.histories if made & {h.by, h.order}), None)
+        if self.late == "reject" and chained:
+            raise InputError(
+                f"--late reject: {chained.name!r} goes by another history or lag, and which of its rows are late is "
+                "known only after that; leave out --late"
+            )
         for name in [rows.dedup and rows.dedup.order, *(each.order for each in rows.histories)]:
             if name and self.spec.kinds.get(name) == "text":
                 raise InputError(
@@ -134,6 +151,22 @@ class Job:
         for name in self.accept_nulls:
             if name not in names:
                 raise InputError(f"--accept-nulls {name}: no such column{nearest(name, names)}")
+
+    def _check_columns(self, before: Spec) -> None:
+        """Refuses an append that makes a column, a history or a lag in another way than the table does."""
+        spec = self.spec.named_as(before.input)
+        kept_parts: tuple[Part, ...] = (*before.rows.histories, *before.columns)
+        parts: tuple[Part, ...] = (*spec.rows.histories, *spec.columns)
+        old = {(type(each), each.name): each for each in kept_parts}
+        for each in parts:
+            kept = old.get((type(each), each.name), each)
+            for key in (part.name for part in fields(each)):
+                wants, has = getattr(each, key), getattr(kept, key)
+                if wants != has:
+                    raise InputError(
+                        f"{self.spec.name}: {each.name!r} has {key} = {wants!r}, and {has!r} in the table, of which it "
+                        f"would be a part; {self.advise_rebuild(self.spec)}"
+                    )
 
     def _check_state(self, spec: Spec, parent: JobRecord, before: FittedState) -> None:
         """Refuses to build on the state of the version before if it does not fit, or if a row could meet its own
@@ -192,37 +225,42 @@ class Job:
 
 
 def _load_state(
-    spec: Spec, store: TableStore, name: str | None, *, partly: bool = False
+    spec: Spec, store: TableStore, parent: JobRecord | None, *, partly: bool = False
 ) -> FittedState:
-    """Loads the table's fitted state. Raises StateError if it belongs to another spec.
+    """Loads the table's fitted state, under the names of this spec. Raises StateError if it belongs to another spec.
 
     With `partly`, loads only what this spec learns in the same way. So columns may be added and dropped, and the others
     keep their ids. What was learned from labels is then left out. It gives no ids, and a row may have another fold
     now."""
     if not spec.fitted:
         return FittedState(spec=spec.fitted_hash)
-    if name is None:
+    if parent is None or parent.state is None:
         raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
-    state = FittedState.load(store, name)
+    state = FittedState.load(store, parent.state)
     for stored in state.stored.values():
         stored.check()  # an engine may read the files by itself, without a check
+    earlier = Spec.parse(parent.spec).input
+    chains = json.loads(json.dumps(spec.named_as(earlier).chains))  # in the form of a stored state
+    kept = dict[str, str]()
+    for key, chain in chains.items():
+        column, _, number = key.rpartition("/")
+        for name in (spec.input.name_before(earlier, column), column):
+            if state.chains.get(f"{name}/{number}") == chain:
+                kept.setdefault(key, f"{name}/{number}")
     if partly:
-        chains = json.loads(json.dumps(spec.chains))  # in the form that a stored state has
-        same = {
-            key: table
-            for key, table in state.tables.items()
-            if state.chains.get(key) == chains.get(key) and key not in spec.learned_from_labels
-        }
-        return FittedState(
-            spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on
-        )
-    if state.spec != spec.fitted_hash:
+        kept = {key: old for key, old in kept.items() if key not in spec.learned_from_labels}
+    elif kept.keys() != chains.keys() or {*kept.values()} != state.tables.keys():
         raise StateError(
-            f"{store.uri}: its fitted state belongs to another spec: {_difference(state.chains, spec.chains)}; "
+            f"{store.uri}: its fitted state belongs to another spec: {_difference(state.chains, chains)}; "
             "to add or drop columns and keep every id, pass --mode overwrite --update-state with all of the "
             "input, old and new"
         )
-    return state
+    return FittedState(
+        spec=spec.fitted_hash,
+        tables={key: state.tables[old] for key, old in kept.items()},
+        chains=spec.chains,
+        fitted_on=state.fitted_on,
+    )
 
 
 def _difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> str:

@@ -61,6 +61,8 @@ class Result:
     """`spark` or `local`."""
     inputs: Mapping[str, int]
     """The version of each Delta or Iceberg table that was read."""
+    late: int
+    """The number of an append's rows that are older than rows of the table from which their histories continue."""
 
 
 def run_job(job: Job, engine: Engine) -> Result:
@@ -113,6 +115,7 @@ class _JobRun:
             ways=ways,
             engine=self.engine.name,
             inputs=self.job.input_versions,
+            late=self.engine.late,
         )
 
     def _make(self) -> tuple[JobRecord, tuple[Field, ...], RowCounts, Mapping[str, str]]:
@@ -191,6 +194,7 @@ class _JobRun:
             raise InputError(f"{names}: holds no rows")
         self._check_rejects(counted)
         self._warn_of_joins(counted)
+        self._warn_of_late_rows()
         if empty := [name for name, share in counted.nulls.items() if share == 1]:
             self.progress.say(
                 f"warning: the input columns {', '.join(empty)} have no value in any row; see that the input names or "
@@ -213,6 +217,24 @@ class _JobRun:
         # Rows without a label may come at any time if they have a split of their own.
         may_be_null = [self.spec.label] if table.unlabelled else []
         refuse_lost(job.parent, counted, (*job.accept_nulls, *may_be_null), self.progress.say)
+
+    def _warn_of_late_rows(self) -> None:
+        job, late, histories = self.job, self.engine.late, self.spec.rows.histories
+        if not late:
+            return
+        by = ", ".join(dict.fromkeys(repr(history.by) for history in histories))
+        names = ", ".join(history.name for history in histories)
+        if job.late == "reject":
+            what = "they are rejected"
+        else:
+            what = (
+                f"their {names} may lack values, and rows of the table do not know theirs; --late reject rejects such "
+                "rows"
+            )
+        self.progress.say(
+            f"warning: {late:,} rows are late: older than rows of the table with the same {by}; {what}; for whole "
+            f"histories, {job.advise_rebuild(self.spec)}"
+        )
 
     def _warn_of_joins(self, counted: RowCounts) -> None:
         """Names each side table from which next to no row has got a value."""

@@ -121,12 +121,14 @@ class InputFiles:
         """Where each file has its columns. The names of folders have further columns."""
         if self._source.is_table:
             return self._located
-        kinds = self._source.read_as
-        texts = [name for name, kind in kinds.items() if kind == "text"]
+        column_of, kinds = self._source.column_of, self._source.read_as
+        texts = [name for name, column in column_of.items() if kinds[column] == "text"]
         named = partitions_of([file.path for file in self.files], texts)
         for file, (schema, _), columns in zip(self.files, self._footers, named, strict=True):
-            refuse_twice(file.name, [name for name in schema.names if name in kinds], columns)
-        return {file: columns.of(kinds) for file, columns in zip(self.files, named, strict=True)}
+            refuse_twice(file.name, [name for name in schema.names if name in column_of], columns)
+        return {
+            file: columns.of(column_of) for file, columns in zip(self.files, named, strict=True)
+        }
 
 
 def pieces_of_task(parts: Sequence[Part]) -> Iterator[Piece | RowGroups]:

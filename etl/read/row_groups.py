@@ -39,7 +39,7 @@ class RowGroups:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the spec's columns, and `_bad`, the name of the first column that does not fit its type."""
-        for batch in self.stored(self.source.columns):
+        for batch in self.stored(self.source.column_of):
             yield stored_cells(batch, self.source)
 
     def stored(self, wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
@@ -81,15 +81,17 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -
     stored = {
         file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()
     }
-    everywhere = dict.fromkeys(name for kinds in stored.values() for name in kinds)
+    column_of = source.column_of
+    known = {file: {column_of.get(name, name) for name in kinds} for file, kinds in stored.items()}
+    everywhere = dict.fromkeys(name for names in known.values() for name in sorted(names))
     if source.format == "parquet":
-        refuse_lacking(stored, source.columns, source.optional)
+        refuse_lacking(known, source.columns, source.optional)
     refuse_missing(
         named, everywhere, [name for name in source.columns if name not in source.optional]
     )
     for file, kinds in stored.items():
-        for name in source.columns.keys() & kinds.keys():
-            kind, have = source.read_as[name], kinds[name]
+        for name in column_of.keys() & kinds.keys():
+            kind, have = source.read_as[column_of[name]], kinds[name]
             try:
                 stored_column(pa.array([], have), kind)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -23,7 +23,7 @@ from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.session import fit_session
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
-from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.store import folder_of_tails
 
 if TYPE_CHECKING:
@@ -51,13 +51,24 @@ class SparkEngine(Engine):
         for join in self.spec.rows.joins:
             check_side_table(join, self.spec.types, job.accept_nulls)
         spark = self._start(files.compiled)
-        if job.mode == "append" and job.parent is not None and job.parent.tails:
+        if job.mode == "append" and job.parent is not None:
             for history in self.spec.rows.histories:
                 folder = folder_of_tails(job.parent.job, history.name)
-                if job.store.files(folder):
-                    earlier[history.name] = job.store.spark_url(folder)
-        level = 0 if job.learns else None
-        self._raw = RawInput(spark, self.spec, files, level, earlier, job.accept_nulls)
+                if not job.store.files(folder):
+                    raise StateError(
+                        f"{job.store.url(folder)}: what {history.name!r} must know of earlier rows is not there; "
+                        f"{job.advise_rebuild(self.spec)}"
+                    )
+                earlier[history.name] = job.store.spark_url(folder)
+        self._raw = RawInput(
+            spark,
+            self.spec,
+            files,
+            0 if job.learns else None,
+            earlier,
+            job.accept_nulls,
+            job.late == "reject",
+        )
         self._release = self._raw.release
         self._large = Large(spark, job.store, job.files_of_state, job.collected_values)
         fit_session(
@@ -87,6 +98,7 @@ class SparkEngine(Engine):
                 for rows in self._raw.rejects():
                     self.rejects.add(rows)
             self._warn_of_units()
+            self.late = self._raw.late
         return sums
 
     def extend(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:

@@ -31,8 +31,11 @@ def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
     """Writes Parquet files to a folder for each history and side table: see `_tail` and `SideTable.known_rows`."""
     spec = raw.spec
     frames = {tail_of_join(number): side.known_rows() for number, side in enumerate(raw.sides)}
+    rows = raw.related
+    if raw.reject_late and raw.earlier:
+        rows = rows.where("_late is null")
     for history in spec.rows.histories:
-        frames[history.name] = _tail(raw.related, history, spec, raw.earlier)
+        frames[history.name] = _tail(rows, history, spec, raw.earlier)
     for name, frame in frames.items():
         frame.write.mode("overwrite").options(compression="zstd", **COMMIT_OPTIONS).parquet(
             store.spark_url(folder_of_tails(job, name))

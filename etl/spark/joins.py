@@ -22,17 +22,58 @@ _SALTS = 4096
 
 
 def relate(
-    rows: DataFrame, spec: Spec, sides: Iterable[SideTable], earlier: Mapping[str, str]
+    rows: DataFrame,
+    spec: Spec,
+    sides: Iterable[SideTable],
+    earlier: Mapping[str, str],
+    *,
+    reject_late: bool = False,
 ) -> DataFrame:
     """Returns the rows after dedup, joins and histories, in this order. `earlier` has the files from which histories
-    continue, by the history's name."""
+    continue, by the history's name: the rows then have the column `_late`. With `reject_late`, late rows get no
+    histories, and are in none."""
     if spec.rows.dedup:
         rows = _drop_duplicates(rows, spec.rows.dedup)
     for side in sides:
         rows = _add_side_columns(rows, side)
+    late = None
+    if reject_late and earlier:
+        marked = _mark_late(rows, spec, earlier)
+        rows, late = marked.where("_late is null"), marked.where("_late is not null")
     for history in spec.rows.histories:
         rows = _add_history(rows, history, spec, earlier.get(history.name))
+    if late is not None:
+        return rows.unionByName(late, allowMissingColumns=True)
+    return _mark_late(rows, spec, earlier) if earlier else rows
+
+
+def _mark_late(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
+    """Adds `_late`: the first history or lag of which the table has a newer value with the row's key. Null: none."""
+    from pyspark.sql import functions as sql
+
+    rows = rows.withColumn("_late", sql.lit(None).cast("string"))
+    for history in spec.rows.histories:
+        stored = rows.sparkSession.read.parquet(earlier[history.name])
+        newest = sql.element_at("entries", -1)["at"]
+        joined = _join_stored(
+            spread_missing_keys(rows, [history.by]), stored, history, newest.alias("_newest")
+        )
+        is_late = sql.col("_late").isNull() & (sql.col(quoted(history.order)) < sql.col("_newest"))
+        rows = joined.withColumn(
+            "_late", sql.when(is_late, history.name).otherwise(sql.col("_late"))
+        ).select(*map(quoted, rows.columns))
     return rows
+
+
+def _join_stored(
+    rows: DataFrame, stored: DataFrame, history: HistorySpec, column: Column
+) -> DataFrame:
+    """Adds a column of what an earlier job stored for the key of each row. It is null for keys that are not there."""
+    from pyspark.sql import functions as sql
+
+    stored = stored.select(sql.col("key").alias("_key"), sql.lit(0).alias("_no_salt"), column)
+    is_same = sql.col(quoted(history.by)) == sql.col("_key")
+    return rows.join(stored, is_same & (sql.col("_salt") == sql.col("_no_salt")), "left")
 
 
 def _order_of_ties(rows: DataFrame) -> list[Column]:
@@ -228,17 +269,8 @@ def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> Da
     from pyspark.sql import functions as sql
 
     kind = rows.schema["_found"].dataType.simpleString()  # a type in which everything may be null
-    stored = rows.sparkSession.read.parquet(earlier).select(
-        sql.col("key").alias("_key"),
-        sql.lit(0).alias("_no_salt"),
-        sql.col("entries").cast(kind).alias("_earlier"),
-    )
-    rows = rows.join(
-        stored,
-        (sql.col(quoted(history.by)) == sql.col("_key"))
-        & (sql.col("_salt") == sql.col("_no_salt")),
-        "left",
-    )
+    stored = rows.sparkSession.read.parquet(earlier)
+    rows = _join_stored(rows, stored, history, sql.col("entries").cast(kind).alias("_earlier"))
     at, length = sql.col(quoted(history.order)), history.lag or history.length
     before = sql.filter("_earlier", lambda entry: sql.coalesce(entry["at"] < at, at.isNotNull()))
     entries = last_elements(

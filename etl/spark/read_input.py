@@ -47,6 +47,8 @@ class RawInput:
     `sluice.etl.spark.history_state` wrote them."""
     accepted: tuple[str, ...]
     """The columns of side tables that may have values of other types."""
+    reject_late: bool = False
+    """Whether rows are rejected that are older than the values from which a history continues."""
 
     @cached_property
     def _tasks(self) -> tuple[Callable[[], Sequence[tuple[Part, ...]]], DataFrame]:
@@ -106,7 +108,8 @@ class RawInput:
         names of these columns have `DOT` for each dot, because pyspark does not quote names for its workers."""
         if not self.spec.rows.relational:
             return self._stored
-        return self.related.toDF(*[name.replace(".", DOT) for name in self.related.columns])
+        related = self.related if self.reject_late else self.related.drop("_late")
+        return related.toDF(*[name.replace(".", DOT) for name in related.columns])
 
     @property
     def _stored(self) -> DataFrame:
@@ -122,7 +125,13 @@ class RawInput:
         ]
         kinds += [f"{name} bigint" for name in TIES]
         typed = self._stored.mapInArrow(partial(rows_with_ties, self.parsed_rows), ", ".join(kinds))
-        return relate(typed, self.spec, self.sides, self.earlier).persist()
+        related = relate(typed, self.spec, self.sides, self.earlier, reject_late=self.reject_late)
+        return related.persist()
+
+    @cached_property
+    def late(self) -> int:
+        """The number of rows that are older than values of the same key in the table."""
+        return self.related.where("_late is not null").count() if self.earlier else 0
 
     def release(self) -> None:
         """Removes the rows that Spark has stored for this input. Waits for the executors, because a session that ends

@@ -46,6 +46,7 @@ _FORMATS_OF_KEY = {
     **dict.fromkeys(("decimal", "thousands", "null_values", "encoding"), ("tsv", "csv", "json")),
     "place": ("tsv", "csv", "json", "parquet"),
 }
+_ABOUT = ("name", "was", "also", "format", "zone")
 _RANGE = re.compile(r"([A-Za-z_]+)(\d+)\.\.([A-Za-z_]+)(\d+)")
 
 
@@ -64,6 +65,8 @@ class Input:
     ends before them."""
     was: Mapping[str, str] = field(default_factory=dict)
     """The name or the type that a column had in an earlier version of the table."""
+    also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other names that a column may have in files and requests. The first of its names that has a value counts."""
     times: Mapping[str, ParseTime] = field(default_factory=dict)
     """The parsers of number columns that the input holds as texts of times."""
     encoding: str = "utf-8"
@@ -104,6 +107,21 @@ class Input:
         return pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.read_as.items()])
 
     @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """All names that each column may have in files and requests."""
+        return {name: (name, *self.also.get(name, ())) for name in self.columns}
+
+    @property
+    def column_of(self) -> dict[str, str]:
+        """Maps each name to its column."""
+        return {name: column for column, names in self.names.items() for name in names}
+
+    def name_before(self, earlier: Input, name: str) -> str:
+        """Returns the name that a column had in an earlier spec. A rename that stood there before says nothing new."""
+        was = self.was.get(name, name)
+        return name if name in earlier.columns and earlier.was.get(name) == was else was
+
+    @property
     def with_place(self) -> dict[str, str]:
         """The columns of a row before joins and histories add others, with their types."""
         return {**self.columns, **({self.place: "float"} if self.place else {})}
@@ -112,7 +130,13 @@ class Input:
 def read_input(raw: dict[str, Any]) -> Input:
     form = raw.get("format", "tsv")
     raw.setdefault("delimiter", "\t" if form == "tsv" else ",")
-    columns, was, times = _read_columns(raw.pop("columns", []), form)
+    entries = raw.pop("columns", [])
+    columns, was, times = _read_columns(entries, form)
+    also = _read_also(entries, columns)
+    if also and not (raw.get("header") or form in ("json", *WITH_COLUMNS)):
+        raise SpecError(
+            f"input.columns: `also` needs names in the files: {form} with header = true, or another format"
+        )
     own: dict[str, Any] = {"own_format": None}
     if kind := LINE_FORMATS.get(str(form)):
         names = {key.name for key in fields(kind)} & raw.keys()
@@ -126,6 +150,7 @@ def read_input(raw: dict[str, Any]) -> Input:
         **own,
         columns=columns,
         was=was,
+        also=also,
         times=times,
         number_texts=bool({"decimal", "thousands", "null_values"} & raw.keys()),
         marks=(),
@@ -160,7 +185,7 @@ def _read_columns(
     for number, entry in enumerate(read_value(entries, list, "input.columns")):
         path = f"input.columns[{number}]"
         about = entry if isinstance(entry, dict) else {"name": str(entry)}
-        check_keys(about, ("name", "was", "format", "zone"), path)
+        check_keys(about, _ABOUT, path)
         names, _, kind = read_value(about.get("name"), str, f"{path}.name").rpartition(":")
         if "was" in about:
             was[names] = read_value(about["was"], str, f"{path}.was")
@@ -193,6 +218,27 @@ def _read_columns(
                 f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
             )
     return columns, was, times
+
+
+def _read_also(entries: list[Any], columns: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Returns the other names of columns."""
+    also: dict[str, tuple[str, ...]] = {}
+    taken = {*columns}
+    for number, entry in enumerate(entries):
+        path = f"input.columns[{number}]"
+        if not isinstance(entry, dict) or "also" not in entry:
+            continue
+        name = str(entry["name"]).rpartition(":")[0]
+        if name not in columns:
+            raise SpecError(
+                f"{path}: {name!r} has an `also`, and so must be one column, not a range"
+            )
+        also[name] = read_value(entry["also"], tuple[str, ...], f"{path}.also")
+        for other in also[name]:
+            if other in taken or not other:
+                raise SpecError(f"{path}.also = {other!r}: another column has this name already")
+            taken.add(other)
+    return also
 
 
 def _expand_range(names: str, path: str) -> list[str]:

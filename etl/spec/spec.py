@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -272,6 +272,24 @@ class Spec:
     def levels(self) -> int:
         """The number of passes that fitting takes."""
         return max((learned.level + 1 for learned in self.fitted), default=0)
+
+    def named_as(self, earlier: Input) -> Spec:
+        """Returns a spec that makes its columns of the names that input columns had in an earlier one."""
+        name = partial(self.input.name_before, earlier)
+        table, rows = self.table, self.rows
+        histories = (
+            replace(each, of=name(each.of), by=name(each.by), order=name(each.order))
+            for each in rows.histories
+        )
+        negatives = rows.negatives
+        if negatives:
+            negatives = replace(negatives, column=name(negatives.column))
+        return replace(
+            self,
+            columns=tuple(replace(c, sources=tuple(map(name, c.sources))) for c in self.columns),
+            rows=replace(rows, histories=tuple(histories), negatives=negatives),
+            table=replace(table, order=name(table.order)) if table.order else table,
+        )
 
     @property
     def chains(self) -> dict[str, Any]:

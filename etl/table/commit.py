@@ -75,12 +75,13 @@ class Base:
             )
 
     def permit_append(self, stored: pa.Schema, uri: str) -> None:
-        """Refuses to append rows with other columns than the version has."""
+        """Refuses to append rows with other columns than the version has. Inputs may have new names."""
         have, want = (
             {
                 f.name: {
                     "type": str(f.type),
                     **json.loads((f.metadata or {}).get(METADATA_KEY, b"{}")),
+                    "inputs": None,
                 }
                 for f in schema or ()
             }

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -280,6 +281,43 @@ def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
         stored.read(transplant._rows(stored, key, grown, 3, 5))
         assert torch.equal(grown[:3], old[key])
         assert not grown[3:].any()
+
+
+@pytest.mark.parametrize("rows", [(7, 11), (8, 21), (64, 65)])
+def test_a_grown_spread_table_that_is_cut_by_columns_keeps_the_row_of_each_id(rows):
+    """On each rank, also if the table is cut by rows and columns. So do the states of its optimiser."""
+    old_rows, new_rows = rows
+    ids = torch.arange(old_rows)
+    before, after = (spread_rows(ids, count) for count in rows)
+    old, states = torch.rand(old_rows, 6), torch.rand(old_rows)
+    top = new_rows // 2
+    for low, high in ((0, new_rows), (0, top), (top, new_rows)):
+        for left, right in ((0, 6), (0, 2), (2, 6), (4, 6)):
+            cut = torch.zeros(high - low, right - left)
+            transplant._fill_spread_table(old, sharded(cut, (low, left)), *rows)
+            full = torch.zeros(new_rows, 6)
+            full[after] = old[before]
+            assert torch.equal(cut, full[low:high, left:right])
+        cut = torch.zeros(high - low)
+        transplant._fill_spread_table(states, sharded(cut, (low,)), *rows)
+        full = torch.zeros(new_rows)
+        full[after] = states[before]
+        assert torch.equal(cut, full[low:high])
+
+
+def sharded(part: torch.Tensor, first: tuple[int, ...]) -> SimpleNamespace:
+    """Returns a tensor of which this rank holds one part."""
+    about = SimpleNamespace(shard_offsets=list(first), shard_sizes=list(part.shape))
+    return SimpleNamespace(local_shards=lambda: [SimpleNamespace(metadata=about, tensor=part)])
+
+
+def test_a_run_that_changes_versions_counts_its_steps_from_there(tmp_path):
+    """The step within an epoch of the newer version is counted from the change, `since`."""
+    table = small_table(tmp_path / "table", rows=100)
+    meta = replace(CheckpointMeta.of(table, {}), step=37, epoch=2, rows=999, since=12)
+    followed = meta.following(table, {})
+    assert (followed.since, followed.step, followed.epoch, followed.rows) == (37, 37, 2, 999)
+    assert replace(followed, step=40).following(table, {}).since == 40
 
 
 # ---- whole runs

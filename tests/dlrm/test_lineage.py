@@ -65,8 +65,8 @@ def read_spec(
     return Spec.parse(text + COLUMN.format(source=source, ops=ops))
 
 
-def history(of="a", by="user", order="day", length=5) -> Spec:
-    rows = HISTORY.format(of=of, by=by, order=order, length=length)
+def history(of="a", by="user", order="day", length=5, more="") -> Spec:
+    rows = HISTORY.format(of=of, by=by, order=order, length=length) + more
     text = INPUT.format(a='"a:text"', time='"t:int"', more="") + rows
     column = COLUMN.format(source="past", ops=HASH).replace('"sparse"', '"id_list"')
     return Spec.parse(text + column)
@@ -97,6 +97,7 @@ def at(format_: str, zone: str) -> Spec:
         (history(), history(of="b")),
         (history(), history(by="b")),
         (history(), history(order="t")),
+        (history(), history(more="positive = true\n")),
         (lag(), lag(of="b")),
         (lag(), lag(by="b")),
         (lag(), lag(rows=2)),

@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.spec.row_identity import SplitMoved
+from sluice.etl.spec.row_identity import KeyColumn, SplitMoved
 from sluice.etl.spec.row_split import hash_of
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run
 from tests.etl.tables import column, columns_of, write_rows, write_spec
-from tests.raises import assert_names
+from tests.raises import assert_names, raises
 
 ROWS = 4000
 COLUMNS = ("click:int", "id:int", "user:text", "price:float")
@@ -101,3 +101,51 @@ def test_rows_stay_where_they_lie_and_a_job_that_moves_them_is_refused(tmp_path)
         said=said,
     )
     assert_names(said.text, "warning:", "'train'", "version 2")
+
+
+def test_rows_of_one_key_are_told_apart_by_the_time_that_splits_them(tmp_path):
+    """A user may be in both splits, at other times: an overwrite with the same rows moves none of them."""
+    times = np.arange(200.0)
+    rows = write_rows(
+        tmp_path / "rows.parquet",
+        click=[0, 1] * 100,
+        user=[f"u{n % 100}" for n in range(200)],
+        at=times,
+    )
+
+    def text(end: int) -> str:
+        return write_spec(
+            ("click:int", "user:text", "at:float"),
+            column("user", "sparse", "hash, size = 400"),
+            table=f'key = ["user"]\nsplit_time = "at"\nsplit = {{train = 0, test = {end}}}',
+        )
+
+    run(None, tmp_path / "t", rows, text=text(100))
+    said = Said()
+    run(None, tmp_path / "t", rows, text=text(100), mode="overwrite", said=said)
+    assert "warning" not in said.text
+    with raises(SplitMoved, "33.3 %", "'test'"):
+        run(None, tmp_path / "t", rows, text=text(50), mode="overwrite")
+    assert FeatureTable.open(tmp_path / "t").version == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_key_that_was_first_read_as_float_has_the_hash_of_that_float(seed):
+    """Also beyond 2^53, where the float is rounded, and for texts that are no number, which count as missing."""
+    draw = np.random.default_rng(seed)
+    wholes = [0, 1, -7, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63), None]
+    wholes += draw.integers(-(2**63), 2**63 - 1, 20).tolist()
+    texts = {"7": 7.0, " 7.0\t": 7.0, "1e3": 1e3, "-0.25": -0.25, "x": None, "": None, "1,5": None}
+    texts |= {str(whole): float(whole) for whole in wholes if whole is not None}
+    mixed, proper = [*texts, None], [text for text, number in texts.items() if number is not None]
+    given = [
+        ("int", pa.array(wholes, pa.int64()), [w if w is None else float(w) for w in wholes]),
+        ("text", pa.array(mixed), [texts.get(str(text)) for text in mixed]),
+        ("text", pa.array(proper), [texts[text] for text in proper]),
+        ("text", pa.array(mixed).dictionary_encode(), [texts.get(str(text)) for text in mixed]),
+    ]
+    first = KeyColumn.of("k", "float")
+    for kind, values, floats in given:
+        later = KeyColumn(name="k", type=kind, first="k", first_type="float")
+        want = hash_of({"k": pa.array(floats, pa.float64())}, [first], seed)
+        assert hash_of({"k": values}, [later], seed).tolist() == want.tolist()

@@ -119,7 +119,7 @@ def test_flags_and_parts_of_objects_in_json():
     odd = [
         b'{"label": true, "a": {"b": {"C": "inner"}}, "a.b.C": "named so"}',
         b'{"label": 1, "I": false, "a": "text"}',
-        b'{"label": 1, "a": {"b": {"C": true}}}',
+        b'{"label": 1, "a": {"b": {"C": [true]}}}',
     ]
     rows, rejected = parsed(*odd)
     assert rows == [(1, None, None, "named so", None), (1, 0, None, None, None)]

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.lookups import Serving
+from sluice.etl.spark.joins import _drop_duplicates
+from sluice.etl.spec.row_rules import Dedup
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.slow_hashes import key_of
@@ -171,3 +173,15 @@ def test_the_row_that_stays_of_several_is_not_chosen_by_its_label(spark, tmp_pat
     assert len([number for number, _ in kept if number < 1000]) < 450
     clicked = sum(click for number, click in kept if number >= 1000)
     assert 60 < clicked < 140  # five standard deviations
+
+
+def test_a_row_without_a_time_comes_before_all_others_of_its_key(spark):
+    """So `keep = "last"` keeps it only if no other row of the key has a time. NaN comes last."""
+    rows = spark.sql(
+        "select user, at, row, row as _tie_of_key, 0 as _tie_of_row, 0 as _tie_of_label from values "
+        "('a', 5D, 1), ('a', null, 9), ('a', 7D, 2), ('b', null, 4), ('b', null, 3), "
+        "('c', null, 8), ('c', double('NaN'), 5), ('c', 7D, 6) as t(user, at, row)"
+    )
+    for keep, want in (("last", [2, 4, 5]), ("first", [9, 3, 8])):
+        kept = _drop_duplicates(rows, Dedup(by=("user",), order="at", keep=keep))
+        assert [row["row"] for row in kept.orderBy("user").collect()] == want

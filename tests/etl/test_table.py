@@ -261,6 +261,20 @@ def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
     assert len({f.path for f in now.files}) == len(now.files)
 
 
+def test_of_two_appends_with_histories_the_second_runs_again(table):
+    """What it knew of earlier rows, and what it leaves for the next append, lacks the rows of the first."""
+    store, base = TableStore(table.uri), Base.read(TableStore(table.uri))
+    first, second = (
+        replace(record_of(table, f"job-{number}", "append"), tails=True) for number in range(2)
+    )
+    assert publish(store, base, first, table.fields) == 1
+    with raises(CommitConflict, table.uri, "version 1", "version 0"):
+        publish(store, base, second, table.fields)
+    now = FeatureTable.open(table.uri)
+    assert (now.version, now.records.keys() & {"job-0", "job-1"}) == (1, {"job-0"})
+    assert publish(store, Base.read(store), second, table.fields) == 2
+
+
 @pytest.mark.parametrize("lost", ["data/20200101T000000-dead", "_sluice/state/more"])
 def test_a_job_of_which_a_vacuum_has_taken_files_publishes_nothing(table, lost):
     """It takes them if the job has run for more than a day, or for a clock that is as wrong."""

@@ -189,10 +189,12 @@ _MISFITS = {
 JSON_MISFITS = {
     "int": ["[1]", "{}", '"12"', "1.0"],
     "float": ["[1.5]", '"1.5"'],
-    "text": ["5", "true", '["a"]', '"\\ud800"'],
-    "texts": ['"a"', "[1.5]", "[true]", '[["a"]]', '{"a": 1}'],
+    "text": ["{}", '["a"]', '"\\ud800"'],
+    "texts": ['"a"', "5", '[["a"]]', '{"a": 1}'],
     "floats": ["3", '["a"]', "[[1.5]]"],
 }
+
+WRITTEN = (True, False, *INTS[3:], *LONG, *FLOATS)
 
 Parameters = Callable[[random.Random, str], dict[str, Any]]
 
@@ -416,8 +418,6 @@ def _pool(draw: random.Random, case: Case, name: str, kind: str) -> list[Any]:
         ]
     if kind in ("texts", "floats"):
         single = _pool(draw, case, "", "text" if kind == "texts" else "float")
-        if kind == "texts" and case.form == "json":  # where a whole number stands for its digits
-            single += draw.choice([(), INTS + LONG])
         return [
             [draw.choice([None, *single, *single]) for _ in range(draw.randint(0, 4))]
             for _ in range(12)
@@ -432,10 +432,13 @@ def _pool(draw: random.Random, case: Case, name: str, kind: str) -> list[Any]:
     texts = [*TEXTS, *(_IN_LINES if case.form in ("json", "parquet") else ())]
     if case.form == "tsv":  # which has no quotes, and cannot tell an empty text from none
         texts = [text for text in texts if text and case.delimiter not in text and "\n" not in text]
+    # In JSON, a number or a boolean is the text that it is written as. `literal` may write 1 as true.
+    written = draw.choice([(), WRITTEN]) if case.form == "json" else ()
     return [
         *texts[:1],
         *_some(draw, texts, 14),
         *_some(draw, texts, 14),
+        *written,
     ]  # the empty text, if it can be told from none
 
 

@@ -56,6 +56,14 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         cells.values(),
         key=lambda row: (_moment(row[order]), [related[row["place"]][tie] for tie in TIES]),
     )
+    known = [row for row in rows if row["place"] in early]
+    late_otherwise = [
+        f"{have!r} is late in row {row}, not {want!r}"
+        for row in rows
+        if row["place"] not in early
+        for have, want in [(related[row["place"]]["_late"], _late(spec, row, known, order))]
+        if have != want
+    ]
     times = draw.choices([row[order] for row in rows], k=len(rows))
     asked = rows + [{**row, order: time} for row, time in zip(rows, times, strict=True)]
     served, problems = _served(_table(spec, store, "late"), asked)
@@ -75,10 +83,14 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         for number, row in enumerate(asked)
         if any(_is_lost(history, row, rows) for history in spec.rows.histories)
     }
-    return findings + [
-        f"a server {'answers' if number in lost else 'refuses'} {asked[number]}: {problems.get(number)}"
-        for number in sorted(lost ^ problems.keys())
-    ]
+    return (
+        late_otherwise
+        + findings
+        + [
+            f"a server {'answers' if number in lost else 'refuses'} {asked[number]}: {problems.get(number)}"
+            for number in sorted(lost ^ problems.keys())
+        ]
+    )
 
 
 def _spec(draw: random.Random, form: str, order: str) -> str:
@@ -137,6 +149,23 @@ def _table(spec: Spec, store: TableStore, job: str) -> Any:
     """Returns what a server reads of a table with the version that this job made."""
     record = SimpleNamespace(job=job)
     return SimpleNamespace(uri=store.uri, fields=spec.fields({}), record=record, spec=lambda: spec)
+
+
+def _late(spec: Spec, row: Row, known: list[Row], order: str) -> str | None:
+    """Returns the first history that has a newer value of the row's key in the rows of the early job."""
+    for history in spec.rows.histories:
+        for other in known:
+            enters = history.lag or (
+                other[history.of] is not None and (other["click"] or not history.positive)
+            )
+            if (
+                enters
+                and None not in (row[history.by], row[order], other[order])
+                and same(other[history.by]) == same(row[history.by])
+                and _moment(other[order]) > _moment(row[order])
+            ):
+                return history.name
+    return None
 
 
 def _moment(value: Any) -> tuple[Any, ...]:
