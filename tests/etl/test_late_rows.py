@@ -13,11 +13,44 @@ from sluice.etl.table.store import TableStore, folder_of_tails
 from sluice.etl.table.table import FeatureTable
 from tests.etl import test_serving as plain
 from tests.etl.jobs import Said, job_of, run
-from tests.etl.tables import column, rejects_of, section, write_rows, write_spec
+from tests.etl.tables import rejects_of
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.spark
 FIRST = plain.FIRST
+CHAINED = """
+[input]
+format = "csv"
+columns = ["click:int", "user:text", "item:text", "at:int"]
+[table]
+split = {all = 1.0}
+[[lag]]
+name = "prev"
+of = "item"
+by = "user"
+order = "at"
+[[lag]]
+name = "following"
+of = "item"
+by = "prev"
+order = "at"
+[[history]]
+name = "items"
+of = "item"
+by = "user"
+order = "at"
+length = 2
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "following"
+role = "key"
+[[column]]
+name = "items"
+role = "id_list"
+ops = [{op = "hash", size = 9}]
+"""
 
 
 def drawn_days(seed: int) -> tuple[list[dict], list[dict]]:
@@ -78,33 +111,16 @@ def test_rejected_late_rows_are_in_no_history_and_the_others_are_whole(
 
 def test_late_rows_are_counted_by_each_key_and_an_append_changes_no_history(spark, tmp_path):
     """Also by a key that another lag makes. Rows without a key, and those of the newest moment, are not late."""
-    text = write_spec(
-        "click:int user:text item:text at:int",
-        section("lag", name="prev", of="item", by="user", order="at"),
-        section("lag", name="following", of="item", by="prev", order="at"),
-        section("history", name="items", of="item", by="user", order="at", length=2),
-        column("following", "key"),
-        column("items", "id_list", "hash, size = 9"),
-    )
-    keys = ("user", "item", "at")
-
-    def write(name, *rows):
-        return write_rows(
-            tmp_path / name,
-            [{"click": 0, **dict(zip(keys, row, strict=True))} for row in rows],
-            {key: plain.TYPES["item" if key == "at" else "user"] for key in keys},
-        )
-
-    first = write("first", ("a", "x", 1), ("a", "y", 10), ("b", "x", 5), ("b", "z", 30))
+    text, out, later = CHAINED, tmp_path / "t", tmp_path / "later"
+    (tmp_path / "first").write_text("0,a,x,1\n0,a,y,10\n0,b,x,5\n0,b,z,30\n")
     # Of the lag `following`, key x has its newest row at 30. The first and the last row are late by that alone.
-    later = write("later", ("a", "q", 10), (None, "q", 0), ("c", "x", 20), ("c", "q", 25))
-    run(spark, tmp_path / "t", first, text=text)
-    with raises(InputError, "--late", "'following'"):
-        job_of(tmp_path / "t", later, text=text, mode="append", late="reject")
-    with raises(InputError, "'neither'", "accept", "reject"):
-        job_of(tmp_path / "t", later, text=text, mode="append", late="neither")
-    said, given = Said(), {"mode": "append", "accept_nulls": ("user",)}
-    result = run(spark, tmp_path / "t", later, text=text, said=said, **given)
+    later.write_text("0,a,q,10\n0,,q,0\n0,c,x,20\n0,c,q,25\n")
+    run(spark, out, tmp_path / "first", text=text)
+    for late, facts in (("reject", ["--late", "'following'"]), ("neither", ["'neither'"])):
+        with raises(InputError, *facts):
+            job_of(out, later, text=text, mode="append", late=late)
+    said = Said()
+    result = run(spark, out, later, text=text, said=said, mode="append", accept_nulls=("user",))
     assert (result.late, result.rows_out) == (2, 4)
     [line] = [line for line in said.text.splitlines() if "late" in line]
     assert_names(line, 2, "user", "prev", "following", "--late", "--mode", "overwrite")
@@ -118,9 +134,9 @@ def test_late_rows_are_counted_by_each_key_and_an_append_changes_no_history(spar
     ):
         assert text.count(old) == 1
         with raises(InputError, key, "--mode", "overwrite"):
-            job_of(tmp_path / "t", later, text=text.replace(old, new), mode="append")
+            job_of(out, later, text=text.replace(old, new), mode="append")
     # Without what the table knows of earlier rows, histories would begin anew.
-    record = FeatureTable.open(tmp_path / "t").record
-    TableStore(tmp_path / "t").remove(folder_of_tails(record.job, "following"))
+    record = FeatureTable.open(out).record
+    TableStore(out).remove(folder_of_tails(record.job, "following"))
     with raises(StateError, "'following'", "--mode", "overwrite"):
-        run(spark, tmp_path / "t", later, text=text, mode="append")
+        run(spark, out, later, text=text, mode="append")

@@ -18,131 +18,158 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from tests.dlrm.serving.stub import decoded
 from tests.etl.jobs import build_table, job_of, rows_of, run, words_of
-from tests.etl.tables import batch_of, column, write_rows, write_spec
+from tests.etl.tables import batch_of, write_rows
 from tests.fuzz.one_value import parsed_rows
 from tests.raises import raises
 
-WRITTEN = (
-    *("7", "-7", "0", "-0", "007x", "1.0", "1.50", "-0.0", "1e5", "1E+5", "0.1", "true", "false"),
-    *("9223372036854775807", "9223372036854775808", "1" * 400, "9" * 5000, "1e400", "NaN"),
+SPEC = """
+[input]
+format = "json"
+columns = ["click:int", {name = "uid:text", also = ["user.id", "user_id"]}, "price:float", "all:texts"]
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "uid"
+role = "sparse"
+ops = [{op = "hash", size = 99}]
+[[column]]
+name = "name"
+from = "uid"
+role = "key"
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill"}]
+[[column]]
+name = "all"
+role = "id_list"
+ops = [{op = "hash", size = 9}]
+"""
+LEARNED = """
+[input]
+format = "json"
+columns = ["click:int", "uid:text", "item:text", "at:int"]
+[table]
+key = ["at"]
+split_time = "at"
+split = {train = 0, test = 90}
+[negatives]
+column = "uid"
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "who"
+from = "uid"
+role = "sparse"
+ops = [{op = "categorify"}]
+[[column]]
+name = "clicks"
+from = "uid"
+role = "dense"
+ops = [{op = "target"}]
+[[column]]
+name = "kept"
+from = "uid"
+role = "key"
+"""
+RENAMED = LEARNED.replace('"uid', '"user_id').replace(
+    '"user_id:text"', '{name = "user_id:text", was = "uid"}'
 )
+WRITTEN = (
+    "7 -7 0 -0 007x 1.0 1.50 -0.0 1e5 1E+5 0.1 true false 1e400 NaN "
+    f"9223372036854775807 9223372036854775808 {10**400} {'9' * 5000}"
+).split()
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_numbers_and_booleans_of_json_are_the_text_that_they_are_written_as(seed):
     draw = random.Random(seed)
     pool = draw.sample(WRITTEN, draw.randint(1, 6))
-    texts = [draw.choice(pool) for _ in range(draw.randint(1, 30))]
+    texts = draw.choices(pool, k=draw.randint(1, 30))
     tokens = [json.dumps(text) if text == "007x" or draw.random() < 0.2 else text for text in texts]
-    rows = [f'{{"click": 0, "one": {token}, "all": [null, {token}]}}' for token in tokens]
-    spec = Spec.own(
-        write_spec(
-            "click:int one:text all:texts",
-            column("one", "sparse", "hash, size = 9"),
-            column("all", "id_list", "hash, size = 9"),
-            form="json",
-        )
-    )
-    want = {"one": texts, "all": [[None, text] for text in texts]}
-    parsed = InputParser(spec).parse(batch_of(row.encode() for row in rows))
-    assert parsed.rejected == []
-    assert {name: parsed.columns[name].to_pylist() for name in want} == want
-    asked = [row.replace('"click": 0, ', "") for row in rows]
-    body = f'{{"rows": [{", ".join(asked)}]}}'.encode()
-    columns = decoded(Decoder(spec, "", most_rows=99), body)
-    assert {name: columns[name].to_pylist() for name in want} == want
+    rows = [f'{{"uid": {token}, "all": [null, {token}]}}' for token in tokens]
+    want = [{"uid": text, "all": [None, text]} for text in texts]
+    lines = [row.replace("{", '{"click": 0, ').encode() for row in rows]
+    parsed = InputParser(Spec.own(SPEC)).parse(batch_of(lines))
+    body = f'{{"rows": [{", ".join(rows)}]}}'.encode()
+    for columns in (parsed.columns, decoded(Decoder(Spec.own(SPEC), "", most_rows=99), body)):
+        assert pa.table(columns).select(["uid", "all"]).to_pylist() == want
 
 
 def test_a_number_of_json_is_no_time_as_its_format_says():
     """A server takes a number for seconds since 1970, so a job must not take it for a text."""
-    text = write_spec("click:int", column("at", "dense", "fill"), form="json").replace(
-        '"click:int"', '"click:int", {name = "at:float", format = "%Y%m%d"}'
-    )
-    lines = [b'{"click": 0, "at": 20260501}', b'{"click": 0, "at": "20260501"}']
+    text = SPEC.replace('"price:float"', '{name = "price:float", format = "%Y%m%d"}')
+    lines = [b'{"click": 0, "price": 20260501}', b'{"click": 0, "price": "20260501"}']
     for chosen, rejected in ((lines, [0]), (lines[:1], [0]), (lines[1:], [])):
         parsed = InputParser(Spec.own(text)).parse(batch_of(chosen))
         assert [row for row, _ in parsed.rejected] == rejected
 
 
-def also_spec(form: str, head: str = "", more: str = "") -> str:
-    text = write_spec(
-        "click:int uid:text price:float",
-        column("uid", "sparse", "hash, size = 99"),
-        column("price", "dense", "fill"),
-        more,
-        form=form,
-        head=head,
-    )
-    return text.replace('"uid:text"', '{name = "uid:text", also = ["user.id", "user_id"]}')
-
-
-def test_a_column_is_read_by_any_of_its_names_in_every_form(tmp_path):
-    """The first name that has a value counts. `user.id` is a part of an object, or of a struct."""
+def test_a_column_of_json_is_read_by_any_of_its_names(tmp_path):
+    """The first name that has a value counts. `user.id` is a part of an object."""
+    lines = """{"click": 0, "uid": "a", "user_id": "x"}
+{"click": 0, "user": {"id": "b"}, "user_id": "x"}
+{"click": 0, "user_id": "c"}
+{"click": 0, "uid": null, "user_id": "d", "user": null}
+{"click": 0, "user_id": 7}
+{"click": 0, "price": 1.5}
+""".splitlines(keepends=True)
     want = ["a", "b", "c", "d", "7", None]
-    lines = [
-        '{"click": 0, "uid": "a", "user_id": "x"}',
-        '{"click": 0, "user": {"id": "b"}, "user_id": "x"}',
-        '{"click": 0, "user_id": "c"}',
-        '{"click": 0, "uid": null, "user_id": "d", "user": null}',
-        '{"click": 0, "user_id": 7}',
-        '{"click": 0, "price": 1.5}',
-    ]
-    (tmp_path / "one.json").write_text("".join(f"{line}\n" for line in lines))
-    spec = Spec.own(also_spec("json"))
-    for chosen in (lines, lines[:4], *([line] for line in lines)):
-        path = tmp_path / "lines.json"
-        path.write_text("".join(f"{line}\n" for line in chosen))
-        assert [row["uid"] for row in parsed_rows(spec, path)] == [
-            want[lines.index(line)] for line in chosen
-        ]
+    path, spec = tmp_path / "lines.json", Spec.own(SPEC)
+    for places in (range(6), range(4), *([place] for place in range(6))):
+        path.write_text("".join(lines[place] for place in places))
+        assert [row["uid"] for row in parsed_rows(spec, path)] == [want[place] for place in places]
     decoder = Decoder(spec, "", most_rows=99)
-    for line, value in ((lines[2], "c"), (lines[4], "7"), ('{"user.id": "e", "uid": null}', "e")):
-        asked = line.replace('"click": 0, ', "")
-        body = f'{{"rows": [{asked}]}}'.encode()
-        assert decoded(decoder, body)["uid"].to_pylist() == [value]
+    body = b'{"rows": [{"user_id": "c"}, {"user_id": 7}, {"user.id": "e", "uid": null}]}'
+    assert decoded(decoder, body)["uid"].to_pylist() == ["c", "7", "e"]
     with raises(Refusal, "'uuid'"):
         decoded(decoder, b'{"rows": [{"uuid": "a"}]}')
 
-    files = []
-    for name, column_name in (("1", "uid"), ("2", "user_id"), ("3", "user.id")):
-        csv = tmp_path / f"{name}.csv"
-        csv.write_text(f'click,{column_name},price\n0,{name},1\nclick,uid,price\n0,"",\n')
-        path = tmp_path / f"{name}.parquet"
-        values = pa.array([name, None])
-        if column_name == "user.id":
-            values = pa.StructArray.from_arrays([values], ["id"])
-        stored_name = column_name.partition(".")[0]
-        write_rows(path, pa.table({"click": [0, 0], stored_name: values, "price": [1.0, None]}))
-        files.append((csv, path))
-    csv_spec = Spec.own(also_spec("csv", "header = true\n", column("name", "key", source="uid")))
-    table = build_table(None, tmp_path / "c", *(csv for csv, _ in files), text=csv_spec.text)
-    assert sorted(row["name"] for row in rows_of(table)) == ["", "", "", "1", "2", "3"]
-    stored = Spec.own(also_spec("parquet"))
-    rows = parsed_rows(stored, *(path for _, path in files))
-    assert [row["uid"] for row in rows] == ["1", None, "2", None, "3", None]
-    both = write_rows(
-        tmp_path / "both.parquet",
-        pa.table(
-            {
-                "click": [0] * 3,
-                "user_id": pa.array([b"\xff", b"z", b"\xff"]),
-                "uid": ["y", None, None],
-                "price": [1.0] * 3,
-            }
-        ),
-    )
-    # A value that is no text matters only where it would be taken.
-    assert [row and row["uid"] for row in parsed_rows(stored, both)] == ["y", "z", None]
 
-    run(None, tmp_path / "t", *(path for _, path in files), text=stored.text)
-    assert sorted(row["price"] for row in rows_of(tmp_path / "t")) == [0, 0, 0, 1, 1, 1]
-    wrong = tmp_path / "wrong.csv"
-    wrong.write_text("click,uuid,price\n0,a,1\n")
+def test_a_column_of_csv_and_parquet_is_read_by_any_of_its_names(tmp_path):
+    csv_text = SPEC.replace('"json"', '"csv"\nheader = true').partition('[[column]]\nname = "all"')[
+        0
+    ]
+    csv_text = csv_text.replace(', "all:texts"', "")
+    for name in ("uid", "user_id", "user.id"):
+        # A header is a header wherever it stands.
+        text = f'click,{name},price\n0,{name},1\nclick,uid,price\n0,"",\n'
+        (tmp_path / f"{name}.csv").write_text(text)
+        values = pa.array([name, None])
+        if name == "user.id":
+            values = pa.StructArray.from_arrays([values], ["id"])
+        rows = {"click": [0, 0], name.partition(".")[0]: values, "price": [1.0, None]}
+        write_rows(tmp_path / f"{name}.parquet", pa.table(rows))
+    table = build_table(None, tmp_path / "csv", tmp_path / "*.csv", text=csv_text)
+    assert sorted(row["name"] for row in rows_of(table)) == [
+        "",
+        "",
+        "",
+        "uid",
+        "user.id",
+        "user_id",
+    ]
+    text = csv_text.replace('"csv"\nheader = true', '"parquet"')
+    table = build_table(None, tmp_path / "stored", tmp_path / "*.parquet", text=text)
+    assert {row["name"] for row in rows_of(table)} == {"", "uid", "user.id", "user_id"}
+    # A value that is no text matters only where it would be taken.
+    both = write_rows(
+        tmp_path / "both",
+        click=[0, 0, 0],
+        user_id=[b"\xff", b"z", b"\xff"],
+        uid=["y", None, None],
+        price=[1.0, 1.0, 1.0],
+    )
+    stored = Spec.own(text)
+    assert [row and row["uid"] for row in parsed_rows(stored, both)] == ["y", "z", None]
+    (tmp_path / "wrong").write_text("click,uuid,price\n0,a,1\n")
     with raises(InputError, "'uuid'", "'uid'"):
-        run(None, tmp_path / "w", wrong, text=csv_spec.text)
-    lacking = write_rows(tmp_path / "lacking.parquet", click=[0], price=[1.0])
-    with raises(InputError, "'uid'", "lacking.parquet"):
-        run(None, tmp_path / "w", lacking, files[0][1], text=stored.text)
+        run(None, tmp_path / "w", tmp_path / "wrong", text=csv_text)
+    lacking = write_rows(tmp_path / "lacking", click=[0], price=[1.0])
+    with raises(InputError, "'uid'", "lacking"):
+        run(None, tmp_path / "w", lacking, both, text=text)
     with raises(ColumnError, "also", "sluice etl"):
         ParquetFiles.open(str(both), spec=stored, say=lambda _: None)
 
@@ -150,87 +177,55 @@ def test_a_column_is_read_by_any_of_its_names_in_every_form(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "facts"),
     [
-        ('also = ["user.id", "user_id"]', 'also = ["price"]', ("'price'",)),
-        ('"uid:text"', '"u1..u2:text"', ("range", "'u1..u2'")),
-        ('format = "json"', 'format = "tsv"', ("also", "header")),
+        ('also = ["user.id"', 'also = ["price"', ["'price'"]),
+        ('"uid:text"', '"u1..u2:text"', ["range", "'u1..u2'"]),
+        ('"json"', '"tsv"', ["also", "header"]),
     ],
 )
 def test_other_names_that_cannot_be_are_named(old, new, facts):
-    text = also_spec("json")
-    assert text.count(old) == 1
+    text = SPEC.replace(', "all:texts"', "")
     with raises(SpecError, *facts):
-        Spec.own(text.replace(old, new))
+        Spec.own(text.replace(old, new, 1))
 
 
-def learned_spec(user: str, *columns: str, form: str = "json", head: str = "", op: str = "") -> str:
-    name = "uid" if user == "uid" else "user_id"
-    text = write_spec(
-        "click:int uid:text item:text at:int",
-        column("who", "sparse", op or "categorify", source=name),
-        column("clicks", "dense", "target", source=name),
-        f'[negatives]\ncolumn = "{name}"\n',
-        *columns,
-        form=form,
-        head=head,
-        table='split_time = "at"\nkey = ["at"]\nsplit = {train = 0, test = 90}',
-    )
-    return text.replace('"uid:text"', user if "{" in user else f'"{user}:text"')
-
-
-RENAMED = '{name = "user_id:text", was = "uid"}'
-
-
-def write_days(folder) -> list:
-    """Three days in JSON and CSV, of which the second and third have another name."""
-    paths = []
-    for day, name in enumerate(("uid", "user_id", "user_id")):
-        rows = [
-            {"click": n % 2, name: f"u{(n * 7 + day) % 9}", "item": f"i{n % 4}", "at": day * 30 + n}
-            for n in range(30)
-        ]
-        paths.append(folder / f"{day}.{'csv' if day == 2 else 'json'}")
-        head = [",".join(rows[0])] if day == 2 else []
-        lines = [
-            ",".join(map(str, row.values()))
-            if day == 2
-            else json.dumps(dict(reversed(row.items())))
-            for row in rows
-        ]
-        paths[-1].write_text("".join(f"{line}\n" for line in (*head, *lines)))
-    return paths
+def write_day(folder, day: int, name: str, form: str):
+    rows = [
+        {"click": n % 2, name: f"u{(n * 7 + day) % 9}", "item": f"i{n % 4}", "at": day * 30 + n}
+        for n in range(30)
+    ]
+    lines = [",".join(map(str, row.values())) for row in ({name: name for name in rows[0]}, *rows)]
+    if form == "json":
+        lines = [json.dumps(dict(reversed(row.items()))) for row in rows]
+    path = folder / f"{day}.{form}"
+    path.write_text("\n".join(lines))
+    return path
 
 
 def test_what_is_learned_follows_a_renamed_column_and_csv_follows_json(tmp_path):
-    first, second, third = write_days(tmp_path)
-    table, old = tmp_path / "t", learned_spec("uid", column("uid", "key"))
-    begun = build_table(None, table, first, text=old)
-    words = {key: words_of(table, key) for key in ("who/0", "rows/negatives/0")}
-    renamed = learned_spec(RENAMED, column("uid", "key", source="user_id"))
+    out, second = tmp_path / "t", write_day(tmp_path, 1, "user_id", "json")
+    first = build_table(None, out, write_day(tmp_path, 0, "uid", "json"), text=LEARNED)
+    words = {key: words_of(out, key) for key in ("who/0", "rows/negatives/0")}
     with raises(StateError, "clicks/0", "user_id", "--mode"):
-        job_of(table, second, text=renamed.replace(', was = "uid"', ""), mode="append")
-    made = build_table(None, table, second, text=renamed, mode="append")
-    assert (made.rows, made.fingerprint) == (2 * begun.rows, begun.fingerprint)
-    assert {key: words_of(table, key) for key in words} == words
-    # The name that the table has now is the new one. An append may still name the old one.
-    in_csv = learned_spec(
-        RENAMED, column("uid", "key", source="user_id"), form="csv", head="header = true\n"
-    )
-    assert build_table(None, table, third, text=in_csv, mode="append").rows == 3 * begun.rows
-    assert {key: words_of(table, key) for key in words} == words
-    # Of the same values, JSON and CSV make the same rows.
-    other = in_csv.replace('name = "uid"\nfrom = "user_id"', 'name = "uid"\nfrom = "item"')
-    with raises(InputError, "'uid'", "sources", "'item'"):
-        job_of(table, third, text=other, mode="append")
+        job_of(out, second, text=RENAMED.replace(', was = "uid"', ""), mode="append")
+    made = build_table(None, out, second, text=RENAMED, mode="append")
+    assert (made.rows, made.fingerprint) == (2 * first.rows, first.fingerprint)
+    # The table has the new name now, and an append may still name the old one.
+    third = write_day(tmp_path, 2, "user_id", "csv")
+    in_csv = RENAMED.replace('"json"', '"csv"\nheader = true')
+    assert build_table(None, out, third, text=in_csv, mode="append").rows == 3 * first.rows
+    assert {key: words_of(out, key) for key in words} == words
+    other = in_csv.replace('name = "kept"\nfrom = "user_id"', 'name = "kept"\nfrom = "item"')
+    with raises(InputError, "'kept'", "sources", "'item'"):
+        job_of(out, third, text=other, mode="append")
 
 
 def test_an_overwrite_of_old_and_new_days_keeps_the_ids_of_a_renamed_column(tmp_path):
-    first, second, _ = write_days(tmp_path)
-    table = tmp_path / "t"
-    run(None, table, first, text=learned_spec("uid", column("uid", "sparse", "categorify")))
-    words = words_of(table, "uid/0")
-    both = learned_spec(
-        RENAMED.replace("was", 'also = ["uid"], was'), column("user_id", "sparse", "categorify")
-    )
-    made = build_table(None, table, first, second, text=both, mode="overwrite", update_state=True)
-    assert words_of(table, "user_id/0")[: len(words)] == words
+    days = [write_day(tmp_path, day, ("uid", "user_id")[day], "json") for day in range(2)]
+    own = '[[column]]\nname = "uid"\nrole = "sparse"\nops = [{op = "categorify"}]\n'
+    run(None, tmp_path / "t", days[0], text=LEARNED + own)
+    words = words_of(tmp_path / "t", "uid/0")
+    both = RENAMED.replace("was", 'also = ["uid"], was') + own.replace("uid", "user_id")
+    given = {"mode": "overwrite", "update_state": True}
+    made = build_table(None, tmp_path / "t", *days, text=both, **given)
+    assert words_of(tmp_path / "t", "user_id/0")[: len(words)] == words
     assert made.rows == 90  # a negative is drawn for each of 30 clicks
