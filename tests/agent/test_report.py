@@ -96,10 +96,13 @@ def test_the_page_opens_offline_and_marks_every_decision(tmp_path):
         str(n + 1) for n in range(decisions)
     ]
     assert len(figures) == 8
-    (level,) = [
-        series for series in figures[0]["panels"][0]["series"] if series["style"] == "level"
-    ]
-    assert level["name"] == "with one worker a stage"
+    rates, waits = figures[0]["panels"]
+    assert {series["name"]: series["style"] for series in rates["series"]} == {
+        "taken by the trainer": "area",
+        "possible without waiting": "limit",
+        "with one worker a stage": "level",
+    }
+    assert [series["name"] for series in waits["series"]] == ["waiting"]
     assert_names(text, "decode is the bottleneck", "&lt;script&gt;")
     assert not re.search("<b>bold|NaN", text)
 

@@ -13,6 +13,7 @@ import pytest
 
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.spark import write
+from sluice.etl.spark.workers.row_file import local_folders
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.commit import new_job
 from sluice.etl.table.store import TableStore
@@ -84,6 +85,21 @@ def test_attempts_have_files_of_their_own_and_only_one_of_them_stays(tmp_path, m
         (100,) * (len(file.record.row_group_rows) - 1) for file in made
     ]
     assert list(write._write_file(placement, store.uri, job, iter([]))) == []  # a file without rows
+
+
+@pytest.mark.spark
+def test_a_job_leaves_no_parsed_rows_on_the_executors_disk(spark, tmp_path):
+    """Spark removes its folders when the executor ends. In a long session, other jobs need the space before."""
+
+    def stored() -> set[str]:
+        tasks = spark.sparkContext.parallelize([0], 1)
+        ((*folders,),) = tasks.map(lambda _: local_folders()).collect()
+        return {str(path) for folder in folders for path in Path(folder).glob("sluice-rows-*")}
+
+    (tmp_path / "in.tsv").write_text("".join(f"{n % 2}\t{n}\n" for n in range(900)))
+    before = stored()
+    run(spark, tmp_path / "t", tmp_path / "in.tsv", text=TEXT)
+    assert stored() == before
 
 
 @pytest.mark.spark
