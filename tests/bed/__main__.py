@@ -2,124 +2,38 @@
 
     python -m tests.bed run --room etl --out FILE.jsonl [--jobs N] [--only NAME] [--first]
     python -m tests.bed table FILE…
+    python -m tests.bed draw --seed 7 --faults 200 --rooms etl,dlrm --minutes 30 --out FILE.jsonl [--again]
+    python -m tests.bed share FILE… [--survivors]
 
 A run leaves out the faults that FILE holds already, so it can be continued. A test that also fails without the fault
 does not count. With `--first`, the tests of a fault end at the first that fails, which tells holes in less time. The
 copy has an environment of its own, whose Python finds the copy's sources in every process.
+
+`draw` draws the faults by a program instead (`draw.py`, `operators.py`) and chooses the tests by the lines that they
+execute. A second call goes on. `--again` runs the faults that survived once more, after tests were written.
+`share` counts. Write equivalent faults, each with its argument, into `FILE.equivalents.toml` beside the results.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import venv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.bed.faults import ROOMS, ROOT, Fault, read_faults
-
-_TEST_S, _RUN_S = 120, 1200
-"""The longest time of one test, and of all tests of a fault."""
-Failures = dict[str, str]
-"""Test → the first line of its error."""
-
-
-class Copy:
-    """A copy of the tracked files, with an environment."""
-
-    def __init__(self, folder: Path) -> None:
-        self._root, bin_folder = folder / "sources", folder / "environment/bin"
-        tracked = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, check=True, stdout=subprocess.PIPE
-        )
-        for name in filter(None, tracked.stdout.decode().split("\0")):
-            if os.path.lexists(ROOT / name):
-                (self._root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self._root / name, follow_symlinks=False)
-        venv.create(bin_folder.parent, symlinks=True)
-        python = bin_folder / "python"
-        packages = next(path for path in sys.path if path.endswith("site-packages"))
-        own = next(bin_folder.parent.glob("lib/*/site-packages"))
-        (own / "bed.pth").write_text(f"{self._root}\n{packages}\n")
-        for program in filter(Path.is_file, Path(sys.executable).parent.iterdir()):
-            text = program.read_bytes()
-            if text.startswith(b"#!") and not (bin_folder / program.name).exists():
-                head, _, rest = text.partition(b"\n")
-                head = f"#!{python}".encode() if b"python" in head else head
-                (bin_folder / program.name).write_bytes(head + b"\n" + rest)
-                (bin_folder / program.name).chmod(0o755)
-        self._python = python
-        self._build_kernel()
-        self._report = folder / "failures.jsonl"
-        more = {"BED_FAILURES": str(self._report), "VIRTUAL_ENV": str(bin_folder.parent)}
-        self._server = subprocess.Popen(
-            [python, "-m", "tests.bed.failures"],
-            cwd=self._root,
-            env={**os.environ, **more},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def run(self, tests: Sequence[str], marks: str, *more: str) -> Failures:
-        """Returns the tests that fail. A test that hangs, or ends the process, is one of them."""
-        self._report.write_text("")
-        options = ("-p", "no:cacheprovider", "-q", f"--timeout={_TEST_S}", "-m", marks)
-        words = json.dumps([*options, "--continue-on-collection-errors", *more, *tests])
-        assert self._server.stdin
-        assert self._server.stdout
-        print(words, file=self._server.stdin, flush=True)
-        process = int(self._server.stdout.readline())
-        killer = threading.Timer(_RUN_S, os.killpg, (process, signal.SIGKILL))
-        killer.start()
-        status = int(self._server.stdout.readline())
-        killer.cancel()
-        with suppress(ProcessLookupError):
-            os.killpg(process, signal.SIGKILL)  # what a test has left
-        failures: Failures = {}
-        running = ""
-        for what, test, why in map(json.loads, self._report.read_text().splitlines()):
-            if what == "failed":
-                failures.setdefault(test, why)
-            running = test if what == "running" else ""
-        if running:
-            failures.setdefault(running, "the process ended in this test")
-        if status and not failures:
-            failures["pytest"] = f"exit status {status}"
-        return failures
-
-    def close(self) -> None:
-        self._server.terminate()
-        self._server.wait()
-
-    def _build_kernel(self) -> None:
-        """Builds the compiled inner loops anew if their sources are others."""
-        subprocess.run([self._python, self._root / "kernel_build.py"], check=True)
-
-    @contextmanager
-    def planted(self, fault: Fault) -> Iterator[None]:
-        path = self._root / fault.file
-        text = path.read_text()
-        # Python would take a compiled file of the same second and size for the changed one.
-        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
-        path.write_text(text.replace(fault.old, fault.new))
-        self._build_kernel()
-        yield
-        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
-        path.write_text(text)
-        self._build_kernel()
+from tests.bed.copies import Copy, Failures
+from tests.bed.draw import Judge
+from tests.bed.faults import ROOMS, Fault, read_faults
+from tests.bed.share import print_share
 
 
 class Bed:
@@ -129,7 +43,7 @@ class Bed:
         self._first = first
         self._out, self._lock, self._local = out, threading.Lock(), threading.local()
         self._copies: list[Copy] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="sluice-bed-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="bed-"))
         self.lines = read_lines([out]) if out.exists() else []
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -146,11 +60,20 @@ class Bed:
         problem = fault.problem()
         if not problem:
             marks = "" if fault.file.startswith("etl/spark/") else "not spark"  # which are dear
-            clean = self._failing_without_fault(copy, fault.tests, marks)
-            with copy.planted(fault):
-                ended = ("-x", *(f"--deselect={test}" for test in clean)) if self._first else ()
-                failures = copy.run(fault.tests, marks, *ended)
-            caused = {test: why for test, why in failures.items() if test not in clean}
+            known = Failures()  # what fails without the fault
+            while not caused:
+                more = ("-x",) if self._first else ()
+                with copy.planted(fault.file, fault.old, fault.new):
+                    found = copy.run(
+                        fault.tests, marks, *more, *(f"--deselect={test}" for test in known)
+                    ).failures
+                clean = (
+                    copy.run([*found], marks).failures if found and "pytest" not in found else {}
+                )
+                known |= clean
+                caused = {test: why for test, why in found.items() if test not in clean}
+                if not clean:
+                    break
         status = "does not apply" if problem else "found" if caused else "not found"
         if fault.equivalent and status == "not found":
             status = "equivalent"
@@ -168,24 +91,6 @@ class Bed:
             f"{room}: {fault.name}: {status} ({len(caused)} tests, {seconds:g} s)",
             flush=True,
         )
-
-    def _failing_without_fault(self, copy: Copy, tests: Sequence[str], marks: str) -> Failures:
-        known = {
-            line["clean"]: line["tests"]
-            for line in self.lines
-            if "clean" in line and line["marks"] == marks
-        }
-        for test in tests:
-            if test not in known:
-                began = time.monotonic()
-                known[test] = copy.run([test], marks)
-                if "pytest" in known[test]:
-                    raise RuntimeError(f"{test}: pytest ends with {known[test]['pytest']}")
-                seconds = round(time.monotonic() - began, 1)
-                line = {"clean": test, "marks": marks, "tests": known[test]}
-                self._write({**line, "seconds": seconds})
-                print(f"{test}: {len(known[test])} fail without a fault, {seconds:g} s", flush=True)
-        return {name: why for test in tests for name, why in known[test].items()}
 
     def close(self) -> None:
         for copy in self._copies:
@@ -240,6 +145,16 @@ def print_table(paths: Sequence[Path]) -> None:
         print(f"- `{test}`: {name}")
 
 
+def draw_faults(given: argparse.Namespace) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    judge = Judge(given)
+    try:
+        judge.run()
+    finally:
+        judge.close()
+    print_share([given.out])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bed")
     commands = parser.add_subparsers(required=True, dest="command")
@@ -250,9 +165,28 @@ def main() -> None:
     runs.add_argument("--only", default="", help="the name of one fault, which is run again")
     runs.add_argument("--first", action="store_true", help="end at the first test that fails")
     tables.add_argument("files", nargs="+", type=Path)
+    draws, shares = commands.add_parser("draw"), commands.add_parser("share")
+    for name, kind, default in (
+        ("seed", int, None),
+        ("out", Path, None),
+        ("rooms", str, ",".join(ROOMS[:4])),
+        ("faults", int, 200),  # so many count
+        ("minutes", float, 30),
+        ("near", int, 6),  # test files that execute the line are tried
+        ("each", float, 60),  # seconds that the tests of a fault take, as measured without one
+        ("hang", float, 120),  # seconds after which tests hang
+    ):
+        draws.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+    draws.add_argument("--again", action="store_true", help="run the faults that survived again")
+    shares.add_argument("files", nargs="+", type=Path)
+    shares.add_argument("--survivors", action="store_true", help="print the faults that survived")
     given = parser.parse_args()
     if given.command == "run":
         run(given.room, given.out, given.jobs, given.only, first=given.first)
+    elif given.command == "draw":
+        draw_faults(given)
+    elif given.command == "share":
+        print_share(given.files, survivors=given.survivors)
     else:
         print_table(given.files)
 
