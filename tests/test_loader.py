@@ -252,7 +252,7 @@ class TestWhatItSays:
             ({"batchsize": 80}, TypeError, ["'batchsize'", "'batch_size'"]),
             ({"window_rows": 10}, TypeError, ["'window_rows'", "order=Order(window_rows=…)"]),
             ({"zz": 1}, TypeError, ["'zz' (known: allow_code,"]),
-            ({"live": True}, TypeError, ["'live'", "earlier version", "sluice report RUN"]),
+            ({"step_threads": 2}, TypeError, ["'step_threads'", "earlier version", "leave it out"]),
             ({"batch_size": "80"}, LoaderError, ["batch_size=8"]),
             ({"order": "shuffle"}, LoaderError, ["order=Order(shuffle=False)"]),
             ({"hash": {"itm": 5}}, ValueError, ["hash", "'itm'", "'item'"]),
@@ -271,10 +271,8 @@ class TestWhatItSays:
         ("kind", "wrong", "hint"),
         [
             (Order, "shufle", "did you mean 'shuffle'?"),
-            (Order, "sample", "earlier version: give the column the role weight"),
-            (PetastormOptions, "schema", "earlier version: name the columns in roles"),
-            (Transform, "columns", "earlier version: name the columns that a Transform reads"),
-            (Transform, "memory_limit", "earlier version: the function may limit its own"),
+            (PetastormOptions, "step_threads", "earlier version: leave it out"),
+            (Transform, "read", "did you mean 'reads'?"),
         ],
     )
     def test_an_unknown_field_is_answered_with_the_one_that_was_meant(self, kind, wrong, hint):

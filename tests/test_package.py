@@ -136,23 +136,15 @@ def test_help_loads_no_large_library(helps, name):
 
 
 def left():
-    """The command lines that the changelog and the page on upgrading say left, without an option's value. A bare option
-    was one of `train`. Options stay of which only a value, or a file's form, left."""
-    stay = [
-        "--agent-weights",
-        "--inject",
-        "--knobs",
-        "--registry",
-        "--save-knobs",
-        "--store-latency-ms",
-    ]
-    changes = (ROOT / "CHANGELOG.md").read_text().partition("### What left")[2].partition("###")[0]
-    for cell in re.findall(
-        r"^\| (.+?) \|", changes + (ROOT / "docs/from-0.2.md").read_text(), re.M
-    ):
+    """The command lines that the changelog says left in this release, without an option's value. A bare option was one
+    of `train`."""
+    changes = (
+        (ROOT / "CHANGELOG.md").read_text().partition("### What left")[2].partition("## 0.3")[0]
+    )
+    for cell in re.findall(r"^\| (.+?) \|", changes, re.M):
         for words in re.findall("`([^`]+)`", cell):
             match = re.fullmatch(r"(?:sluice ([a-z]+))? ?(--[a-z-]+)?(?: .*)?", words)
-            if match and (match[2] or match[1] not in VERBS) and match[2] not in stay:
+            if match and (match[2] or match[1] not in VERBS):
                 yield " ".join(filter(None, (match[1] or "train", match[2])))
 
 
