@@ -6,7 +6,9 @@ damaged footer contradict each other, so this module parses the bytes itself, by
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +41,12 @@ NULLS, START, _TEXT_BYTES, _OCCURRENCES = 0, 59, 60, 60
 _DIFFERENCES = 1 << 7  # the encoding DELTA_BYTE_ARRAY
 _DELTAS = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 """The encodings of texts that Arrow (26) does not decode as a dictionary."""
+
+
+_LARGE_BYTES = 2**20
+_ONE_LARGE = threading.Lock()
+"""Footers with more stored bytes than that are parsed one after the other, because each takes a multiple of them."""
+_PARSED_BYTE = 18  # bytes in memory for each stored byte of a footer: two copies, and a pair of numbers for two bytes
 
 
 class ThriftError(ValueError):
@@ -141,21 +149,33 @@ def chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
 
     ENCODINGS has a bit for each encoding. NULLS is the number of missing values, or -1. START is the position of the
     first page. STORED is 0 if the values are in another file. Raises ThriftError."""
+    with _ONE_LARGE if metadata.serialized_size > _LARGE_BYTES else nullcontext():
+        return _chunk_numbers(metadata)
+
+
+def parsing_bytes(metadata: Any) -> int:
+    """Returns an upper bound of the memory that parsing a large footer takes for a moment. 0 for a small one."""
+    stored, chunks = metadata.serialized_size, metadata.num_row_groups * metadata.num_columns
+    return _PARSED_BYTE * stored + 2 * 64 * 8 * chunks if stored > _LARGE_BYTES else 0
+
+
+def _chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
     out = pa.BufferOutputStream()
     metadata.write_metadata_file(out)
     raw = np.frombuffer(out.getvalue(), np.uint8)
-    numbers = np.empty((len(raw), 2), np.int64)
     end = len(raw) - 8
     begin = end - int(raw[-8:-4].view(np.uint32)[0])
-    count, _ = thrift_numbers(raw, begin, end, numbers)
-    paths, values = numbers[: max(count, 0)].T
+    count, _ = thrift_numbers(raw, begin, end, None)
+    numbers = np.empty((max(count, 0), 2), np.int64)
+    thrift_numbers(raw, begin, end, numbers)
+    paths, values = numbers.T
     groups, leaves = metadata.num_row_groups, metadata.num_columns
     starts = np.flatnonzero(paths == _CHUNK)
     of_groups = np.searchsorted(starts, np.flatnonzero(paths == _CHUNK >> 6))
     if len(starts) != groups * leaves or (of_groups != np.arange(groups) * leaves).any():
         raise ThriftError("the footer cannot be parsed")
     fields = np.zeros((64, groups * leaves), np.int64)
-    chunk = np.searchsorted(starts, np.arange(len(paths)), "right") - 1
+    chunk = np.cumsum(paths == _CHUNK, dtype=np.int32) - 1
     inside = paths >> 6 == _ABOUT
     fields[paths[inside] & 63, chunk[inside]] = values[inside]
     fields[ENCODINGS] = 0
@@ -175,14 +195,15 @@ def chunk_numbers(metadata: Any) -> npt.NDArray[np.int64]:
 
 
 def thrift_numbers(
-    raw: Any, begin: int, end: int, numbers: npt.NDArray[np.int64]
+    raw: Any, begin: int, end: int, numbers: npt.NDArray[np.int64] | None
 ) -> tuple[int, int]:
     """Parses one struct of Thrift's compact protocol, in the bytes of `raw` from `begin` to `end`. Writes a pair for
     each number in it: the path of its field, with 6 bits a level, and its value. A text counts as its length, a struct
     as 0, and a bool as 0 or 1.
 
     Returns how many pairs there are, and where the struct ends. A count below 0: the bytes are no such struct, or
-    `numbers` has too little room."""
+    `numbers` has too little room. Without `numbers`, they are only counted."""
     stop = np.zeros(1, np.int64)
-    count = call_kernel("thrift_numbers", raw, begin, end, numbers, len(numbers), stop)
+    most = 0 if numbers is None else len(numbers)
+    count = call_kernel("thrift_numbers", raw, begin, end, numbers, most, stop)
     return count, int(stop[0])

@@ -23,6 +23,7 @@ from sluice.ingest.plain.footer_chunks import (
     delta_texts,
     group_of_longest_texts,
     most_row_bytes,
+    parsing_bytes,
 )
 from sluice.ingest.plain.probe import elements
 from sluice.ingest.read.kept_files import KeptFiles
@@ -217,6 +218,8 @@ class StoredMemory:
         try:
             scale = self._scale(sizes, number, least)
             usual = self._decoding_of(number, group, bags, scale, columns)
+            # A file is opened before its row group is decoded.
+            usual = replace(usual, extra_bytes=usual.extra_bytes + parsing_bytes(footer))
             if not self.has_long_texts:
                 return usual, rows
             odd = group_of_longest_texts(footer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from contextlib import suppress
 
 import numpy as np
@@ -12,13 +13,20 @@ import pytest
 
 from sluice import History, Loader
 from sluice.common.errors import UsageError
+from sluice.etl.schema import DataFile
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import FileColumns
-from sluice.ingest.plain.footer_chunks import ThriftError, check_chunks
+from sluice.ingest.plain.footer_chunks import (
+    ThriftError,
+    check_chunks,
+    chunk_numbers,
+    parsing_bytes,
+)
 from sluice.ingest.plain.probe import probe
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import HeldFooters
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.user_history import HistoryError
 from tests.raises import raises
 from tests.run_program import run_program
@@ -244,3 +252,20 @@ def test_a_footer_that_contradicts_itself_is_refused_wherever_statistics_are_rea
     history = History(by="s", time="label", columns=["s"], last=2)
     with raises(HistoryError, "damaged.parquet", message, "damaged"):
         Loader(str(contradicting.parent), history=history, **how)
+
+
+def test_opening_a_file_with_a_large_footer_takes_no_more_than_its_minimum_memory_counts(tmp_path):
+    table = pa.table({f"d{n}": np.zeros(90, np.float32) for n in range(400)})
+    path = tmp_path / "wide.parquet"
+    pq.write_table(table, path, row_group_size=3)
+    metadata = pq.read_metadata(path)
+    assert metadata.serialized_size > 2**20
+    tracemalloc.start()
+    chunk_numbers(metadata)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak + 2 * metadata.serialized_size <= parsing_bytes(metadata) < 4 * peak
+    columns = FileColumns({"split": pa.scalar(1)})
+    file = DataFile(path=str(path), rows=90, bytes=path.stat().st_size)
+    counted = RowGroupReader([file], table.column_names, located=[columns]).decoding.extra_bytes
+    assert counted > parsing_bytes(metadata)

@@ -99,8 +99,8 @@ static i64 thrift_value(const u8 *raw, i64 *at, i64 end, i64 kind) {
 /* Parses one struct of Thrift's compact protocol, in the bytes from `begin` to `end` of `raw`.
    Writes a pair for each number in it: the path of its field, with 6 bits a level, and its value. A
    text counts as its length, a struct as 0, a bool as 0 or 1. Returns how many pairs there are, or
-   -1: the bytes are no such struct, or there is no room for more than `most` pairs. `stop` is where
-   the struct ends. */
+   -1: the bytes are no such struct, or there is no room for more than `most` pairs. Without
+   `numbers`, it only counts. `stop` is where the struct ends. */
 i64 thrift_numbers(const u8 *raw, i64 begin, i64 end, i64 (*numbers)[2], i64 most, i64 *stop) {
     struct {
         i64 left, kind, path, field; /* left: elements of a list; -1: a struct */
@@ -152,9 +152,12 @@ i64 thrift_numbers(const u8 *raw, i64 begin, i64 end, i64 (*numbers)[2], i64 mos
         } else if (kind > 2) {
             value = thrift_value(raw, &at, end, kind);
         }
-        if (at > end || count == most) return -1;
-        numbers[count][0] = path;
-        numbers[count++][1] = value;
+        if (at > end || (numbers && count == most)) return -1;
+        if (numbers) {
+            numbers[count][0] = path;
+            numbers[count][1] = value;
+        }
+        count++;
     }
     *stop = at;
     return count;
