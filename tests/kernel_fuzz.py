@@ -24,6 +24,7 @@ import kernel_build
 from sluice.common import native
 from sluice.common.native import call_kernel
 from sluice.ingest.stages.scatter_kernel import FUNCTIONS, PAGE, READ_BEYOND, VALUES
+from tests.thrift_structs import varint
 
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _CODECS = {0: None, 1: "snappy", 6: "zstd", 7: "lz4_raw"}
@@ -32,14 +33,6 @@ _CODECS = {0: None, 1: "snappy", 6: "zstd", 7: "lz4_raw"}
 def memory(content: bytes, beyond: int = READ_BEYOND) -> np.ndarray:
     """Returns bytes in memory of their own, of which `beyond` more may be read."""
     return np.frombuffer(bytearray(content + bytes(beyond)), np.uint8)
-
-
-def varint(number: int) -> bytes:
-    out = b""
-    while number > 127:
-        out += bytes([number & 127 | 128])
-        number >>= 7
-    return out + bytes([number])
 
 
 def drawn_struct(chance: random.Random, depth: int = 0) -> bytes:
