@@ -119,8 +119,8 @@ test-install: wheel  ## pip and uv each install that wheel in an empty environme
 	@.venv-build/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $<
 	@touch $@
 
-dist: setup  ## build/sluice.zip, for spark-submit --py-files
-	@$(PY) .ci/dist.py build/sluice.zip
+dist:  ## build/sluice.zip, for spark-submit --py-files
+	@python3 .ci/dist.py build/sluice.zip
 
 clean:  ## remove what was built and the demo's output, not .venv
 	@rm -rf build dist demo-out demo-schema-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluice.common.errors import UsageError
+from sluice.common.errors import UsageError, printable
 from sluice.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions
 
@@ -77,7 +77,7 @@ class ShowRequest(TableChoice):
         from sluice.etl.show import describe_table
 
         table = self.open()
-        print(describe_table(table))
+        print(printable(describe_table(table)))
         if sys.stdout.isatty():
             return None
         fields = [

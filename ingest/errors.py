@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sluice.common.errors import UsageError
+from sluice.common.errors import UsageError, printable
 
 
 class LoadingError(UsageError):
@@ -23,7 +23,7 @@ class SourceError(LoadingError):
 
 def warn(line: str) -> None:
     """Prints a line on standard error."""
-    print(f"sluice: {line}", file=sys.stderr, flush=True)
+    print(f"sluice: {printable(line)}", file=sys.stderr, flush=True)
 
 
 class NoWorkerAnswers(Exception):

@@ -43,10 +43,9 @@ def serve(options: ServerOptions, listener: socket.socket, say: Say) -> dict[str
         except OSError as error:
             raise UsageError(str(error)) from None
         tables = scorer.servable.model.tables
-        say(
-            f"tables: {tables.kind}, {format_bytes(tables.bytes)} instead of {format_bytes(tables.wide_bytes)} "
-            f"(÷ {tables.wide_bytes / tables.bytes:.2f})"
-        )
+        wide = f"; as trained, they take {format_bytes(tables.wide_bytes)}"
+        saved = wide if tables.bytes != tables.wide_bytes else ""
+        say(f"The tables take {format_bytes(tables.bytes)} as {tables.kind}{saved}.")
         gc.collect()
         gc.freeze()  # otherwise each collection of the libraries' and the model's objects delays requests by 0.2 s
         app = HttpApp(scorer, options.limits)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TextIO
 
 from sluice.agent.report.format import line
 from sluice.agent.report.run_folder import RunFolder
+from sluice.common.errors import printable
 
 Line = Mapping[str, Any]
 
@@ -61,7 +62,7 @@ class TrainingProgress:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._write(("\n" if self._line_open else "") + text + "\n")
+        self._write(("\n" if self._line_open else "") + printable(text) + "\n")
         self._line_open = False
 
     def _write(self, text: str) -> None:

@@ -34,6 +34,12 @@ from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import JOB
 
 _REJECTS = "_sluice/rejects"
+_WAYS = {
+    "mapped file": "looked up in a file, because it is large",
+    "window": "joined by time (rows of both tables are sorted together)",
+    "broadcast": "joined in memory (every worker gets the whole side table)",
+    "shuffle": "joined by key (rows of both tables are sent between workers)",
+}
 _FEW_MATCHES = 0.01
 _SHOWN = 200  # how many characters of a row are quoted
 _MOVED_PSI, _FEW_ROWS = 5.0, 30
@@ -133,7 +139,7 @@ class _JobRun:
         self.is_input_accepted = True
         ways = self.engine.ways(state)
         for key, way in ways.items():
-            progress.say(f"  {key}: {way}")
+            progress.say(f"  {key}: {_WAYS.get(way, way)}")
         with progress.stage(f"writing {counted.rows:,} rows"):
             if self.spec.fitted:
                 state.save(self.store)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from sluice.common.errors import printable
+
 _MOVES_S, _LINES_S = 0.5, 5.0
 _WIDTH = 20
 
@@ -55,7 +57,7 @@ class JobProgress:
         self._so_far = so_far
 
     def say(self, text: str) -> None:
-        self._out.write(f"{text}\n")
+        self._out.write(f"{printable(text)}\n")
         self._out.flush()
 
     @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sluice.common.errors import without_keys
+from sluice.common.errors import printable
 from sluice.common.stores import Place, plain_path
 from sluice.etl.schema import DataFile, Field, Fingerprint, abridged
 from sluice.etl.spec.permission import NOTHING, Permission
@@ -350,7 +350,7 @@ def _refuse_with_spec(
 def _print_once(line: str) -> None:
     """Prints a line on standard error, once, and of all ranks only on the first."""
     if os.environ.get("RANK", "0") == "0":
-        print(without_keys(line), file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def _report_guesses(

@@ -19,6 +19,16 @@ def without_keys(text: str) -> str:
     return _SECRETS.sub(r"\1***", _KEYS.sub("***", text))
 
 
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Returns a text as a terminal may show it: without keys, and with control characters as escapes. So a name or a
+    value in data changes no colour, moves no cursor and turns no line around."""
+    shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return without_keys(shown)
+
+
 class UsageError(ValueError):
     """A user's mistake. The message names what is wrong and what to do.
 

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from sluice.common.errors import Preempted, RunFailure, UsageError, without_keys
+from sluice.common.errors import Preempted, RunFailure, UsageError, printable, without_keys
 from sluice.common.extras import advice
 from sluice.common.suggest import left, nearest
 
@@ -33,10 +33,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def say(text: str) -> None:
-    """Prints a line for people, without keys in URIs. If standard error is a file on a full disk, the line is
+    """Prints a line for people (`printable`). If standard error is a file on a full disk, the line is
     lost."""
     try:
-        print(without_keys(text), file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
         raise
     except OSError:

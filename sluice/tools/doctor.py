@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from sluice.common.errors import printable
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 
@@ -59,9 +60,9 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     # What is wrong comes first.
     for finding in sorted(findings, key=lambda finding: finding.well is not False):
         mark = {True: "✓", False: "✗", None: "–"}[finding.well]
-        print(f"{mark} {finding.what:<{width}}  {finding.value}", file=sys.stderr)
+        print(f"{mark} {finding.what:<{width}}  {printable(finding.value)}", file=sys.stderr)
         if finding.advice:
-            print(f"  {'':<{width}}  → {finding.advice}", file=sys.stderr)
+            print(f"  {'':<{width}}  → {printable(finding.advice)}", file=sys.stderr)
     if result["problems"]:
         print(json.dumps(result), flush=True)
         raise SystemExit(1)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.common.errors import UsageError
+from sluice.common.errors import UsageError, printable
 from sluice.common.settings import parse, setting
 
 _EXAMPLES = """\
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     text = guessed_spec(files, options.label, options.exclude)
     for line in text.splitlines():
         if line.startswith(TWO_READINGS):
-            print(f"sluice: {line.removeprefix('# ')}", file=sys.stderr)
+            print(f"sluice: {printable(line.removeprefix('# '))}", file=sys.stderr)
     # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
     if (spec := Spec.own(text, "the guessed spec")).input.format in ("parquet", "delta", "iceberg"):
         ParquetFiles.open(files, spec=spec, say=lambda _: None)

@@ -88,7 +88,7 @@ def test_rows_meet_a_vocabulary_in_files_as_they_meet_one_in_memory(made, raw):
     memory, files, said = made
     assert rows_of(files) == rows_of(memory)  # row by row, in order
     assert files.fields == memory.fields
-    assert "joint/i: mapped file" in said
+    assert "joint/i: looked up in a file" in said
     columns = pq.read_table(raw)
     alike(
         rows_of(files),
