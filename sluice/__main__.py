@@ -16,6 +16,10 @@ PATH: dict[str, dict[str, tuple[str, str]]] = {
         "show": (_ETL, "say what a feature table holds"),
         "check": (_ETL, "verify a feature table's files, counts and checksums"),
         "vacuum": (_ETL, "remove the files that no kept or pinned version needs"),
+        "forget": (
+            _INGEST,
+            "remove one user, or another value, from a table and its runs",
+        ),
     },
     "loading": {
         "bench": (

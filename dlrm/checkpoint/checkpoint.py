@@ -153,6 +153,11 @@ class Checkpoint:
         """The size of every tensor. Weights have keys under `model.`, optimiser states under `tables.` and `dense.`"""
         return {key: stored.size for key, stored in self._layout[0].items()}
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What is saved besides tensors."""
+        return self._layout[1]
+
     def load(self, parts: TrainingParts, world: Ranks, *, optimisers: bool = True) -> None:
         """Fills the model and the optimisers. Every rank calls it, and gets what it holds under its own sharding."""
         check(self.path, world)
@@ -222,7 +227,7 @@ class Checkpoint:
 
     def _fill_state(self, state: dict[str, Any]) -> None:
         """Fills a state with the saved tensors and the other saved values."""
-        values, sizes = self._layout[1], self.sizes
+        values, sizes = self.values, self.sizes
         table_rows = {
             f"tables.state.{table}.{key}": state["model"][table].size(0)
             for table, states in state.get("tables", {}).get("state", {}).items()

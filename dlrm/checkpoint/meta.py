@@ -166,8 +166,7 @@ class CheckpointMeta:
         CheckpointError if another program changed LATEST meanwhile."""
         number = 1 + max(complete_checkpoints(folder.parent).values(), default=0)
         written = replace(self, sums=dict(sums), saved=number)
-        files.write_atomically(folder / META, checked_json.write(asdict(written)))
-        files.sync_folder(folder.parent)  # before LATEST points there
+        written.put(folder, files)
         write_pointer(folder.parent / LATEST, [folder.name], files)
         path, meta = latest(folder.parent)
         if (path, meta.saved) != (folder, number):
@@ -176,6 +175,11 @@ class CheckpointMeta:
                 "there: another program writes into this run folder"
             )
         return written
+
+    def put(self, folder: Path, files: CheckpointDisk) -> None:
+        """Makes a checkpoint's folder complete. A pointer may name it then."""
+        files.write_atomically(folder / META, checked_json.write(asdict(self)))
+        files.sync_folder(folder.parent)
 
 
 def complete_checkpoints(checkpoints: Path) -> dict[str, int]:

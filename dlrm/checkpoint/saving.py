@@ -96,7 +96,7 @@ class Checkpoints:
         name_or_error: tuple[str | None, str | None] = (None, None)
         if self._world.first:
             try:
-                name_or_error = (self._make_folder(meta.step).name, None)
+                name_or_error = (make_folder(self.folder, meta.step, self.files).name, None)
             except OSError as error:
                 name_or_error = (None, _first_line(error))
         name, wrong = self._world.gather_objects(name_or_error)[0]
@@ -142,22 +142,6 @@ class Checkpoints:
     def close(self) -> None:
         """Ends the writing thread, after it has written its checkpoint."""
         self._thread.shutdown()
-
-    def _make_folder(self, step: int) -> Path:
-        """Makes an empty folder for a checkpoint of this step. Complete checkpoints of the same step stay, because BEST
-        or LATEST may name one."""
-        self.files.make(self.folder)
-        taken = complete_checkpoints(self.folder)
-        name = f"step-{step:09d}"
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"step-{step:09d}-{number}"
-        path = self.folder / name
-        if path.exists():  # half-written by a run that was killed
-            self.files.clear(path, META)
-        self.files.make(path)
-        return path
 
     def _own_pieces(self, state: dict[str, Any]) -> tuple[dict[str, Any], list[TensorPart]]:
         """Returns the values of a state that are not tensors, and the tensors that this rank writes."""
@@ -287,6 +271,23 @@ class Checkpoints:
                     "text": f"old checkpoints could not be removed: {_first_line(error)}",
                 }
             )
+
+
+def make_folder(folder: Path, step: int, files: CheckpointDisk) -> Path:
+    """Makes an empty folder for a checkpoint of this step. Complete checkpoints of the same step stay, because BEST or
+    LATEST may name one."""
+    files.make(folder)
+    taken = complete_checkpoints(folder)
+    name = f"step-{step:09d}"
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"step-{step:09d}-{number}"
+    path = folder / name
+    if path.exists():  # half-written by a run that was killed
+        files.clear(path, META)
+    files.make(path)
+    return path
 
 
 def _verify_checksums(folder: Path, sums: Mapping[str, int]) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import pyarrow.compute as pc
+
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.fitted_state import FORGOTTEN, FittedState
 from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable
 
@@ -163,8 +165,11 @@ def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState
         if "value" not in old.column_names:
             if not old.equals(new):
                 return False
-        elif not new["value"].slice(0, old.num_rows).equals(old["value"]):
-            return False
+        else:
+            values = new["value"].slice(0, old.num_rows)
+            is_kept = pc.or_(pc.equal(values, old["value"]), pc.starts_with(values, FORGOTTEN))
+            if len(values) < old.num_rows or not pc.all(is_kept).as_py():
+                return False
     return True
 
 

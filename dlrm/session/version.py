@@ -151,7 +151,8 @@ def _restore(run: TrainingRun, trainer: Trainer, *, knobs_known: bool) -> None:
         loader.load_state_dict({**loader.state_dict(), "epoch": meta.epoch})
     else:
         Checkpoint(run.checkpoint).load(trainer.parts, trainer.world)
-        loader.load_state_dict(meta.loader)
+        # Without a position, as `sluice forget` leaves it, the epoch begins.
+        loader.load_state_dict(meta.loader or {**loader.state_dict(), "epoch": meta.epoch})
         epochs = trainer.config.epochs
         if meta.epoch < epochs:
             journal.say(f"going on from step {meta.step} (epoch {meta.epoch} of {epochs})")

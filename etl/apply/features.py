@@ -164,7 +164,7 @@ class Features:
         values = (
             as_number(values)
             if first.role == "dense" and first.online is None
-            else _values(values, first)
+            else typed(values, first)
         )
         return {
             column.name: values.slice(number * rows, rows) for number, column in enumerate(group)
@@ -293,10 +293,11 @@ def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
 def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
     """Returns a column's values as they are stored in files."""
     packs = column.role == "id_list" and not spec.table.plain_lists and not column.raw
-    return packed(values) if packs else _values(values, column)
+    return packed(values) if packs else typed(values, column)
 
 
-def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
+def typed(values: pa.Array, column: ColumnSpec) -> pa.Array:
+    """Returns a column's values in the type that is stored. Bags are lists."""
     if column.raw:
         if column.type == "string":
             return as_text(values)

@@ -83,7 +83,7 @@ def write_rows(
         spec.fields({}),
         split=split,
         speed=spec.table.layout == "speed",
-        buckets={c.name: op.oov for c in spec.columns for op in c.ops if hasattr(op, "oov")},
+        buckets=spec.buckets,
     )
 
 

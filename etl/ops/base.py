@@ -186,6 +186,10 @@ class Fitted(Operator):
     def prepare(self, state: pa.Table) -> Any:
         """Returns the structure in which `apply` looks values up. Each worker makes it once."""
 
+    def names_of(self, values: pa.Array) -> pa.Array:
+        """Returns the names under which the state has these values."""
+        return values
+
     def update(self, old: pa.Table, _new: pa.Table) -> pa.Table:
         """Returns the state after more data. It is `old`, unless the operator can add to it without changing earlier
         results."""

@@ -115,6 +115,9 @@ class Target(Fitted):
             without[1] + self.smoothing
         )
 
+    def names_of(self, values: pa.Array) -> pa.Array:
+        return _keys(values)
+
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         value, _, keys = column.flatten()
         lookup, encodings = state

@@ -256,6 +256,11 @@ class Spec:
                 )
         return tuple(learned.values())
 
+    @property
+    def buckets(self) -> dict[str, int]:
+        """The number of ids of each column for values outside its vocabulary."""
+        return {c.name: op.oov for c in self.columns for op in c.ops if hasattr(op, "oov")}
+
     def may_be_stored(self, learned: Learned) -> bool:
         """Returns whether a fitted table may stay in files. A table that negatives are drawn from may not, because each
         worker needs all of it."""

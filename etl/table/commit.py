@@ -30,6 +30,8 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 
 MODES = ("create", "append", "overwrite")
+FORGET = "forget"
+"""The mode of a version that `sluice forget` made. No job can name it."""
 
 
 class CommitConflict(RunFailure):
@@ -60,7 +62,7 @@ class Base:
 
     def permit(self, mode: str, uri: str) -> None:
         """Refuses a job before any work if its commit would be refused, or would damage the table."""
-        if mode not in MODES:
+        if mode not in (*MODES, FORGET):
             raise CommitError(f"mode {mode!r} is none of {', '.join(MODES)}")
         if mode == "create" and self.version is not None:
             raise CommitError(
@@ -137,7 +139,8 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
             if (landed := _find_commit(store, record.job)) is not None:
                 return landed
             can_retry = record.mode == "append" and record.state == record.parent
-            if not can_retry or record.tails or not _has_same_state(store, now, record):
+            since = first.version or 0
+            if not can_retry or record.tails or not _has_same_state(store, now, record, since):
                 read = "no table" if first.version is None else f"version {first.version}"
                 raise CommitConflict(
                     f"{store.uri}: another job published version {now.version} while this one, which started from "
@@ -205,10 +208,13 @@ def _find_commit(store: TableStore, job: str) -> int | None:
     )
 
 
-def _has_same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
-    """Returns whether the newest version has this job's rule, and the fitted state that the job applied."""
+def _has_same_state(store: TableStore, now: Base, record: JobRecord, since: int) -> bool:
+    """Returns whether the newest version has this job's rule, and the fitted state that the job applied. A value that
+    was forgotten after version `since` may be among the job's rows, so its version is refused."""
     table = FeatureTable.open(store.uri, now.version)
     if not table.records or table.record.state != record.state:
+        return False
+    if any(v.mode == FORGET and v.version > since for v in table.history()):
         return False
     mine, theirs = record.identity, table.record.identity
     return mine is theirs or (mine is not None and theirs is not None and mine.is_same(theirs))

@@ -20,6 +20,9 @@ from sluice.common.errors import UsageError
 from sluice.etl.table.store import TableStore
 
 _EVEN_ROWS = 1 << 20
+FORGOTTEN = "\x1bforgotten "
+"""How a text begins that stands in a vocabulary in place of a forgotten value. No input has such a text, because the
+rest of it is random. So the ids of other values stay, and no value gets the forgotten id."""
 SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
 
 UNDECIDED = "undecided"

@@ -56,10 +56,11 @@ def vacuum(
     now: float,
     dry_run: bool = False,
     grace_s: float = DAY_S,
+    at_once: frozenset[str] = frozenset(),
 ) -> Vacuumed:
     """Keeps all files of the newest `keep` versions and of the pinned versions. Removes files of other versions that
     are older than `grace_s`. So a running job, or a version about to be pinned, loses nothing. The other versions stay
-    in the log, but can no longer be read."""
+    in the log, but can no longer be read. Files of the jobs and states `at_once` are removed at any age."""
     newest = FeatureTable.open(store.uri).version
     if links := store.listed("_delta_log")[1]:
         raise StoreError(
@@ -72,7 +73,7 @@ def vacuum(
     for version in kept:
         needed |= _list_needed(store, version, is_pinned=version in pinned)
     unneeded, skipped = _list_unneeded(store, needed)
-    gone = [p for p in unneeded if _is_old(store, p, now, grace_s)]
+    gone = [p for p in unneeded if _owner(p) in at_once or _is_old(store, p, now, grace_s)]
     # Records are removed last. While a record exists, a reader's error can name the job that made a removed file.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
     earlier = removals(store)
@@ -87,7 +88,7 @@ def vacuum(
             skipped |= became_links
         store.remove(removal)
     if is_outdated:
-        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
+        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s, at_once=at_once)
     if not dry_run:
         for path in earlier:  # of vacuums that were killed
             if now - store.modified(path) > DAY_S:
@@ -99,6 +100,11 @@ def vacuum(
         bytes=size,
         passed_over=tuple(sorted(skipped)),
     )
+
+
+def _owner(path: str) -> str:
+    """Returns the job or the state whose folder or record a file is in."""
+    return path.split("/")[1 if path.startswith("data/") else 2].removesuffix(".json")
 
 
 def _list_needed(store: TableStore, version: int, *, is_pinned: bool) -> set[str]:
