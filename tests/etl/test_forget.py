@@ -244,7 +244,7 @@ def test_a_value_that_is_nowhere_is_said_and_old_versions_go_all_the_same(tmp_pa
     [
         ("user", ("COLUMN=VALUE",)),
         ("user=", ("COLUMN=VALUE",)),
-        ("usr=a", ("user", "no column")),
+        ("usr=a", ("usr=", "no input column", "'user'")),
         ("item=a", ("int",)),
         ("row=3", ("'row'", 'role = "key"')),
     ],
