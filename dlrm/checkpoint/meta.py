@@ -179,7 +179,7 @@ class CheckpointMeta:
     def put(self, folder: Path, files: CheckpointDisk) -> None:
         """Makes a checkpoint's folder complete. A pointer may name it then."""
         files.write_atomically(folder / META, checked_json.write(asdict(self)))
-        files.sync_folder(folder.parent)
+        files.sync_folder(folder.parent)  # before LATEST points there
 
 
 def complete_checkpoints(checkpoints: Path) -> dict[str, int]:
