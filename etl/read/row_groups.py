@@ -82,8 +82,11 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -
         file: {part.name: part.type for part in parts(schema)} for file, schema in schemas.items()
     }
     column_of = source.column_of
-    known = {file: {column_of.get(name, name) for name in kinds} for file, kinds in stored.items()}
-    everywhere = dict.fromkeys(name for names in known.values() for name in sorted(names))
+    known = {
+        file: dict.fromkeys(column_of.get(name, name) for name in kinds)
+        for file, kinds in stored.items()
+    }
+    everywhere = dict.fromkeys(name for names in known.values() for name in names)
     if source.format == "parquet":
         refuse_lacking(known, source.columns, source.optional)
     refuse_missing(
