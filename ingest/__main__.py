@@ -1,4 +1,4 @@
-"""The commands `sluice bench`, `sluice doctor`, `sluice guess` and `sluice pack`."""
+"""The commands `sluice bench`, `sluice doctor`, `sluice forget`, `sluice guess` and `sluice pack`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 
 from sluice.common.program import command_of, run
 
-COMMANDS = ("bench", "doctor", "guess", "pack")
+COMMANDS = ("bench", "doctor", "forget", "guess", "pack")
 USAGE = """\
 usage: sluice COMMAND …
 
 commands:
   bench TABLE      load a feature table as a trainer would, say how fast, and what would help
   doctor [TABLE]   is this machine, and this table, fit for loading?
+  forget TABLE     remove one user, or another value, from a feature table and its runs
   guess FILES      write a spec for plain Parquet, to edit
   pack SOURCE OUT  rewrite plain Parquet in the layout that a loader reads fastest
 
