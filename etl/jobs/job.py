@@ -239,7 +239,7 @@ def _load_state(
     state = FittedState.load(store, parent.state)
     for stored in state.stored.values():
         stored.check()  # an engine may read the files by itself, without a check
-    earlier = Spec.parse(parent.spec).input
+    earlier = Spec.parse(parent.spec).input if parent.spec else spec.input
     chains = json.loads(json.dumps(spec.named_as(earlier).chains))  # in the form of a stored state
     kept = dict[str, str]()
     for key, chain in chains.items():
