@@ -325,9 +325,7 @@ assert started == [], started
     )
 
 
-def test_where_nothing_can_be_written_the_compiled_code_is_made_anew_and_one_line_says_so(
-    site, files
-):
+def test_where_nothing_can_be_written_a_loader_works_and_says_nothing_about_it(site, files):
     """As in a container with a read-only file system: neither beside the sources nor in the user's cache."""
     folder = site()
     wheel = folder / "sluice"
@@ -345,7 +343,7 @@ def test_where_nothing_can_be_written_the_compiled_code_is_made_anew_and_one_lin
         f"{files}/*.parquet",
         XDG_CACHE_HOME="/dev/null/nowhere",
     )
-    assert len(re.findall(r"^sluice: .* NUMBA_CACHE_DIR", done.stderr, re.MULTILINE)) == 1
+    assert "compile" not in done.stderr
 
 
 @pytest.fixture

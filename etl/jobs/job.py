@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from sluice.common.errors import InputError
 from sluice.common.suggest import nearest
 from sluice.etl.apply.learned_rows import why_labels_leak, why_not
+from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.row_identity import Identity, SplitMoved
 from sluice.etl.spec.row_rules import HistorySpec
@@ -162,7 +163,7 @@ class Job:
             kept = old.get((type(each), each.name), each)
             for key in (part.name for part in fields(each)):
                 wants, has = getattr(each, key), getattr(kept, key)
-                if wants != has:
+                if _made_by(wants) != _made_by(has):
                     raise InputError(
                         f"{self.spec.name}: {each.name!r} has {key} = {wants!r}, and {has!r} in the table, of which it "
                         f"would be a part; {self.advise_rebuild(self.spec)}"
@@ -261,6 +262,14 @@ def _load_state(
         chains=spec.chains,
         fitted_on=state.fitted_on,
     )
+
+
+def _made_by(setting: Any) -> Any:
+    """Returns what a setting of a column decides. The formats in which texts are written do not count: another one may
+    be added for new files, and read values stay the same."""
+    if not isinstance(setting, tuple):
+        return setting
+    return [replace(part, format="%Y") if isinstance(part, ParseTime) else part for part in setting]
 
 
 def _difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> str:

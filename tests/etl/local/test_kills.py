@@ -64,7 +64,7 @@ def test_it_needs_neither_pyspark_nor_java(tmp_path, repo):
     said = json.loads(done.stdout.splitlines()[-1])
     assert (
         " ".join(said)
-        == "rows_in rows_out rejected version fingerprint files splits ways engine inputs seconds"
+        == "rows_in rows_out rejected version fingerprint files splits ways engine inputs late seconds"
     )
     assert (said["rows_out"], said["engine"]) == (2, "local")
     assert done.stderr.startswith("engine: local, ")
