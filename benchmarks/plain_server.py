@@ -25,7 +25,7 @@ from sluice.dlrm.telemetry.silence_warnings import quiet
 def main(run: str) -> None:
     quiet()
     torch.set_num_threads(1)
-    scorer = Scorer(Servable.load(Path(run), "fp32"), most_rows=4096)
+    scorer = Scorer(Servable.load(Path(run)), most_rows=4096)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

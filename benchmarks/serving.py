@@ -1,6 +1,6 @@
 """Measures a server on one core: latency with one client, and throughput with many.
 
-    python benchmarks/serving.py RUN [--clients 64] [--seconds 10] [--tables int8]
+    python benchmarks/serving.py RUN [--clients 64] [--seconds 10]
     python benchmarks/serving.py RUN --beside 5 [--rows rows.json]     in turns with the plainest server
 
 RUN was trained on a table of synthetic clicks (as the demo's), or of what `--rows` has, JSON lines of raw rows. Its
@@ -221,7 +221,6 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument(
         "--seconds", type=float, default=10, help="of each measurement (default: %(default)s)"
     )
-    parser.add_argument("--tables", default="int8")
     parser.add_argument(
         "--rows", type=Path, metavar="FILE", help="JSON lines of raw rows; none: synthetic clicks"
     )
@@ -239,8 +238,6 @@ def main(argv: list[str]) -> dict[str, Any]:
         str(args.run),
         "--port",
         "0",
-        "--tables",
-        args.tables,
         "--reload-every",
         "0",
     ]

@@ -15,7 +15,7 @@ from sluice.agent.runtime.loader_options import LoaderOptions
 from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
 from sluice.common.settings import Given, check, read, replaced, setting
-from sluice.common.suggest import nearest
+from sluice.common.suggest import BY_WAY, nearest
 from sluice.dlrm.liveness import MOST_S
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
 from sluice.ingest.choices import LAST, History, history_name
@@ -48,30 +48,11 @@ SHARDINGS = ("auto", *SHARDING_KINDS)
 MOST_ROWS = 2**32 - 1
 """The rows of the largest table: ids are words of 32 bits in the loader."""
 TABLE_DTYPES = ("fp32", "fp16", "bf16")
-SERVED_DTYPES = ("fp32", "fp16", "int8")
 WIRES = ("fp32", "fp16")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
-_DROPPED = (
-    "auxiliary",
-    "cache",
-    "cache_limit",
-    "follow_wait",
-    "live",
-    "mllog",
-    "packed",
-    "packed_folder",
-    "profile",
-    "rowgroup_cache",
-    "step_threads",
-    "slices",
-)
-"""Settings of earlier versions that decided neither the rows nor the model."""
-_REFUSED = {
-    **{"bags": {}, "cross_experts": 1, "missing": "refuse", "table_width": 0},
-    **dict.fromkeys(("predicate", "rowgroup_selector", "sample", "transform_spec"), ""),
-}
-"""Settings of earlier versions that did, with the value that changed nothing."""
+_OF_0_3 = "step_threads"
+"""A setting of runs of 0.3 that decided neither the rows nor the model."""
 
 
 class ConfigError(UsageError):
@@ -441,17 +422,12 @@ class Config(
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""
         try:
-            compress: dict[str, str] = values["model"].get("compress", {})
-            for name, kind in compress.items():
-                if kind not in ("full", "spread"):
-                    raise _refused("compress", f"{name}={kind}")
-            spread = [name for name, kind in compress.items() if kind == "spread"]
             return cls(
                 **{
-                    **_without_removed(values),
-                    "model": ModelConfig(**_without_removed({"spread": spread, **values["model"]})),
-                    "optim": OptimConfig(**values["optim"]),
-                    "conditions": RunOptions(**_without_removed(values["conditions"])),
+                    **_settings(cls, values),
+                    "model": ModelConfig(**_settings(ModelConfig, values["model"])),
+                    "optim": OptimConfig(**_settings(OptimConfig, values["optim"])),
+                    "conditions": RunOptions(**_settings(RunOptions, values["conditions"])),
                 }
             )
         except (TypeError, KeyError, AttributeError) as error:
@@ -460,23 +436,18 @@ class Config(
             ) from None
 
 
-def _without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recorded run's settings without those that only earlier versions had. JSON has lists for tuples."""
-    for name, neutral in _REFUSED.items():
-        if settings.get(name) not in (None, neutral):
-            raise _refused(name, settings[name])
+def _settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings of a recorded run for such a dataclass. JSON has lists for tuples."""
+    known = {f.name for f in dataclasses.fields(kind)}
+    if unknown := values.keys() - known - {_OF_0_3}:
+        raise ConfigError(
+            f"the run has settings that this release does not know: {', '.join(map(repr, sorted(unknown)))}. {BY_WAY}"
+        )
     return {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in settings.items()
-        if name not in (*_DROPPED, *_REFUSED, "compress")
+        for name, value in values.items()
+        if name in known
     }
-
-
-def _refused(name: str, value: object) -> ConfigError:
-    return ConfigError(
-        f"the run was trained with --{name.replace('_', '-')} {value}, which left in 0.3: go on with Sluice 0.2, or "
-        "train anew (docs/from-0.2.md)"
-    )
 
 
 def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:

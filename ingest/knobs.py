@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from sluice.common.errors import UsageError
 from sluice.common.number_checks import is_whole
-from sluice.common.suggest import NamedFields
+from sluice.common.suggest import NamedFields, nearest_or_way
 from sluice.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
@@ -31,8 +30,6 @@ FETCH = "fetch"
 """The stage that gets the stored bytes of row groups from a far store. Its workers are the row groups in flight."""
 DECODE = "decode"
 """The stage that decodes row groups."""
-COLLATE = "collate"
-"""The stage of release 0.2.0 that made tensors."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 """The knobs that are numbers of bytes."""
 NAMES = ("workers", "backend", "fused", *SIZES)
@@ -65,19 +62,6 @@ def parse_bytes(text: str | int) -> int:
             f"{text!r} is not a number of bytes; write for instance 64MiB, 1.5GiB or 1048576"
         )
     return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def stage_of(name: str, stages: Collection[str] = ()) -> str:
-    """Returns the stage's name of today for a name of release 0.2.0, whose readers fetched and decoded."""
-    if name != "read":
-        return name
-    today = FETCH if FETCH in stages else DECODE
-    warnings.warn(
-        f"the stage read is now {FETCH} and {DECODE}: read=4 is taken as {today}=4. Write {today}=4",
-        FutureWarning,
-        stacklevel=2,
-    )
-    return today
 
 
 def format_bytes(count: float) -> str:
@@ -115,10 +99,7 @@ class Knobs(NamedFields):
                 raise KnobError(
                     f"{name}: {value!r} is not a dict by stage; write Knobs({name}={example})"
                 )
-            today = {stage_of(stage): chosen for stage, chosen in value.items()}
-            if len(today) < len(value):
-                raise KnobError(f"{name}: read and {DECODE} are the same stage; leave read out")
-            object.__setattr__(self, name, MappingProxyType(today))
+            object.__setattr__(self, name, MappingProxyType(dict(value)))
         for stage, count in self.workers.items():
             if not is_whole(count, 1, MAX_WORKERS):
                 raise KnobError(
@@ -174,13 +155,13 @@ class Knobs(NamedFields):
             if name in SIZES:
                 sizes[name] = parse_bytes(value)
             elif name.endswith(".backend"):
-                backend[stage_of(name.removesuffix(".backend"))] = value
+                backend[name.removesuffix(".backend")] = value
             elif name.endswith(".fused"):
                 if value not in ("yes", "no"):
                     raise KnobError(f"{part!r}: {value!r} is neither yes nor no")
                 (fused.add if value == "yes" else fused.discard)(name.removesuffix(".fused"))
             elif re.fullmatch(r"\d+", value):
-                workers[stage_of(name, workers)] = int(value)
+                workers[name] = int(value)
             elif name == FETCH:
                 workers[FETCH] = max(1, math.ceil(parse_bytes(value) / fetch_bytes))
             else:
@@ -288,25 +269,14 @@ class Limits:
         )
         return before is not None and own == other
 
-    def _without_collate(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without the stage of release 0.2.0 that this pipeline does not have."""
-        if COLLATE not in knobs.workers or COLLATE in self.workers:
-            return knobs
-        warnings.warn(
-            f"the stage {COLLATE} is gone: the stage before it also makes tensors. Leave {COLLATE} out",
-            FutureWarning,
-            stacklevel=3,
-        )
-        kept = {stage: count for stage, count in knobs.workers.items() if stage != COLLATE}
-        return replace(knobs, workers=kept)
-
     def check(self, knobs: Knobs) -> Knobs:
         """Returns the knobs to apply. Raises KnobError, which names the knob, its value and its range, if `knobs`
         exceed the limits."""
-        knobs = self._without_collate(knobs)
         for stage in (*knobs.workers, *knobs.backend, *sorted(knobs.fused)):
             if stage not in self.workers:
-                raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *SIZES))}")
+                raise KnobError(
+                    f"no stage {stage!r}{nearest_or_way(stage, (*self.workers, *SIZES))}"
+                )
         for stage, count in knobs.workers.items():
             low, high = self.workers[stage]
             if not low <= count <= high:
@@ -351,8 +321,8 @@ class Limits:
     def clamp(self, knobs: Knobs) -> Knobs:
         """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers.
         A stage that cannot run in threads gets its first back end."""
-        wanted = dict(self._without_collate(knobs).workers)
-        if FETCH in self.workers and DECODE in wanted:  # as in release 0.2.0, readers also fetched
+        wanted = dict(knobs.workers)
+        if FETCH in self.workers and DECODE in wanted:  # where the store was near, decoders fetched
             wanted.setdefault(FETCH, wanted[DECODE])
         workers = {
             s: min(max(wanted.get(s, low), low), high) for s, (low, high) in self.workers.items()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.ingest import stage_spec
 from sluice.ingest.errors import NoWorkerAnswers
-from sluice.ingest.knobs import BACKENDS, COLLATE, DECODE, FETCH, REMOTE, Knobs, Limits
+from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine
@@ -124,7 +124,7 @@ class Pipeline(StagePools):
         )
         own = (stage.name for stage in stages if not stage.transforms)
         called = (transform.name for transform in (*given.functions, *given.transforms))
-        for name, count in Counter(["read", COLLATE, *own, *called]).items():
+        for name, count in Counter([*own, *called]).items():
             if count > 1:
                 raise TransformError(
                     f"transforms: {count} stages are called {name!r}; give each transform its own name, as in "

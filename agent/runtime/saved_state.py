@@ -25,13 +25,13 @@ from sluice.agent.whole_file import replace_file
 from sluice.common import checked_json
 from sluice.common.number_checks import is_number
 from sluice.common.stores import Place
+from sluice.common.suggest import BY_WAY
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
 
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 """The file systems in which a file appears when it is complete."""
-FORMATS = (3, 4)
-"""The versions that this release reads. It writes the last one. Release 0.2.0 wrote 3."""
+FORMAT = 4
 _SUFFIX = ".sluice.json"
 _MOST_BYTES = 64 * 1024  # A larger file is not an entry of a registry.
 _MOST_ENTRIES = 256
@@ -94,8 +94,8 @@ class SavedState:
     def parse(cls, text: str | bytes) -> SavedState:
         """Returns the state of a file. Raises ValueError, KeyError or TypeError if it is none."""
         values, _ = checked_json.read(text)
-        if values["format"] not in FORMATS:
-            raise ValueError(f"format {values['format']!r} is not {FORMATS[-1]}")
+        if values["format"] != FORMAT:
+            raise ValueError(f"format {values['format']!r} is not {FORMAT}. {BY_WAY}")
         return cls(
             context=KnobContext(
                 machine=str(values["machine"]),
@@ -104,7 +104,7 @@ class SavedState:
             ),
             knobs=Knobs.from_dict(values["knobs"]),
             rows_per_s=values["rows_per_s"],
-            policy=values.get("policy", ""),
+            policy=values["policy"],
             learned=values["learned"],
         )
 
@@ -112,7 +112,7 @@ class SavedState:
     def text(self) -> str:
         """The state in the form that `parse` reads."""
         values = {
-            "format": FORMATS[-1],
+            "format": FORMAT,
             **asdict(self.context),
             "knobs": self.knobs.to_dict(),
             "rows_per_s": self.rows_per_s,
@@ -129,11 +129,6 @@ class SavedState:
             state = replace(state, knobs=limits.check(state.knobs))
         except OSError as error:
             raise KnobError(f"{path}: the knobs cannot be read: {error}") from None
-        except json.JSONDecodeError:
-            raise KnobError(
-                f"{path}: is not JSON, as files of --save-knobs are. If Sluice 0.2 wrote the file, as TOML, give its "
-                "settings as --knobs decode=4,prefetch_bytes=64MiB"
-            ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise KnobError(f"{path}: is no file of --save-knobs: {_one_line(error)}") from None
         return state

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.common.settings import setting
-from sluice.dlrm.options import SERVED_DTYPES
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.knobs import parse_bytes
 
@@ -41,7 +40,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """The model to serve, the form of its tables, and the address."""
+    """The model to serve, and the address."""
 
     title = "what"
     run: Path = setting(help="run folder of dlrm.train", metavar="RUN", positional=True)
@@ -52,7 +51,6 @@ class ServerOptions:
         metavar="ADDRESS",
     )
     port: int = setting(8000, "0: any that is free", least=0, most=65535)
-    tables: str = setting("int8", "how embedding tables are held", choices=SERVED_DTYPES)
     reload_every: float = setting(
         5.0, "how often to look for a newer checkpoint; 0: never", metavar="SECONDS"
     )

@@ -22,7 +22,7 @@ from sluice.dlrm.checkpoint.meta import (
 )
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.options import Config, tables_of
-from sluice.dlrm.serving.int8_tables import NarrowTables
+from sluice.dlrm.serving.served_tables import ServedTables
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Problems, Serving
@@ -60,13 +60,11 @@ class Servable:
     def load(
         cls,
         run: Path,
-        kind: str,
         *,
         take_best: bool = False,
         allow_code: Permission | Iterable[str] = (),
     ) -> Servable:
-        """Loads the newest checkpoint of a run, or the best, with tables of `kind`
-        (`sluice.dlrm.options.SERVED_DTYPES`).
+        """Loads the newest checkpoint of a run, or the best.
 
         Raises CheckpointError, TableError or StateError if there is no checkpoint, if it is damaged, if its weights or
         answers are not finite, or if its table's version is gone. Raises OperatorError if the table's spec names a
@@ -82,7 +80,7 @@ class Servable:
         spec, state = table.spec(), table.state() or FittedState()
         layout = TableLayout(config.model, tables_of(table.fields, config.model))
         check(path)
-        model = ranker(config, layout, len(meta.dense), Checkpoint(path), kind)
+        model = ranker(config, layout, len(meta.dense), Checkpoint(path))
         if read(path) != meta:
             raise CheckpointError(
                 f"checkpoint {path} was replaced by another one while it was loaded; load it again"
@@ -204,7 +202,7 @@ class Servable:
             "version": self.meta.version,
             "fingerprint": self.meta.fingerprint["layout"],
             "model": self.meta.config["model"]["kind"],
-            "tables": self.model.tables.kind,
+            "tables": self.meta.config["model"]["table_dtype"],
             "table_bytes": self.model.tables.bytes,
             "population": rows.population,
             "kept_negatives": rows.sample.negatives if rows.sample else 1.0,
@@ -216,15 +214,16 @@ def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.O
     return {f.name: ops.online(f, state) for f in table.fields if f.online}
 
 
-def ranker(
-    config: Config, layout: TableLayout, dense: int, weights: Checkpoint, kind: str
-) -> Ranker:
-    """Makes the unsharded model with a checkpoint's weights, and with tables of `kind`."""
+def ranker(config: Config, layout: TableLayout, dense: int, weights: Checkpoint) -> Ranker:
+    """Makes the unsharded model with a checkpoint's weights."""
     with torch.random.fork_rng():
         model = Ranker(config.model, layout, dense)
-    model.tables = NarrowTables(layout.tables, layout.keys, kind)
     for table in layout.tables:
-        model.tables.fill(table.name, weights.table(table.name))
+        if (rows := weights.rows(table.name)) != table.rows:
+            raise CheckpointError(
+                f"checkpoint {weights.path}: table {table.name!r} has {rows} rows, and its settings {table.rows}"
+            )
+    model.tables = ServedTables({t.name: weights.table(t.name) for t in layout.tables}, layout.keys)
     try:
         model.tower.load_state_dict(weights.tower())
     except RuntimeError as error:

@@ -42,10 +42,8 @@ def serve(options: ServerOptions, listener: socket.socket, say: Say) -> dict[str
             scorer = load()
         except OSError as error:
             raise UsageError(str(error)) from None
-        tables = scorer.servable.model.tables
-        wide = f"; as trained, they take {format_bytes(tables.wide_bytes)}"
-        saved = wide if tables.bytes != tables.wide_bytes else ""
-        say(f"The tables take {format_bytes(tables.bytes)} as {tables.kind}{saved}.")
+        about = scorer.servable.about()
+        say(f"The tables take {format_bytes(about['table_bytes'])} as {about['tables']}.")
         gc.collect()
         gc.freeze()  # otherwise each collection of the libraries' and the model's objects delays requests by 0.2 s
         app = HttpApp(scorer, options.limits)
@@ -70,7 +68,7 @@ def serve(options: ServerOptions, listener: socket.socket, say: Say) -> dict[str
 
 def _load(options: ServerOptions, pins: PinKeeper) -> Scorer:
     servable = Servable.load(
-        options.run, options.tables, take_best=options.best, allow_code=options.code.permission
+        options.run, take_best=options.best, allow_code=options.code.permission
     )
     scorer = Scorer(servable, most_rows=options.limits.max_rows)
     for rows in (1, 1024):  # what is built at first use is built now

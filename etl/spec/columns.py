@@ -9,12 +9,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import pyarrow as pa
-
 from sluice.common.errors import OperatorError
-from sluice.common.suggest import nearest
+from sluice.common.suggest import nearest, nearest_or_way
 from sluice.etl.ops import OPERATORS, Fitted, Operator
-from sluice.etl.ops.base import KINDS, LISTS, between, is_wide
+from sluice.etl.ops.base import LISTS, between, is_wide
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.lists import FirstX
 from sluice.etl.ops.numeric import Missing, OneHot
@@ -34,34 +32,6 @@ ROLE_KINDS = {
 Role = Literal["label", "weight", "dense", "sparse", "id_list", "time", "key"]
 MAX_LEVELS = 3
 _COLUMN_KEYS = ("name", "match", "from", "role", "ops", "embedding")
-_OWN = 'write a function, {op = "python", …} or the function of a [[transform]]'
-_LEFT = {
-    "past": "take the size or mean of a [[history]] by bag: it has earlier rows only",
-    "group": "join a side table with the statistic, or take it from a [[history]] by bag",
-    "min_max": "use standardise, or scale with minus and by",
-    **dict.fromkeys(("boxcox", "logit", "flags", "overlap", "recent", "lookup"), _OWN),
-}
-"""The operators and keys of release 0.2 that no longer exist, and what to write instead."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Left(Operator):
-    """An operator of release 0.2 that no longer exists. A table that was made with it can be read."""
-
-    name = "left"
-    takes = KINDS
-    may_be_null = False
-    was: str
-
-    def kind(self, _taken: str) -> str:
-        return {"flags": "texts", "lookup": "numbers"}.get(self.was, "number")
-
-    @property
-    def why(self) -> str:
-        return f"{self.was} left Sluice in release 0.3; {_LEFT[self.was]}"
-
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        raise OperatorError(self.why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,11 +399,10 @@ def read_operator(raw: Any, path: str) -> tuple[Operator, bool]:
         raise SpecError(f'{path} = {raw!r}: write {{op = "name", …}}')
     name = str(raw["op"])
     parameters = {key: value for key, value in raw.items() if key not in ("op", "online")}
-    left = next((key for key in _LEFT if key == name or raw.get(key)), None)
-    if left is None and name not in OPERATORS:
-        raise SpecError(f"{path}.op = {name!r}: unknown operator{nearest(name, OPERATORS)}")
+    if name not in OPERATORS:
+        raise SpecError(f"{path}.op = {name!r}: unknown operator{nearest_or_way(name, OPERATORS)}")
     try:
-        op = Left(was=left) if left else read_into(OPERATORS[name], parameters, path)
+        op = read_into(OPERATORS[name], parameters, path)
     except OperatorError as error:
         raise SpecError(f"{path}.{error}") from None
     return op, read_value(raw.get("online", False), bool, f"{path}.online")

@@ -22,7 +22,7 @@ from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import CLOSE_RULE, VALUES_RULE, Field, digest
-from sluice.etl.spec.columns import ColumnSpec, Left, leave_to_loader, read_columns, takes_texts
+from sluice.etl.spec.columns import ColumnSpec, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.row_identity import Identity
@@ -101,16 +101,6 @@ class Spec:
 
         Refuses a spec that would show a model its label."""
         spec = cls.parse(text, name)
-        raw = tomllib.loads(text)
-        if "placement" in raw:
-            raise SpecError(
-                f"{name}: [placement] is no longer a section; put online = true at the operators that the loader is "
-                "to apply"
-            )
-        if "partition" in raw.get("table", {}):
-            raise SpecError(
-                f"{name}: table.partition is no longer a key; sort rows by table.order or table.together"
-            )
         if where := next(_find_uses_of_label(spec), None):
             raise SpecError(
                 f"{name}: {where}, which is the label: a row's features must not depend on its own label. "
@@ -185,13 +175,10 @@ class Spec:
         )
 
     def import_functions(self) -> dict[str, Callable[..., Any]]:
-        """Imports the functions of its operators. Raises OperatorError if one may not or cannot be imported, or if an
-        operator no longer exists."""
+        """Imports the functions of its operators. Raises OperatorError if one may not or cannot be imported."""
         functions: dict[str, Callable[..., Any]] = {}
         for made in self.columns:
             for op in made.ops:
-                if isinstance(op, Left):
-                    raise OperatorError(f"column {made.name!r}: {op.why}")
                 if isinstance(op, Python):
                     try:
                         functions[op.function] = self.permission.load(
@@ -358,7 +345,7 @@ class Spec:
 
 
 def _read_spec(raw: dict[str, Any], text: str) -> Spec:
-    check_keys(raw, ("input", "table", "column", "transform", "drift", "placement", *SECTIONS), "")
+    check_keys(raw, ("input", "table", "column", "transform", "drift", *SECTIONS), "")
     source = read_input(read_section(raw, "input"))
     kinds = {name: INPUT_TYPES[kind] for name, kind in source.with_place.items()}
     rows = read_rows(raw, kinds, INPUT_TYPES)
@@ -367,13 +354,6 @@ def _read_spec(raw: dict[str, Any], text: str) -> Spec:
     if not entries:
         raise SpecError("column: there must be at least one [[column]]")
     columns = read_columns(entries, kinds)
-    left = read_section(raw, "placement")  # the last operators of columns, in tables of 0.2.0
-    columns = tuple(
-        leave_to_loader(c, len(c.ops) - len(left[c.name]), kinds, f"placement.{c.name}")
-        if left.get(c.name)
-        else c
-        for c in columns
-    )
     columns = _add_weight(columns, rows, _check_label(columns, rows, source))
     drift = read_section(raw, "drift")
     check_keys(drift, DRIFTS, "drift")

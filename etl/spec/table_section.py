@@ -75,7 +75,6 @@ class TableSpec:
 def read_table(
     raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, str]
 ) -> TableSpec:
-    raw.pop("partition", None)  # of tables of release 0.2
     for first, second in _EXCLUSIVE:
         if first in raw and second in raw:
             raise SpecError(f"table.{second}: cannot be combined with {first}")

@@ -19,7 +19,7 @@ from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import Left, read_operator
+from sluice.etl.spec.columns import read_operator
 from sluice.etl.spec.toml_keys import SpecError, read_into, read_sections, read_value
 
 Role = Literal["", "dense", "sparse", "id_list"]
@@ -139,8 +139,6 @@ def _read_operator(step: Any, path: str) -> Operator:
     op, online = read_operator(step, path)
     if online:
         raise SpecError(f"{path}.online: a transform is always left to the loader")
-    if isinstance(op, Left):
-        raise SpecError(f"{path}: {op.why}")
     if isinstance(op, Python):
         raise SpecError(
             f'{path}.op = "python": name it as the transform\'s function = {op.function!r}'

@@ -12,7 +12,7 @@ from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from sluice.common.errors import UsageError
-from sluice.common.suggest import nearest
+from sluice.common.suggest import nearest, nearest_or_way
 from sluice.etl.ops.base import hints_of, problem
 
 ONE_VALUE = ("text", "number")
@@ -78,7 +78,9 @@ def check_keys(raw: Mapping[str, Any], names: Iterable[str], path: str) -> None:
     names = tuple(names)
     for key in raw:
         if key not in names:
-            raise SpecError(f"{path}{'.' if path else ''}{key}: unknown key{nearest(key, names)}")
+            raise SpecError(
+                f"{path}{'.' if path else ''}{key}: unknown key{nearest_or_way(key, names)}"
+            )
 
 
 def read_into(

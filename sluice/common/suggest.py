@@ -10,6 +10,18 @@ _LEFT = {"step_threads": "leave it out; whole runs were 1.04 times as fast at mo
 """A verb, an option or an argument of 0.3 that left → what to do instead. A name that means
 something elsewhere follows its program or its class."""
 
+_OF_0_2 = (
+    *("placement", "partition", "past", "past_step", "boxcox", "logit", "flags", "overlap"),
+    *("recent", "lookup", "group", "min_max", "read", "collate"),
+)
+BY_WAY = "Sluice 0.3 reads what 0.2 wrote: go by way of 0.3 (docs/from-0.2.md)"
+
+
+def nearest_or_way(name: object, known: Collection[str]) -> str:
+    """Returns the end of a message about an unknown name in a spec or in knobs: `BY_WAY` if Sluice 0.2 had it, else as
+    `nearest`."""
+    return f". {BY_WAY}" if name in _OF_0_2 else nearest(name, known)
+
 
 def left(name: str) -> str:
     """Returns the end of a message about a verb, an option or an argument that Sluice had: what to do instead. Empty:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import threading
@@ -16,6 +15,7 @@ from sluice.agent.runtime.saved_state import (
     check_writable,
     machine_fingerprint,
 )
+from sluice.common.suggest import BY_WAY
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.machine import Machine
 from tests.ingest.s3 import LOST, S3Server, with_bucket
@@ -94,6 +94,7 @@ def test_what_no_longer_fits_is_brought_within_the_limits(registry):
         (lambda text: text.replace("1000000.0", '"many"'), "not a positive number"),
         (lambda text: text.replace('"decode": 8', '"decode": 0'), "not a whole number"),
         (lambda text: text.replace('"clicks"', '"others"'), "name does not fit"),
+        (lambda text: text.replace('"format": 4', '"format": 3'), BY_WAY),
         (lambda text: "{}", "KeyError"),
         (lambda text: text + " " * 70_000, "too many"),
     ],
@@ -111,27 +112,13 @@ def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, 
     assert registry.recall(_context(), LIMITS) == _entry()
 
 
-def test_a_state_of_release_0_2_0_is_read_without_collate_and_its_read_is_decode(
-    registry, tmp_path
-):
-    (tmp_path / "reg").mkdir()
-    old = json.loads(_unsummed(_entry())) | {"format": 3, "stages_s": {"read": 1e-6}}
-    old["knobs"]["workers"] = {"read": 8, "collate": 1}
-    del old["policy"]
-    path = tmp_path / "reg" / f"{_context().name}.sluice.json"
-    path.write_text(json.dumps(old))
-    with (
-        pytest.warns(FutureWarning, match="stage collate is gone.*Leave collate out"),
-        pytest.warns(FutureWarning, match="read is now fetch and decode.*Write decode="),
-    ):
-        entry = registry.recall(_context(), LIMITS)
-    assert entry == dataclasses.replace(_entry(), policy="")
+def test_a_far_store_gets_as_many_fetchers_as_a_near_one_had_decoders():
     far = Limits(workers={"fetch": (1, 64), "decode": (1, 2)})
-    with pytest.warns(FutureWarning):  # 8 readers, of which most waited, became 8 decoders
-        entry = registry.recall(_context(), far)
-    assert entry.knobs.workers == {"fetch": 8, "decode": 2}
+    assert far.clamp(_entry().knobs).workers == {"fetch": 8, "decode": 2}
     with raises(KnobError, "'decode'", "1 to 2", "set fetch"):
         far.check(_entry().knobs)
+    with raises(KnobError, "'collate'", BY_WAY):
+        far.check(Knobs(workers={"collate": 1}))
 
 
 def test_a_state_goes_there_and_back_by_a_file_of_its_own(tmp_path):
@@ -149,7 +136,7 @@ def test_a_state_goes_there_and_back_by_a_file_of_its_own(tmp_path):
         ('"decode": 8', '"decode": 65', [65, "1 to 64"]),
         ('"decode": 8', '"decdoe": 8', ["'decdoe'", "'decode'"]),
         ('"knobs"', '"knob"', ["no file of --save-knobs", "'knobs'"]),
-        ("{", "# 20,774 rows/s\n[workers]\n", ["Sluice 0.2", "--knobs decode=4"]),
+        ("{", "# 20,774 rows/s\n[workers]\n", ["no file of --save-knobs"]),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_by_name(tmp_path, before, after, facts):

@@ -6,6 +6,7 @@ import pytest
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import make
+from sluice.common.suggest import BY_WAY
 from sluice.dlrm import options
 from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig, tables_of
 from sluice.etl.schema import Field
@@ -44,31 +45,16 @@ def test_every_option_arrives():
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "neutral"),
-    [
-        ("missing", "mask", "refuse"),
-        ("model.bags", {"H": "mean"}, {}),
-        ("model.compress", {"C1": "modulo:9"}, {"C1": "spread", "C2": "full"}),
-        ("model.cross_experts", 4, 1),
-        ("model.table_width", 8, 0),
-        ("sample", "drawn", ""),
-    ],
+    "names", [("live", "sample"), ("model.bags",), ("optim.tables",), ("conditions.cache",)]
 )
-def test_a_run_of_0_2_is_read_or_refused_by_the_name_of_what_it_was_made_with(
-    setting, value, neutral
-):
-    def stored(value: object) -> dict:
-        config = Config(data="t", version=0).to_dict()
-        del config["model"]["spread"]
-        place = config["model"] if "." in setting else config
-        place[setting.removeprefix("model.")] = value
-        return {**config, "live": None, "mllog": True, "slices": ["C1"], "follow_wait": 3.0}
-
-    spread = ("C1",) if setting == "model.compress" else ()
-    expected = replace(Config(data="t", version=0), model=ModelConfig(spread=spread))
-    assert Config.from_dict(stored(neutral)) == expected
-    with raises(ConfigError, setting.removeprefix("model.").replace("_", "-"), "Sluice 0.2"):
-        Config.from_dict(stored(value))
+def test_settings_of_a_run_of_0_2_are_refused_by_name(names):
+    stored = Config(data="t", version=0).to_dict() | {"step_threads": "halves"}
+    assert Config.from_dict(stored) == Config(data="t", version=0)  # which 0.3 wrote
+    for name in names:
+        section, _, key = name.rpartition(".")
+        (stored[section] if section else stored)[key] = None
+    with raises(ConfigError, ", ".join(repr(name.rpartition(".")[2]) for name in names), BY_WAY):
+        Config.from_dict(stored)
 
 
 def test_a_resumed_run_keeps_the_settings_that_are_not_given():

@@ -7,9 +7,6 @@ import pytest
 from sluice.common.settings import parse
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.spec.columns import leave_to_loader
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitError
 from sluice.etl.table.table import FeatureTable
@@ -17,7 +14,6 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Order
 from tests.etl.jobs import Said
 from tests.etl.tables import column, write_spec
-from tests.raises import raises
 
 
 def spec_text(online: str = "") -> str:
@@ -58,20 +54,6 @@ def test_a_table_whose_operators_are_left_to_the_loader_gives_the_same_batches(t
             rows = sum(batch.rows for batch in loader)
             outcomes.append((rows, loader.order_hash, loader.cardinalities))
     assert outcomes[0] == outcomes[1]
-
-
-def test_a_section_of_release_0_2_is_read_from_a_table_and_refused_in_a_spec():
-    left = '[placement]\nI2 = ["clip", "log"]\nC12 = ["hash"]\nC3 = []\n'
-    spec = Spec.parse(f"{SPEC}\n{left}")
-    assert {c.name: (c.online, c.left_as, c.raw) for c in spec.columns if c.online is not None} == {
-        "I2": (1, "double", True),
-        "C12": (0, "string", True),
-    }
-    columns = {c.name: c for c in spec.columns}
-    assert columns["C12"] == {c.name: c for c in Spec.own(LEFT).columns}["C12"]
-    assert leave_to_loader(columns["C12"], None, spec.kinds, "").online is None
-    with raises(SpecError, "[placement]", "online = true"):
-        Spec.own(f"{SPEC}\n{left}")
 
 
 def test_an_append_of_other_columns_is_refused_before_it_starts(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.common.suggest import BY_WAY
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import Fill, Log
 from sluice.etl.spec.spec import Spec
@@ -64,25 +65,18 @@ def test_a_mistake_is_named_by_its_path(old, new, facts):
         Spec.parse(GOOD.replace(old, new), "my.toml")
 
 
-def test_a_key_that_left_is_named_in_a_users_spec_and_read_in_a_tables():
-    text = GOOD.replace("seed = 3", 'seed = 3\npartition = "C1"')
-    assert Spec.parse(text).table == Spec.parse(GOOD).table
-    with raises(SpecError, "my.toml", "table.partition", "order"):
-        Spec.own(text, "my.toml")
-
-
 @pytest.mark.parametrize(
-    ("op", "facts"),
+    ("old", "new", "path"),
     [
-        ('"boxcox", power = 3', ("boxcox", "python")),
-        ('"count", past = true', ("past", "[[history]]")),
+        ("seed = 3", 'seed = 3\npartition = "C1"', "table.partition"),
+        ("[table]", "[placement]\nI1 = []\n[table]", "placement"),
+        ('"log", shift = 3', '"boxcox", power = 3', "ops[1].op = 'boxcox'"),
+        ('"log", shift = 3', '"count", past = true', "ops[1].past"),
     ],
 )
-def test_an_operator_that_left_is_named_in_a_users_spec_and_read_in_a_tables(op, facts):
-    text = GOOD.replace('{op = "log", shift = 3}', f"{{op = {op}}}")
-    assert Spec.parse(text).columns
-    with raises(SpecError, "my.toml: column 'I1'", "0.3", *facts):
-        Spec.own(text, "my.toml")
+def test_what_only_0_2_had_is_refused_by_name(old, new, path):
+    with raises(SpecError, "my.toml", path, BY_WAY):
+        Spec.parse(GOOD.replace(old, new, 1), "my.toml")
 
 
 def test_joint_columns_share_a_state_and_must_agree():

@@ -293,8 +293,8 @@ class TestTransforms:
         assert torch.equal(batch["C1"], expected["C2"])
 
     def test_a_name_that_is_taken_is_refused(self, table):
-        with raises(TransformError, "2 stages", "read"):  # as release 0.2.0 called decoding
-            BatchLoader(table, batch_size=80, transforms=[("read", lambda c: None)])
+        with raises(TransformError, "2 stages", "decode"):
+            BatchLoader(table, batch_size=80, transforms=[("decode", lambda c: None)])
 
 
 class SteadyMachine(Machine):

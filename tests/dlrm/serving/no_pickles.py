@@ -27,6 +27,6 @@ if __name__ == "__main__":
 
     sys.addaudithook(listen)
     evaluate.main(["--run-dir", run])
-    Servable.load(Path(run), "int8")
+    Servable.load(Path(run))
     train.main(["--run-dir", run, "--resume"])
     print(json.dumps(looked_up), flush=True)

@@ -57,11 +57,11 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
 
     for words in ((), ("--allow-code", "another.module"), ("--allow-code", MODULE.upper())):
         with raises(OperatorError, f"allow_code=('{MODULE}',)"):
-            Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
+            Servable.load(hostile / "run", allow_code=allowed(*words))
         assert not ran()
     for words in (f"--allow-code another.module --allow-code {MODULE}".split(), ("--spec", own)):
         forget(hostile)
-        servable = Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
+        servable = Servable.load(hostile / "run", allow_code=allowed(*words))
         assert ran()
         assert len(servable.probabilities(columns, {})) == 5
     table = FeatureTable.open(hostile / "table", allow_code=(MODULE,))

@@ -69,7 +69,7 @@ def test_probabilities_are_those_of_all_rows_or_the_answer_says_that_they_are_no
         *SMALL_MODEL,
         tmp=tmp_path,
     )
-    servable = Servable.load(tmp_path / "run", "fp32")
+    servable = Servable.load(tmp_path / "run")
     asked = [{"number": n, "item": int(columns["item"][n])} for n in range(count)]
     (answer,) = Scorer(servable, most_rows=count).answer([json.dumps({"rows": asked}).encode()])
     assert answer.population == ("all" if weight else "sampled")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.checkpoint.meta import CheckpointError, latest
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.options import MODELS, Config, ModelConfig, Table
@@ -15,6 +17,7 @@ from sluice.dlrm.serving.served_model import ranker
 from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.training.assemble import parts_of
 from tests.dlrm.rig import DENSE, META, SIZES, bagged, batch
+from tests.raises import raises
 
 ITEMS = {"kind": "dien", "history": "small", "target": "tiny"}
 HOW = [
@@ -55,11 +58,15 @@ def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
             saved.wait()
             saved.close()
             narrow = TableLayout(model, columns)
-            alone = ranker(config, narrow, len(DENSE), Checkpoint(latest(saved.folder)[0]), "fp32")
+            alone = ranker(config, narrow, len(DENSE), Checkpoint(latest(saved.folder)[0]))
             drawn = bagged(batch(9, 64), 9)
             with torch.no_grad():
                 logits = alone(*narrow.features(drawn))
                 wanted = parts.model(*layout.features(drawn))
             torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-6, msg=str(how))
-            assert alone.tables.bytes == sum(t.bytes for t in narrow.tables)
+            share = 1 + (model.table_dtype != "fp32")
+            assert alone.tables.bytes * share == sum(t.bytes for t in narrow.tables)
             assert logits.std() > 1e-3
+            more = TableLayout(model, [replace(column, rows=column.rows + 1) for column in columns])
+            with raises(CheckpointError, f"{columns[0].rows} rows", columns[0].rows + 1):
+                ranker(config, more, len(DENSE), Checkpoint(latest(saved.folder)[0]))

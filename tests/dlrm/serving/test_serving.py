@@ -18,21 +18,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torchrec import KeyedJaggedTensor
 
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
-from sluice.dlrm.evaluation.metrics import auc
-from sluice.dlrm.options import Config, Table
+from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving import batcher, served_model
 from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.dlrm.serving.http import HttpApp, iso_time
-from sluice.dlrm.serving.int8_tables import NarrowTables
 from sluice.dlrm.serving.options import ServerLimits
 from sluice.dlrm.serving.reload import take_newer
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
+from sluice.dlrm.serving.served_tables import ServedTables
 from sluice.dlrm.training import assemble, loaders
 from sluice.etl.spec.spec import Spec
 from tests.dlrm import clicks_table
@@ -70,7 +70,7 @@ def run(folder, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def wide(folder) -> Servable:
-    return Servable.load(folder / "run", "fp32")
+    return Servable.load(folder / "run")
 
 
 @pytest.fixture(scope="module")
@@ -180,56 +180,24 @@ def test_a_number_that_nothing_fills_in_is_refused(wide, raw):
     assert_names(problems[1], "'I1'", "missing")
 
 
-# ---- narrow tables
+# ---- tables
 
 
-def test_int8_tables_take_less_than_a_quarter_and_hardly_change_the_answers(folder, wide, raw):
-    narrow = Servable.load(folder / "run", "int8")
-    tables = narrow.model.tables
-    assert tables.wide_bytes / tables.bytes >= 3.5
-    columns = {name: raw[name].combine_chunks() for name in wide.features.spec.input.columns}
-    label = columns["label"].to_numpy().astype(np.float64)
-    before, after = (
-        auc(model.probabilities(columns, {}), label, np.ones(ROWS)) for model in (wide, narrow)
-    )
-    assert abs(after - before) < 0.0005
-    assert after != before
-
-
-def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
-    generator = torch.Generator().manual_seed(1)
-    tables = [
-        Table(name="a", rows=50, width=8),
-        Table(name="b", rows=7, width=8),
-        Table(name="c", rows=9, width=4),
-    ]
-    weights = {t.name: torch.randn(t.rows, t.width, generator=generator) for t in tables}
-    weights["a"][3] = 0  # a row without a scale
-    from torchrec import KeyedJaggedTensor
-
-    keys = {t.name: [t.name] for t in tables}
-    ids = {"a": [3, 49, 0, 0], "b": [6], "c": []}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_bags_are_the_sums_of_the_rows_that_were_trained(dtype):
+    weights = {name: torch.randn(n, 8).to(dtype) for name, n in {"a": 50, "b": 7, "c": 9}.items()}
+    tables = ServedTables(weights, {name: [name] for name in weights})
+    assert tables.bytes == 66 * 8 * dtype.itemsize
     sparse = KeyedJaggedTensor(
-        keys=list(ids),
-        values=torch.tensor([*ids["a"], *ids["b"]], dtype=torch.int32),
+        keys=["a", "b", "c"],
+        values=torch.tensor([3, 49, 0, 0, 6], dtype=torch.int32),
         lengths=torch.tensor([2, 2, 0, 1, 0, 0], dtype=torch.int32),
     )
-    for kind, error in (("fp32", 0.0), ("fp16", 2e-3), ("int8", 2 * 3.5 / 254)):
-        narrow = NarrowTables(tables, keys, kind)
-        for name, rows in weights.items():
-            narrow.fill(name, rows)
-        pooled = narrow(sparse)
-        assert (pooled["a"][0] - weights["a"][[3, 49]].sum(0)).abs().max() <= error
-        assert (pooled["a"][1] - 2 * weights["a"][0]).abs().max() <= error
-        assert torch.equal(pooled["b"][0], torch.zeros(8))
-        assert torch.equal(pooled["c"], torch.zeros(2, 4))
-    one_each = KeyedJaggedTensor(
-        keys=list(ids), values=torch.arange(50), lengths=torch.tensor([1] * 50 + [0] * 100)
-    )
-    step = weights["a"].abs().amax(1, keepdim=True) / 127
-    assert ((narrow(one_each)["a"] - weights["a"]).abs() <= 0.5003 * step).all()
-    with raises(ValueError, "'a'", "49 rows", "50"):
-        narrow.fill("a", weights["a"][1:])
+    pooled = tables(sparse)
+    rows = {name: table.float() for name, table in weights.items()}
+    assert torch.equal(pooled["a"], torch.stack([rows["a"][3] + rows["a"][49], 2 * rows["a"][0]]))
+    assert torch.equal(pooled["b"], torch.stack([torch.zeros(8), rows["b"][6]]))
+    assert torch.equal(pooled["c"], torch.zeros(2, 8))
 
 
 # ---- over HTTP, without a socket
@@ -252,9 +220,9 @@ def post(http: httpx.AsyncClient, body: bytes):
     return http.post("/predict", content=body, headers={"content-type": JSON})
 
 
-def loading(run: Path, kind: str = "fp32", **how: Any):
+def loading(run: Path, **how: Any):
     """Returns a function that loads the run's model."""
-    return lambda: Scorer(Servable.load(run, kind, **how), most_rows=10_000)
+    return lambda: Scorer(Servable.load(run, **how), most_rows=10_000)
 
 
 def test_http_answers_and_counts(scorer):
@@ -354,10 +322,10 @@ def test_a_checkpoint_that_another_one_replaces_while_it_is_loaded_is_not_served
     served_model_check = served_model.check
     monkeypatch.setattr(served_model, "check", replaced)
     with raises(CheckpointError, path.name, "while it was loaded"):
-        Servable.load(run, "fp32")
+        Servable.load(run)
     monkeypatch.undo()
     (run / "checkpoints" / "LATEST").write_text(path.name)
-    assert Servable.load(run, "fp32").meta.step == meta.step + 1
+    assert Servable.load(run).meta.step == meta.step + 1
 
 
 def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path):
@@ -499,7 +467,7 @@ def far_too_large(factor: float):
 )
 def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(run, raw, change, facts):
 
-    load = loading(run, "int8")
+    load = loading(run)
     first = load()
     spoilt(first.servable.path, change)
 
@@ -576,4 +544,4 @@ def test_a_spoilt_checkpoint_is_not_served(run):
     data = part.read_bytes()
     part.write_bytes(data[:-1] + bytes([255 - data[-1]]))
     with raises(CheckpointError, part.name, "damaged"):
-        Servable.load(run, "int8")
+        Servable.load(run)

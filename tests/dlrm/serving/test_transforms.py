@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.options import Config, ConfigError
+from sluice.dlrm.options import Config
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import loaders
 from sluice.etl.ops.base import OperatorError
@@ -20,21 +19,11 @@ pytestmark = pytest.mark.slow
 
 def test_a_server_asks_for_the_code_again(transformed):
     with raises(OperatorError, "'ratio'", f"--allow-code {MODULE}"):
-        Servable.load(transformed / "run", "fp32")
-
-
-@pytest.mark.parametrize("name", ["predicate", "rowgroup_selector", "sample", "transform_spec"])
-def test_a_run_of_0_2_with_other_rows_or_columns_is_refused_by_name(transformed, name):
-    config = latest(transformed / "run" / "checkpoints")[1].config
-    Config.from_dict({**config, name: "", "rowgroup_cache": "mine:kept"})
-    with raises(
-        ConfigError, f"--{name.replace('_', '-')} mine:halved", "Sluice 0.2", "from-0.2.md"
-    ):
-        Config.from_dict({**config, name: "mine:halved"})
+        Servable.load(transformed / "run")
 
 
 def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed):
-    servable = Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
+    servable = Servable.load(transformed / "run", allow_code=(MODULE,))
     config = Config.from_dict(servable.meta.config)
     with loaders.evaluation(config, servable.table, "train", rank=0, local_ranks=1) as batches:
         batch = next(iter(batches))
