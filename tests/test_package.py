@@ -138,9 +138,7 @@ def test_help_loads_no_large_library(helps, name):
 def left():
     """The command lines that the changelog says left in this release, without an option's value. A bare option was one
     of `train`."""
-    changes = (
-        (ROOT / "CHANGELOG.md").read_text().partition("### What left")[2].partition("## 0.3")[0]
-    )
+    changes = (ROOT / "CHANGELOG.md").read_text().partition("### Removed")[2].partition("## 0.3")[0]
     for cell in re.findall(r"^\| (.+?) \|", changes, re.M):
         for words in re.findall("`([^`]+)`", cell):
             match = re.fullmatch(r"(?:sluice ([a-z]+))? ?(--[a-z-]+)?(?: .*)?", words)

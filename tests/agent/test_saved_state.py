@@ -117,8 +117,6 @@ def test_a_far_store_gets_as_many_fetchers_as_a_near_one_had_decoders():
     assert far.clamp(_entry().knobs).workers == {"fetch": 8, "decode": 2}
     with raises(KnobError, "'decode'", "1 to 2", "set fetch"):
         far.check(_entry().knobs)
-    with raises(KnobError, "'collate'", BY_WAY):
-        far.check(Knobs(workers={"collate": 1}))
 
 
 def test_a_state_goes_there_and_back_by_a_file_of_its_own(tmp_path):

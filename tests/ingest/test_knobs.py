@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from sluice.common.suggest import BY_WAY
 from sluice.ingest.knobs import KnobError, Knobs, Limits, parse_bytes
 from tests.raises import assert_names, raises
 
@@ -44,23 +45,10 @@ def test_a_command_line_changes_what_it_names_and_nothing_else():
     assert base == Knobs(workers={"decode": 1}), "the base was changed"
 
 
-def test_read_of_release_0_2_0_is_decode_and_a_line_says_so():
-    says = pytest.warns(FutureWarning, match="read=4 is taken as decode=4. Write decode=4")
-    with says:
-        assert Knobs(workers={"read": 3}).workers == {"decode": 3}
-    with says:
-        assert Knobs(workers={"decode": 1}).parse("read=12").workers == {"decode": 12}
-    with pytest.warns(FutureWarning, match="taken as fetch=4. Write fetch=4$"):
-        far = Knobs(workers={"fetch": 1, "decode": 2}).parse("read=12")
-    assert far.workers == {"fetch": 12, "decode": 2}
-    with says, raises(KnobError, "read and decode are the same stage"):
-        Knobs(workers={"read": 3, "decode": 4})
-
-
-def test_collate_of_release_0_2_0_is_left_out_and_a_line_says_so():
-    limits, knobs = Limits(workers={"decode": (1, 8)}), Knobs(workers={"decode": 1})
-    with pytest.warns(FutureWarning, match="stage collate is gone.*Leave collate out"):
-        assert limits.check(knobs.parse("collate=1")) == knobs
+@pytest.mark.parametrize("text", ["read=4", "collate=1"])
+def test_a_stage_that_only_0_2_had_is_refused_by_name(text):
+    with raises(KnobError, repr(text.partition("=")[0]), BY_WAY):
+        LIMITS.check(Knobs(workers={"decode": 1}).parse(text))
 
 
 def test_what_is_in_flight_may_be_given_in_bytes():
