@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 
+from sluice.ingest.flow.decoded import ReadTask
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.row_order import EpochSchedule, Read, WindowPart
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Pool
-from sluice.ingest.stages.shuffle import ReadTask
 
 _UNLIMITED = 2**60
 

@@ -35,7 +35,7 @@ from sluice.common.errors import UsageError
 from sluice.common.program import FAILED, run, say
 
 LOOK_S = 0.2
-BEFORE = ("--tuning", "fixed", "--knobs", "fetch=1,decode=1,shuffle=1")
+BEFORE = ("--tuning", "fixed", "--knobs", "fetch=1,decode=1")
 AFTER = ("--tuning", "auto")
 
 

@@ -131,7 +131,7 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
         def memory_group(self) -> None:
             """Nor what the kernel charges to it."""
 
-    knobs = Knobs(workers={"decode": 4, "shuffle": 2}, read_ahead_bytes=2**32, prefetch_bytes=2**32)
+    knobs = Knobs(workers={"decode": 4}, read_ahead_bytes=2**32, prefetch_bytes=2**32)
 
     def load(limit: int) -> None:
         end = float("inf")

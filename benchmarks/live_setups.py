@@ -17,12 +17,12 @@ from sluice.agent.costs.rates import rates
 from sluice.benchmarks import live_setups
 from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
+from sluice.ingest.flow.series import SERIES_ROWS
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order
-from sluice.ingest.stages.batch import SERIES_ROWS
 from sluice.ingest.stages.transform import Function, Transform
 from sluice.ingest.stats import Snapshot
 
@@ -66,17 +66,17 @@ SETUPS = (
         latency_s=0.05,
         settings=(
             "fetch=1",
-            "fetch=2,shuffle=2",
+            "fetch=2",
             "fetch=6",
             "fetch=16",
-            "fetch=40,shuffle=2",
+            "fetch=40",
             "fetch=2",
             "fetch=3",
             "fetch=4",
             "fetch=8",
-            "fetch=10,shuffle=2",
+            "fetch=10",
             "fetch=24",
-            "fetch=32,shuffle=2",
+            "fetch=32",
         ),
     ),
     Setup(
@@ -89,9 +89,9 @@ SETUPS = (
             "seek=2",
             "seek=4",
             "seek=1,decode=2",
-            "seek=3,shuffle=2",
-            "seek=1,shuffle=2",
-            "seek=1,decode=2,shuffle=2",
+            "seek=3",
+            "seek=1",
+            "seek=1,decode=2",
             "seek=2,decode=2",
             "seek=3",
             "seek=4,decode=2",
@@ -124,15 +124,15 @@ SETUPS = (
         settings=(
             "fetch=1",
             "fetch=2",
-            "fetch=4,shuffle=2",
+            "fetch=4",
             "fetch=8",
-            "fetch=2,shuffle=2",
-            "fetch=1,shuffle=2",
+            "fetch=2",
+            "fetch=1",
             "fetch=3",
             "fetch=4",
-            "fetch=6,shuffle=2",
+            "fetch=6",
             "fetch=16",
-            "fetch=32,shuffle=2",
+            "fetch=32",
         ),
     ),
     Setup(
@@ -142,7 +142,7 @@ SETUPS = (
         spare_bytes=192 * _MIB,
         settings=(
             "fetch=1",
-            "fetch=2,shuffle=2",
+            "fetch=2",
             "fetch=6",
             "fetch=16",
             "fetch=32",
@@ -150,9 +150,9 @@ SETUPS = (
             "fetch=3",
             "fetch=4",
             "fetch=8",
-            "fetch=10,shuffle=2",
+            "fetch=10",
             "fetch=12",
-            "fetch=24,shuffle=2",
+            "fetch=24",
         ),
     ),
     Setup(
@@ -190,9 +190,9 @@ SETUPS = (
             "fetch=6,lookup=2",
             "fetch=8,lookup=3",
             "fetch=12,lookup=4",
-            "fetch=20,lookup=4,shuffle=2",
+            "fetch=20,lookup=4",
             "fetch=16,lookup=3",
-            "fetch=24,lookup=10,shuffle=2",
+            "fetch=24,lookup=10",
         ),
     ),
 )
@@ -303,7 +303,7 @@ class Session:
             read_ahead_epochs=sys.maxsize,
             memory_limit=limit,
             reading=Reading(files=FileOpener(disturbed=far)),
-            knobs=Knobs(workers={"decode": 1, "shuffle": 1}),
+            knobs=Knobs(workers={"decode": 1}),
             transforms=transforms,
             order=Order(window_rows=WINDOW_ROWS),
         )

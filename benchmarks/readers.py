@@ -28,7 +28,7 @@ from sluice.ingest.read.sources import Reading
 
 table, reader, batch_size, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 with BatchLoader(table, batch_size=batch_size, reading=Reading(reader=reader), read_ahead_epochs=epochs + 1,
-                 knobs=Knobs(workers={"decode": 2}, fused=frozenset({"shuffle"}))) as loader:
+                 knobs=Knobs(workers={"decode": 2})) as loader:
     deque(loader, maxlen=0)  # imports, compiled code and the files' pages are there after it
     began = time.process_time()
     for _ in range(epochs):

@@ -184,6 +184,11 @@ class Columns:
         return tuple(name for name in self.sparse if name not in self.bags)
 
     @property
+    def stored_numbers(self) -> tuple[str, ...]:
+        """The columns with one number or id a row that files hold."""
+        return tuple(name for name in (*self.floats, *self.scalars) if name not in self.added)
+
+    @property
     def stored_bags(self) -> tuple[str, ...]:
         """The columns of bags that files hold."""
         return tuple(name for name in self.bags if name not in self.added)

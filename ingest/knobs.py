@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -30,6 +31,8 @@ FETCH = "fetch"
 """The stage that gets the stored bytes of row groups from a far store. Its workers are the row groups in flight."""
 DECODE = "decode"
 """The stage that decodes row groups."""
+SHUFFLE = "shuffle"
+"""The stage of release 0.3 that moved rows to their places. Its knobs are left out."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 """The knobs that are numbers of bytes."""
 NAMES = ("workers", "backend", "fused", *SIZES)
@@ -87,8 +90,8 @@ class Knobs(NamedFields):
     """Stages whose work is done by the workers of the stage before them. Fusing saves the cost of handing batches over.
     A fused stage cannot have workers, or a back end, of its own."""
     read_ahead_bytes: int = 64 * 2**20
-    """Decoded bytes that may wait between reading and shuffling. If it is too small, readers stop for every item. If it
-    is too large, it only wastes memory."""
+    """Bytes of rows that may be at their places before batches are made of them. If it is too small, readers stop for
+    every item. If it is too large, it only wastes memory."""
     prefetch_bytes: int = 32 * 2**20
     """Bytes of finished batches that may wait for the trainer. If it is too small, every short delay of the pipeline
     delays the trainer. If it is too large, it only wastes memory."""
@@ -269,9 +272,22 @@ class Limits:
         )
         return before is not None and own == other
 
+    def _without_gone(self, knobs: Knobs) -> Knobs:
+        """Returns `knobs` without the stage of release 0.3 that this pipeline does not have."""
+        if SHUFFLE in self.workers or SHUFFLE not in {*knobs.workers, *knobs.fused}:
+            return knobs
+        warnings.warn(
+            f"the stage {SHUFFLE} is gone: {DECODE} also does its work. Leave {SHUFFLE} out",
+            FutureWarning,
+            stacklevel=3,
+        )
+        kept = {stage: count for stage, count in knobs.workers.items() if stage != SHUFFLE}
+        return replace(knobs, workers=kept, fused=knobs.fused - {SHUFFLE})
+
     def check(self, knobs: Knobs) -> Knobs:
         """Returns the knobs to apply. Raises KnobError, which names the knob, its value and its range, if `knobs`
         exceed the limits."""
+        knobs = self._without_gone(knobs)
         for stage in (*knobs.workers, *knobs.backend, *sorted(knobs.fused)):
             if stage not in self.workers:
                 raise KnobError(
@@ -321,7 +337,7 @@ class Limits:
     def clamp(self, knobs: Knobs) -> Knobs:
         """Returns the nearest knobs within the limits. Drops unknown stages. Missing stages get the fewest workers.
         A stage that cannot run in threads gets its first back end."""
-        wanted = dict(knobs.workers)
+        wanted = dict(self._without_gone(knobs).workers)
         if FETCH in self.workers and DECODE in wanted:  # where the store was near, decoders fetched
             wanted.setdefault(FETCH, wanted[DECODE])
         workers = {

@@ -22,7 +22,7 @@ def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
 
 def window_halves(
     n: int, seed: int, epoch: int, stream: int, number: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """Returns the epoch's two random permutations, rotated by an amount that depends on the window of n rows.
 
     This costs a tenth of a new permutation, and every row can still come to every place."""
@@ -41,7 +41,10 @@ def permutation_length(n: int) -> int:
 @functools.lru_cache(maxsize=8)
 def _epoch_permutations(
     size: int, seed: int, epoch: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """Returns two permutations, each repeated once, so that a rotated one is a slice."""
-    outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
+    outer, inner = (
+        np.tile(permutation(size, name, seed, epoch).astype(np.uint32), 2)
+        for name in ("outer", "inner")
+    )
     return outer, inner

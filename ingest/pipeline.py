@@ -12,32 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.ingest import stage_spec
 from sluice.ingest.errors import NoWorkerAnswers
+from sluice.ingest.flow.decoded import Decoded, Placed, ReadTask
+from sluice.ingest.flow.number_columns import count_converted
+from sluice.ingest.flow.placer import Placer, PlacingWorker
+from sluice.ingest.flow.series import Chunks
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine
-from sluice.ingest.memory.governor import Charge, Governor
+from sluice.ingest.memory.governor import Charge
 from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
-from sluice.ingest.stage_spec import BATCH, SHUFFLE, StageSpec
-from sluice.ingest.stages.batch import BatchSeries, Chunks, Cutter, series_steps
-from sluice.ingest.stages.counters import WorkerClock
+from sluice.ingest.stage_spec import BATCH, StageSpec
+from sluice.ingest.stages.batch import BatchSeries, Cutter, series_steps
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.row_functions import (
     RowFunctionWorker,
     cut_into_slices,
     memory_of,
-)
-from sluice.ingest.stages.scatter_kernel import count_converted
-from sluice.ingest.stages.shuffle import (
-    Decoded,
-    Placer,
-    ReadTask,
-    ReadWorker,
-    WindowRows,
-    Windows,
 )
 from sluice.ingest.stages.stage_pools import StagePools
 from sluice.ingest.stages.transform import Transform, TransformError, frame_of, group_into_stages
@@ -53,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline(StagePools):
-    """The stages fetch → decode → shuffle → batch → transforms of one rank. Local files need no `fetch`.
+    """The stages fetch → decode → batch → transforms of one rank. Local files need no `fetch`.
 
     `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
     and counters."""
@@ -88,7 +82,7 @@ class Pipeline(StagePools):
         self._cutter = Cutter(
             plan, columns, share, self._buffers, quarantine, stages=len(self._fused)
         )
-        self._streams = len(plan.streams_of(share.reader, share.readers))
+        self._placer = Placer(plan, columns, groups.describe, self._buffers)
         self.footprint = self._least_memory()
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._minimum = self.footprint.total, str(self.footprint)
@@ -208,10 +202,6 @@ class Pipeline(StagePools):
         limit = self._specs[stage].buffer_limit
         if limit == "workers":
             return 0
-        if limit == "window":
-            # Windows of all streams may become complete at the same time.
-            given = self._input
-            return self._streams * given.plan.widest * given.columns.window_row_bytes
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
         if stage == next(name for name in reversed(self._specs) if name not in self.knobs.fused):
@@ -231,28 +221,12 @@ class Pipeline(StagePools):
             # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
             steps = [self._transform_step(*named) for named in self._fused]
             chunks = Chunks(given.plan, given.columns, self._share.readers, self._buffers)
-            placer = Placer(given.plan, given.columns, given.groups.describe, self._buffers)
-            place = functools.partial(placer.place, chunks)
-            windows = Windows(
-                given.plan,
-                place,
-                self._counters[SHUFFLE.name],
-                functools.partial(self._charge_early, self._governor),
-            )
             tasks = self._read_tasks(position, epochs)
             if FETCH in self._specs:
                 tasks = self._fetch(tasks)
-            placed = self._pool(
-                SHUFFLE.name,
-                windows.in_order(self._read(tasks, windows)),
-                lambda _: place,
-                size=lambda window: window.window.rows * given.columns.window_row_bytes,
-                measure=lambda window: (window.rows, window.nbytes),
-                passes=lambda window: window.chunks is not None,
-            )
             series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
-                self._cutter.cut(placed, chunks, self._steps_a_series),
+                self._cutter.cut(self._read(tasks, chunks), chunks, self._steps_a_series),
                 lambda _: self._cutter,
                 size=self._cutter.size,
                 measure=_rows_and_bytes,
@@ -289,31 +263,34 @@ class Pipeline(StagePools):
             lambda _: fetch,
             size=lambda _: self._decoding.stored_bytes,
             measure=lambda task: (task.read.rows, task.charge.bytes),
-            corrects=False,
         )
 
-    def _read(self, tasks: Iterator[ReadTask], windows: Windows) -> Iterator[Decoded]:
-        """Starts the stages that decode row groups and call functions over rows. The last one also places rows."""
+    def _read(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Iterator[Placed]:
+        """Starts the stages that decode row groups and call functions over rows. The last one also moves the rows to
+        their places in batches."""
         given, functions = self._input, self._input.functions
 
-        def decode(clock: WorkerClock) -> Callable[[Any, Charge], Decoded]:
-            def read(task: ReadTask, charge: Charge) -> Decoded:
-                """Reads on a remote worker if the knobs say so now and a worker answers, otherwise here."""
-                if self._remote is not None and self.knobs.backend.get(DECODE) == REMOTE:
-                    with contextlib.suppress(NoWorkerAnswers):
-                        return self._remote.read(task, charge)
-                return given.rows.work(task, charge)
+        def placing(read: Callable[[Any, Charge], Decoded]) -> Callable[[Any, Charge], Placed]:
+            return PlacingWorker(read, self._placer, chunks)
 
-            return read if functions else ReadWorker(read, windows, clock)
+        def decode(task: ReadTask, charge: Charge) -> Decoded:
+            """Reads on a remote worker if the knobs say so now and a worker answers, otherwise here."""
+            if self._remote is not None and self.knobs.backend.get(DECODE) == REMOTE:
+                with contextlib.suppress(NoWorkerAnswers):
+                    return self._remote.read(task, charge)
+            return given.rows.work(task, charge)
 
+        row_bytes = given.columns.window_row_bytes
         reads: Iterator[Any] = given.rows.results(
             self._pool(
                 DECODE,
                 tasks,
-                decode,
-                size=lambda task: self._decoding.at_work(task.read.rows),
+                lambda _: decode if functions else placing(decode),
+                size=lambda task: (
+                    self._decoding.at_work(task.read.rows)
+                    + task.read.rows * row_bytes * (not functions)
+                ),
                 measure=_size_of_read,
-                corrects=bool(functions),
             )
         )
         is_whole = True
@@ -322,21 +299,19 @@ class Pipeline(StagePools):
                 is_whole = False
                 reads = cut_into_slices(reads)
             [stage] = self._transform_step(function.name, [function])
-            is_last = function is functions[-1]
 
             def call(
-                clock: WorkerClock, stage: TransformStage = stage, is_last: bool = is_last
+                _: Any, stage: TransformStage = stage, is_last: bool = function is functions[-1]
             ) -> Callable[[Any, Charge], Any]:
                 worker = RowFunctionWorker(TransformWorker(stage), given.groups)
-                return ReadWorker(worker, windows, clock) if is_last else worker
+                return placing(worker) if is_last else worker
 
             reads = self._pool(
                 function.name,
                 reads,
                 call,
-                size=lambda piece: piece.rows.nbytes,
+                size=lambda piece: piece.rows.nbytes + piece.rows.num_rows * row_bytes,
                 measure=_size_of_read,
-                corrects=not is_last,
             )
         return reads
 
@@ -353,23 +328,6 @@ class Pipeline(StagePools):
             schedule = plan.schedule(epoch, share.reader, share.readers, step)
             for read in itertools.chain.from_iterable(map(self._input.groups.cut, schedule.reads)):
                 yield ReadTask(schedule, read)
-
-    def _charge_early(self, governor: Governor, window: WindowRows, rows: int) -> Charge | None:
-        """Returns a charge for a window that ends `rows` rows ahead if a reader should place it now. None: the shuffle
-        stage places it.
-
-        A reader places a window if the shuffle stage is fused, the window is needed soon and memory suffices."""
-        knobs = self.knobs
-        # A step is as long as a row group, but at most four windows, because early windows take memory from batches.
-        plan = self._input.plan
-        step_rows = max(plan.widest, min(plan.largest_group, 4 * plan.widest))
-        # Many readers may place more than two steps early.
-        rows_ahead = (2 + self._workers_of(DECODE) // self._streams) * step_rows
-        if SHUFFLE.name not in knobs.fused or rows > rows_ahead:
-            return None
-        with governor.lock:
-            size = window.window.rows * self._input.columns.window_row_bytes
-            return governor.admit(size, due=False)
 
     def _transform_step(self, name: str, transforms: Sequence[Transform]) -> list[TransformStage]:
         """Makes the stage of a transform, or of transforms that run as one, for this run."""
@@ -446,7 +404,7 @@ class Pipeline(StagePools):
         )
 
 
-def _size_of_read(read: Decoded) -> tuple[int, int]:
+def _size_of_read(read: Decoded | Placed) -> tuple[int, int]:
     return read.task.read.rows, read.nbytes
 
 

@@ -394,7 +394,7 @@ class RowsPlan:
 
     def halves(
         self, epoch: int, window: Window
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]] | None:
         """Returns two permutations, each at least as long as the window. The window's order is the first applied to the
         second, without the numbers beyond the window (`compose_order`). None: rows come as they are stored."""
         if not self.shuffle:

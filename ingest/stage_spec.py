@@ -17,9 +17,8 @@ class StageSpec:
 
     name: str
     buffer_limit: str
-    """What limits the bytes that wait after it: the knob of this name, one window of each stream, or one series. After
-    the last stage with workers, `prefetch_bytes` limits them. `workers`: what waits and what workers are at is one item
-    for each worker."""
+    """What limits the bytes that wait after it: the knob of this name, or one series. After the last one with workers,
+    `prefetch_bytes` limits them. `workers`: what waits and what workers are at is one item for each worker."""
     workers_a_core: int = 2
     """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
     workers: int = 1
@@ -30,8 +29,6 @@ class StageSpec:
     """Whether it runs a user's or a table's functions."""
     fusable: bool = False
     """Whether the workers of the stage before it can also do its work (`Knobs.fused`)."""
-    begins_fused: bool = False
-    """Whether it is fused at the start."""
     backends: tuple[str, ...] = ("thread",)
     """Where its workers may run. They start in the first of these."""
 
@@ -50,7 +47,6 @@ _FETCHING = StageSpec(
 DECODING = StageSpec(
     name=DECODE, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=1
 )
-SHUFFLE = StageSpec(name="shuffle", buffer_limit="window", fusable=True, begins_fused=True)
 BATCH = StageSpec(name="batch", buffer_limit="series")
 
 
@@ -81,15 +77,14 @@ def pipeline(
     fetches: bool = False,
     remote: bool = False,
 ) -> tuple[StageSpec, ...]:
-    """Returns all stages of a pipeline, in order: `rows` are functions over rows before the shuffle. Adjacent transform
-    stages over batches can be fused. `fetches`: a store is far, so decoding never waits. `remote`: remote workers can
-    read."""
+    """Returns all stages of a pipeline, in order: `rows` are functions over rows before they are shuffled. Adjacent
+    transform stages over batches can be fused. `fetches`: a store is far, so decoding never waits. `remote`: remote
+    workers can read."""
     decoding = replace(DECODING, backends=(REMOTE, "thread")) if remote else DECODING
     return (
         *((_FETCHING,) if fetches else ()),
         replace(decoding, workers=1, workers_a_core=1) if fetches else decoding,
         *rows,
-        SHUFFLE,
         BATCH,
         *(replace(transform, fusable=n > 0) for n, transform in enumerate(transforms)),
     )
@@ -102,7 +97,6 @@ def first_knobs(stages: Collection[StageSpec], cores: int) -> Knobs:
         backend={
             stage.name: stage.backends[0] for stage in stages if stage.backends[0] != "thread"
         },
-        fused=frozenset(stage.name for stage in stages if stage.begins_fused),
     )
 
 

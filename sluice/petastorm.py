@@ -25,6 +25,7 @@ from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.schema import DataFile
 from sluice.etl.table.table_columns import FileColumns, partitions_of
+from sluice.ingest.flow.decoded import Decoded
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.progress import Progress
@@ -41,7 +42,6 @@ from sluice.ingest.read.petastorm.row_groups import RowGroupOrder, RowGroupStage
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.source_files import find_files
-from sluice.ingest.stages.shuffle import Decoded
 
 compat.install()
 

@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,21 @@ import pyarrow as pa
 import kernel_build
 from sluice.common import native
 from sluice.common.native import call_kernel
-from sluice.ingest.stages.scatter_kernel import FUNCTIONS, PAGE, READ_BEYOND, VALUES
+from sluice.ingest.flow.place_rows import (
+    BAGS,
+    COLUMN,
+    DOUBLES_TO_FLOATS,
+    FUNCTIONS,
+    IDS,
+    LONGS_TO_FLOATS,
+    LONGS_TO_IDS,
+    PART,
+    PLACED,
+    READ_BEYOND,
+    WORDS,
+    WORDS_TO_FLOATS,
+    Scratch,
+)
 from tests.thrift_structs import varint
 
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -135,26 +150,75 @@ def drawn_chunk(chance: random.Random, rows: int, width: int, codec: int) -> byt
     return out
 
 
+def targets_of(chance: random.Random, columns: np.ndarray, rows: int) -> dict[str, Any]:
+    """Gives columns places in batches, and draws the parts of rows that go there. Returns the arguments of a call."""
+    each = chance.randrange(1, 40)
+    first = chance.randrange(3 * each)
+    columns["offset"] = 4 * each * np.arange(len(columns))
+    parts, at = [], 0
+    while at < rows:
+        some = chance.randrange(1, rows - at + 1)
+        before, after = chance.randrange(9), chance.randrange(9)
+        parts.append((before + some + after, before, before + some, at, first, 0))
+        at += some
+    most = max(window for window, *_ in parts)
+    steps = (first + most) // each + 1
+    blocks = np.zeros((steps, len(columns), each), np.int32)
+    held: list[np.ndarray] = [blocks]
+    described = []
+    for part in parts:
+        window = part[0]
+        size = window + chance.randrange(20)
+        outer, inner = (
+            np.random.default_rng(n).permutation(size).astype(np.uint32) for n in (1, 2)
+        )
+        places = np.random.default_rng(3).permutation(window).astype(np.uint32)
+        held += [outer, inner, places]
+        order = chance.choice(
+            [
+                (0, 0, 0, 0),
+                (outer.ctypes.data, inner.ctypes.data, size, 0),
+                (0, 0, 0, places.ctypes.data),
+            ]
+        )
+        described.append((*part, *order))
+    addresses = np.uint64(blocks.ctypes.data) + np.arange(steps, dtype=np.uint64) * np.uint64(
+        blocks.strides[0]
+    )
+    targets = np.zeros((steps, 4), np.uint64)
+    targets[:, 0] = addresses
+    return {
+        "parts": np.array(described, PART),
+        "rows": rows,
+        "each": each,
+        "first_step": 0,
+        "targets": targets,
+        "held": held,
+    }
+
+
 def try_pages(chance: random.Random) -> bool:
-    """Reads the heads of a damaged column, prepares its pages, and unpacks its values."""
-    rows, width = chance.randrange(1, 2000), chance.choice([4, 8])
-    codec = chance.choice([c for c in _CODECS if c == 0 or FUNCTIONS[c]])
-    content = damaged(drawn_chunk(chance, rows, width, codec), chance)
-    data = memory(content)
-    chunks = np.array([[0, len(content), width, chance.random() < 0.1, codec]], np.int64)
-    pages, counts = np.zeros((1, 8), PAGE), np.zeros(1, np.int64)
-    numbers = np.empty((128, 2), np.int64)
-    waits = chance.random() < 0.5
-    places = pages, 8, counts, numbers, 128
-    size = call_kernel("page_heads", data, chunks, 1, rows, waits, *places)
-    room = memory(bytes(size), 0) if size else np.zeros(1, np.uint8)
-    if call_kernel("prepare_pages", chunks, 1, pages, 8, counts, room, FUNCTIONS) or not counts[0]:
-        return False
-    start, stop = (0, rows) if waits else sorted(chance.sample(range(rows + 1), 2))
-    into = memory(bytes((stop - start) * width), 0) if stop > start else np.zeros(8, np.uint8)
-    used = pages[0, : counts[0]].copy()
-    how = len(used), start, stop, width, into, FUNCTIONS
-    return bool(call_kernel("unpack_rows", used, *how))
+    """Takes damaged columns of a row group, or of a piece of one, to their places."""
+    rows, count = chance.randrange(1, 2000), chance.randrange(1, 6)
+    columns, held = np.zeros(count, COLUMN), []
+    for column in columns:
+        kind = chance.choice([WORDS, IDS, WORDS_TO_FLOATS, DOUBLES_TO_FLOATS, LONGS_TO_IDS])
+        width = 8 if kind >= DOUBLES_TO_FLOATS else 4
+        codec = chance.choice([c for c in _CODECS if c == 0 or FUNCTIONS[c]])
+        skip, more = (chance.randrange(50) for _ in range(2)) if chance.random() < 0.3 else (0, 0)
+        content = damaged(drawn_chunk(chance, rows + skip + more, width, codec), chance)
+        held.append(data := memory(content))
+        column["pages"], column["size"] = data.ctypes.data, len(content)
+        column["width"], column["kind"], column["codec"] = width, kind, codec
+        column["is_optional"] = chance.random() < 0.1
+        column["must_be_finite"] = kind != IDS and chance.random() < 0.2
+        column["skip"], column["rows"] = skip, rows + skip + more
+        column["most"] = rows + skip + more + chance.choice([0, 1000])
+    how = targets_of(chance, columns, rows)
+    held += how.pop("held")
+    state, _, _ = Scratch().place(columns, np.zeros(0, BAGS), how.pop("parts"), **how)
+    assert state == columns["state"].max()
+    return bool((columns["state"] == PLACED).any())
 
 
 def try_snappy(chance: random.Random) -> bool:
@@ -208,34 +272,20 @@ def try_lines(chance: random.Random) -> bool:
 
 
 def try_move(chance: random.Random) -> bool:
-    """Moves columns of drawn kinds from drawn pieces to places in two chunks of batches."""
+    """Moves columns of drawn kinds from memory to batches."""
     draw = np.random.default_rng(chance.randrange(2**32))
-    columns, pieces = chance.randrange(1, 11), chance.randrange(1, 4)
-    sizes = draw.integers(1, 60, pieces)
-    rows, each = int(sizes.sum()), chance.randrange(1, 30)
-    steps = -(-rows // each)
-    places, row = [], 0
-    for step in range(steps):
-        width = min(each, rows - row)
-        places.append((0, step, 1, 0, width, row))
-        row += width
-    pages, held = np.zeros((pieces, columns, 1), PAGE), []
-    kinds = draw.integers(0, 6, (1, columns)).repeat(pieces, 0)
-    for p in range(pieces):
-        for c in range(columns):
-            width = 8 if kinds[p, c] >= 3 else 4
-            held.append(draw.integers(0, 2, sizes[p] * width, np.uint8) * chance.choice([1, 127]))
-            described = pages[p, c, 0]
-            described["address"], described["rows"] = held[-1].ctypes.data, sizes[p]
-            described["form"] = VALUES
-    into = np.zeros((columns, steps, each), np.int32)
-    targets = np.array([[column.ctypes.data for column in into]], np.uint64)
-    order = draw.permutation(rows).astype(np.uint64) if chance.random() < 0.8 else None
-    room = np.empty(40 * rows, np.uint8)
-    starts, ends = np.zeros(pieces, np.int64), np.cumsum(sizes)
-    strides = np.full(columns, 4 * each, np.int64)
-    how = starts, ends, kinds, order, np.array(places, np.int64), len(places), targets, strides
-    return not call_kernel("scatter", room, FUNCTIONS, pages, 1, pieces, columns, *how)
+    rows = int(draw.integers(1, 200))
+    columns, held = np.zeros(draw.integers(1, 11), COLUMN), []
+    for column in columns:
+        kind = int(draw.choice([WORDS, IDS, DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS]))
+        size = rows * (8 if kind >= DOUBLES_TO_FLOATS else 4)
+        held.append(draw.integers(0, 2, size, np.uint8) * chance.choice([1, 127]))
+        column["values"], column["kind"] = held[-1].ctypes.data, kind
+    how = targets_of(chance, columns, rows)
+    held += how.pop("held")
+    _, _, moved = Scratch().place(columns, np.zeros(0, BAGS), how.pop("parts"), **how)
+    assert moved.sum() == rows
+    return True
 
 
 def try_hashes(chance: random.Random) -> bool:

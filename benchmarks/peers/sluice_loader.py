@@ -17,11 +17,10 @@ from sluice import Knobs, Loader, Transform, takes_matrix
 SETTINGS = {
     "one worker a stage": "",
     "2 readers": "decode=2",
-    "2 readers, which also shuffle": "decode=2,shuffle.fused=yes",
-    "2 readers, 2 for the function": "decode=2,function=2,shuffle.fused=yes",
+    "2 readers, 2 for the function": "decode=2,function=2",
     "2 processes for the function": "function=2,function.backend=process",
 }
-FAR = {f"{n} row groups in flight": f"fetch={n},decode=2,shuffle.fused=yes" for n in (4, 8, 16, 32)}
+FAR = {f"{n} row groups in flight": f"fetch={n},decode=2" for n in (4, 8, 16, 32)}
 
 
 @takes_matrix
@@ -45,7 +44,7 @@ def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
     # In a store, Sluice reads tables: the folder has a Delta log.
     source = f"s3://{dirname(job.files[0])}{query}" if job.store else list(job.files)
     dense = [*job.floats[:-1], *(["walked"] if job.texts else [])]
-    alone = Knobs(workers={"decode": 1, "shuffle": 1, "function": 1})
+    alone = Knobs(workers={"decode": 1, "function": 1})
 
     def run(**how: Any) -> Iterator[int]:
         """A fresh loader: one that waits would fill its buffers while others are measured."""

@@ -38,7 +38,7 @@ GROUP_ROWS = 512
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
 TRANSFORM = f"examples.demo.squash:levels:{_COUNTS}>{_COUNTS}@60s"
 """A batch may take 60 s. A function with a limit always runs in processes, so one of them can be killed."""
-ONE_WORKER = "fetch=1,decode=1,shuffle=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
+ONE_WORKER = "fetch=1,decode=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
 """One worker a stage, and buffers of one second. The default buffers would hold half an epoch and hide the effects."""
 _TRAIN = (
     f"-m dlrm.train --transform {TRANSFORM} --width 64 --over-layers 512,256 --window-rows 1024 "

@@ -32,7 +32,7 @@ from sluice.common.settings import parse, setting
 from sluice.ingest.knobs import Knobs
 
 AGENT, FROZEN = "the agent goes on", "frozen at the change"
-ONE_WORKER = "decode=1,shuffle=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
+ONE_WORKER = "decode=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
 """One worker a stage, and buffers of one second, so that a page of one minute shows the effects at once."""
 SERVICE = "examples.demo.squash"
 _NEW = [f"I{number}" for number in range(7, 14)]

@@ -82,15 +82,12 @@ class LocalFile(OpenFile):
         # The cache must not hold this object, which then only the garbage collector would free.
         self._pages = functools.cache(functools.partial(LocalFile._find_pages, weakref.proxy(self)))
 
-    def fetch(
-        self, group: int, portions: Sequence[Sequence[str]], buffers: Buffers, waits: bool
-    ) -> StoredRows | None:
-        """Reads those columns of a row group that may stay stored. None: there are none. If it `waits`, values are
-        unpacked when they are moved."""
+    def fetch(self, group: int, columns: Sequence[str], buffers: Buffers) -> StoredRows | None:
+        """Reads those columns of a row group that may stay stored. None: there are none."""
         if self._columns is None:
             size = os.fstat(self.state).st_size
             self._columns = StoredColumns(self.metadata, self.schema, size)
-        return self._columns.fetch(self.state, group, portions, buffers, waits)
+        return self._columns.fetch(self.state, group, columns, buffers)
 
     def pieces(self, read: Read, columns: Sequence[str]) -> list[Read]:
         """Returns pieces of a read for `read_piece`. A piece may begin within a page that another one decodes too. So

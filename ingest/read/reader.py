@@ -16,6 +16,7 @@ from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import SourceError
+from sluice.ingest.flow.decoded import Decoded, ReadTask
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.file_types import difference, why_missing
@@ -27,7 +28,7 @@ from sluice.ingest.read.decoding import Decoding, StoredMemory
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import Fetched, KeptFiles
 from sluice.ingest.read.open_file import LocalFile, StoreFile
-from sluice.ingest.read.pages import StoredRows
+from sluice.ingest.read.pages import DamagedPage, StoredRows
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
     GroupRange,
@@ -38,8 +39,6 @@ from sluice.ingest.read.user_history import (
 )
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.quarantine import LOST, Quarantine
-from sluice.ingest.stages.scatter_kernel import DamagedPage
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import (
     Transform,
     frame_of,
@@ -226,10 +225,9 @@ class RowGroupReader:
             return lost.replace_schema_metadata(LOST)
 
     def _replace_damaged(self, read: Read, damaged: DamagedPage) -> pa.Table:
-        """Returns rows to take instead of a row group with a page that cannot be unpacked, or raises."""
+        """Returns rows to take instead of a row group with a damaged page, or raises."""
         error = SourceError(
-            f"{self.describe(read)}: column {str(damaged)!r} has a page that cannot be unpacked. The file is "
-            "damaged; write it again"
+            f"{self.describe(read)}: {damaged}. The file is damaged; write it again"
         )
         return self.rescue.replace_group(error, read, self.schema)
 
@@ -317,12 +315,10 @@ class RowGroupReader:
                 if columns is None and self.in_pages and isinstance(file, LocalFile):
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
-                    # A page with rows of several windows is unpacked once for all of them.
-                    parts = [(part.start, part.stop) for part in read.parts] if read else []
-                    waits = parts == [(0, self.row_groups[number][group])]
-                    if rows := file.fetch(group, portions, self._buffers, waits):
+                    if rows := file.fetch(group, wanted, self._buffers):
                         unread = ([n for n in some if n not in rows.stored] for some in portions)
                         rows.complete(wanted, self._table(number, decode, [*filter(None, unread)]))
+                        rows.decode = lambda name: self._read_stored(number, group, [name])[name]
                         return rows
                 if read and read.is_piece and isinstance(file, LocalFile):
                     decode = partial(file.read_piece, read)

@@ -12,12 +12,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 
 from sluice.ingest.errors import NoWorkerAnswers, SourceError, warn
+from sluice.ingest.flow.decoded import Decoded, ReadTask
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.remote.calls import Call, source_digest
@@ -25,7 +25,6 @@ from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.shuffle import Decoded, ReadTask, WindowPiece
 from sluice.ingest.stages.transform import Arrays
 
 _FEW = 8
@@ -66,21 +65,6 @@ class _Race:
     """Whether no thread waits for the answer any more."""
 
 
-class Received(Decoded):
-    """A worker's answer to a read: the rows of its parts, one part after the other."""
-
-    def __init__(self, task: ReadTask, unit: Unit, batch: pa.RecordBatch, charge: Charge):
-        super().__init__(task, pa.Table.from_batches([batch]), charge, final=True)
-        self._parts = unit.parts
-
-    def pieces(self) -> list[WindowPiece]:
-        ends = [*accumulate(part.stop - part.start for part in self._parts)]
-        return [
-            WindowPiece(self, end - part.stop + part.start, end, in_order=part.full)
-            for end, part in zip(ends, self._parts, strict=True)
-        ]
-
-
 class Asking:
     """Gets units from a fleet of workers, and calls functions there, for a pipeline. Many threads can use it. If no
     worker answers, `read` and `call` raise `NoWorkerAnswers`."""
@@ -111,7 +95,8 @@ class Asking:
     def read(self, task: ReadTask, charge: Charge) -> Decoded:
         unit = Unit.of(task)
         try:
-            return Received(task, unit, self.get(unit, charge.bytes), charge)
+            rows = pa.Table.from_batches([self.get(unit, charge.bytes)])
+            return Decoded(task, rows, charge, in_order=[part.full for part in unit.parts])
         except SourceError as error:
             groups = self._groups
             rows = groups.rescue.replace_group(error, task.read, groups.schema)

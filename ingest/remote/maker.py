@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from sluice.etl.schema import digest
 from sluice.ingest.choices import History
+from sluice.ingest.flow.decoded import Decoded, ReadTask
+from sluice.ingest.flow.placer import Placer
 from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.memory.buffers import Buffers
@@ -22,7 +24,6 @@ from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.remote.unit import Part, RemoteError, RemoteJob, Unit, package
 from sluice.ingest.row_order import EpochSchedule, Order, Read, Slice, Window
-from sluice.ingest.stages.shuffle import Decoded, Placer, ReadTask, WindowPiece
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -136,8 +137,8 @@ class UnitMaker:
         size = self._groups.decoding.at_work(rows) + unit.rows * self._row_bytes
         with self._admitted(size) as charge:
             decoded = Decoded(task, self._groups.read(read), charge)
-            batches = [self._gather(unit, part, decoded) for part in unit.parts]
-        return [*pa.Table.from_batches(batches).combine_chunks().to_batches(), *batches][0]
+            parts = [(part.start, part.stop, _window_of(unit, part)) for part in unit.parts]
+            return self._placer.gather(decoded, parts, unit.epoch)
 
     def count_throttled(self) -> int:
         """Returns how many requests the table's store has refused since the last call."""
@@ -159,14 +160,11 @@ class UnitMaker:
         finally:
             charge.release()
 
-    def _gather(self, unit: Unit, part: Part, decoded: Decoded) -> pa.RecordBatch:
-        """Returns the rows of one part."""
-        rows = (Slice(unit.file, unit.group, part.start, part.stop),)
-        return self._placer.gather_piece(
-            WindowPiece(decoded, part.start, part.stop),
-            unit.epoch,
-            Window(part.stream, part.window, 0, rows) if part.full else None,
-        )
-
     def close(self) -> None:
         self._groups.close()
+
+
+def _window_of(unit: Unit, part: Part) -> Window | None:
+    """Returns the window that a part is. None: it is not a whole one."""
+    rows = (Slice(unit.file, unit.group, part.start, part.stop),)
+    return Window(part.stream, part.window, 0, rows) if part.full else None

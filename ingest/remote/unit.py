@@ -21,7 +21,7 @@ from sluice.common.extras import DISTRIBUTION
 from sluice.etl.schema import digest
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError, SourceError
-from sluice.ingest.stages.shuffle import ReadTask
+from sluice.ingest.flow.decoded import ReadTask
 
 
 class RemoteError(LoadingError):

@@ -1,8 +1,7 @@
-"""Bags of ids, which have several ids a row: `bag_rows` says where each row's ids lie, and `copy_bags` copies them."""
+"""Bags of ids, which have several ids a row: `stored_bags` says where a row group has them, `copy_bags` copies them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,6 @@ import pyarrow as pa
 
 from sluice.common.native import call_kernel
 from sluice.etl.spec.nested_columns import is_bytes
-from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
 
 _ID_BYTES = 4  # bytes of an id
@@ -31,75 +29,25 @@ class StoredBags(NamedTuple):
     """The bytes of the ids of these rows."""
 
 
-class BagRows(NamedTuple):
-    """Where the bags of some rows lie. The first three have one element a row."""
-
-    lengths: npt.NDArray[np.int32]
-    """The number of ids."""
-    low: npt.NDArray[np.uint32]
-    """The low half of the address of the first id."""
-    high: npt.NDArray[np.uint32]
-    """The high half."""
-    owners: list[npt.NDArray[Any]]
-    """What owns the ids."""
-    nbytes: int
-    """The bytes of the ids of these rows."""
-
-
-def stored_bags(column: pa.ChunkedArray, kind: Any, group_rows: int) -> StoredBags:
+def stored_bags(column: pa.ChunkedArray, kind: Any) -> StoredBags:
     """Returns the bags of a column. A missing bag has no ids. Ids that already have the type `kind` are not copied.
-    `group_rows` is the number of rows of their row group. Raises ValueRefused, with the row if one bag is wrong."""
+    Raises ValueRefused, with the row if one bag is wrong."""
     array = column.chunk(0) if column.num_chunks == 1 else _joined(column)
     if pa.types.is_list_view(array.type):
         begins, ids = array.offsets.to_numpy(), array.values.to_numpy()
-        # Histories share their events. All windows of a row group hold these, so each counts its share.
-        share = ids.nbytes * len(array) // max(1, group_rows)
-        return StoredBags(begins, begins + array.sizes.to_numpy(), _ID_BYTES, ids, share)
+        return StoredBags(begins, begins + array.sizes.to_numpy(), _ID_BYTES, ids, ids.nbytes)
     unit = 1 if is_bytes(array.type) else _ID_BYTES
     offsets, ids = _packed(array) if unit == 1 else _listed(array, kind)
     nbytes = unit * int(offsets[-1] - offsets[0])
     return StoredBags(offsets[:-1], offsets[1:], unit, ids, nbytes)
 
 
-def bag_rows(
-    parts: Sequence[StoredBags], pieces: npt.NDArray[Any], rows: npt.NDArray[Any], buffers: Buffers
-) -> BagRows:
-    """Returns where bag `rows[n]` of part `pieces[n]` lies, for each n."""
-    lengths = buffers.take_line(len(rows), np.int32)
-    low, high = (buffers.take_line(len(rows), np.uint32) for _ in range(2))
-    table = [
-        (
-            part.begins.ctypes.data,
-            part.ends.ctypes.data,
-            part.begins.itemsize == 8,
-            part.unit,
-            part.ids.ctypes.data,
-        )
-        for part in parts
-    ]
-    places = len(rows), lengths, low, high
-    call_kernel("find_bags", np.array(table, np.int64), pieces, rows, *places)
-    owners = [part.ids for part in parts]
-    return BagRows(lengths, low, high, owners, sum(part.nbytes for part in parts))
-
-
-def with_copied_ids(bags: BagRows, buffers: Buffers) -> BagRows:
-    """Returns the same bags, with their ids one after the other in other memory. Call this soon after decoding, while
-    the ids are in the core's cache."""
-    ids = buffers.take_line(int(bags.lengths.sum(dtype=np.int64)), np.int32)
-    copy_bags(bags.lengths, bags.low, bags.high, ids)
-    call_kernel(
-        "lay_in_line", bags.lengths, len(bags.lengths), ids.ctypes.data, bags.low, bags.high
-    )
-    return bags._replace(owners=[ids])
-
-
-def as_lists(bags: BagRows, kind: Any) -> pa.LargeListArray:
-    """Returns bags as lists of ids of the type `kind`, in new memory."""
-    offsets = np.zeros(len(bags.lengths) + 1, np.int64)
-    np.cumsum(bags.lengths, out=offsets[1:])
+def as_lists(lengths: Any, low: Any, high: Any, kind: Any) -> pa.LargeListArray:
+    """Returns bags as lists of ids of the type `kind`, in new memory. They are where `copy_bags` takes them from."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
     ids = np.empty(offsets[-1], np.int32)
-    copy_bags(bags.lengths, bags.low, bags.high, ids)
+    copy_bags(lengths, low, high, ids)
     return pa.LargeListArray.from_arrays(arrow_array(offsets), arrow_array(ids.view(kind)))
 
 
@@ -144,8 +92,3 @@ def _listed(array: pa.Array, kind: Any) -> tuple[npt.NDArray[Any], npt.NDArray[A
 def copy_bags(lengths: Any, low: Any, high: Any, into: Any) -> None:
     """Copies bags to `into`, one after the other. Each has `lengths` ids at an address that is given in two halves."""
     call_kernel("copy_bags", lengths, low, high, len(lengths), into)
-
-
-def find_pieces(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
-    """Finds for each row of the order its piece and its row there. The rows of piece p end before row `ends[p]`."""
-    call_kernel("find_pieces", order, len(order), ends, len(ends), pieces, rows)

@@ -1,4 +1,4 @@
-"""Makes batches of placed windows: `Cutter`.
+"""Makes batches of placed rows: `Cutter`.
 
 Stages pass on several consecutive batches at a time, as a `BatchSeries`, so that small batches share the cost.
 """
@@ -6,9 +6,6 @@ Stages pass on several consecutive batches at a time, as a `BatchSeries`, so tha
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,84 +17,19 @@ from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
+from sluice.ingest.flow.decoded import Placed
+from sluice.ingest.flow.series import Chunk, Chunks, most_steps
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
 from sluice.ingest.stages.bags import copy_bags
 from sluice.ingest.stages.quarantine import Quarantine
-from sluice.ingest.stages.shuffle import WindowRows
 
-SERIES_ROWS = 65536
-SERIES_BYTES = 256 * 2**20
 LONG_S, SHORT_S = 0.25, 0.02
 """How long a transform may take for one series: LONG_S divided by the number of its workers, but at least SHORT_S. So a
 slow transform delivers steadily, and all its workers have work even in a short epoch."""
 _UNMEASURED_STEPS = 2
 """The most batches of a series while the time of a transform is not yet measured."""
-
-
-class Chunk:
-    """The memory of some consecutive batches, which are filled window by window."""
-
-    def __init__(self, arrays: Sequence[npt.NDArray[Any]], moved: Sequence[tuple[int, int]]):
-        """`moved` are the columns that rows are moved to: the number of the array, and the column there."""
-        self.arrays = arrays
-        """Four arrays [batch, column, row]: floats, the ids of columns with one id a row, the number of ids of each row
-        in each column of ids, and the address of each bag in two halves. Without bags, the last two have no column."""
-        begins = [array.ctypes.data for array in arrays]
-        self.addresses = np.array(
-            [begins[n] + at * arrays[n].strides[1] for n, at in moved], np.uint64
-        )
-        """The address of each moved column in the chunk's first batch."""
-        self.owners: list[Any] = []
-        """What owns the memory at these addresses."""
-
-
-class Chunks:
-    """Hands out chunks by number. A chunk exists as long as a window has rows in it."""
-
-    def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
-        self.steps = most_steps(plan, ranks, columns.row_bytes)
-        rows = plan.batch_size // ranks
-        bags = columns.stored_bags
-        sizes = (
-            len(columns.floats) + (not columns.weight),  # the weights are always the last one
-            len(columns.scalars),
-            len(columns.sparse) if columns.bags else 0,
-            2 * len(bags),
-        )
-        # Batches account for weights that no file holds.
-        self.row_bytes = 4 * (sum(sizes) - (not columns.weight))
-        self._shapes = [(self.steps, size, rows) for size in sizes]
-        self._moved = [
-            *((0, n) for n, name in enumerate(columns.floats) if name not in columns.added),
-            *((1, n) for n, name in enumerate(columns.scalars) if name not in columns.added),
-        ]
-        for number, name in enumerate(bags):
-            self._moved += [(2, columns.sparse.index(name)), (3, 2 * number), (3, 2 * number + 1)]
-        self.strides = np.array([4 * rows * sizes[n] for n, _ in self._moved], np.int64)
-        """For each moved column, the bytes from one batch in a chunk to the next."""
-        self.buffers = buffers
-        self._lock = threading.Lock()
-        self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = (
-            weakref.WeakValueDictionary()
-        )
-
-    def take(self, epoch: int, number: int) -> Chunk:
-        with self._lock:
-            if chunk := self._chunks.get((epoch, number)):
-                return chunk
-            kinds = (np.float32, np.int32, np.int32, np.int32)
-            arrays = map(self.buffers.take, self._shapes, kinds)
-            chunk = self._chunks[epoch, number] = Chunk([*arrays], self._moved)
-            return chunk
-
-
-def most_steps(plan: RowsPlan, ranks: int, row_bytes: int) -> int:
-    """Returns the number of batches in a chunk, and the most that a series may have: SERIES_ROWS rows or SERIES_BYTES,
-    whichever is less."""
-    rows = min(SERIES_ROWS, SERIES_BYTES // max(1, row_bytes))
-    return max(1, rows * ranks // plan.batch_size)
 
 
 @dataclass(frozen=True)
@@ -141,8 +73,8 @@ class BatchSeries:
     floats: npt.NDArray[Any]
     placed: Sequence[npt.NDArray[Any]] = ()
     """The part of all arrays of the chunk, until the batch stage makes ids of them."""
-    windows: tuple[tuple[WindowRows, int], ...] = ()
-    """The windows that the rows come from, each with their number, while these account for their memory."""
+    reads: tuple[tuple[Placed, int], ...] = ()
+    """The reads that the rows come from, each with their number, while these account for their memory."""
     ids: tuple[Ids, ...] = ()
     checksums: tuple[int, ...] = ()
     charge: Charge | None = None
@@ -217,32 +149,30 @@ class Cutter:
         self._ones = torch.ones(len(columns.sparse) * share.rows, dtype=torch.int32)
 
     def cut(
-        self, windows: Iterable[WindowRows], chunks: Chunks, most: Callable[[], int]
+        self, reads: Iterable[Placed], chunks: Chunks, most: Callable[[], int]
     ) -> Iterator[BatchSeries]:
-        """Yields series of at most `most()` batches as soon as all their rows are placed. Windows come in the order of
+        """Yields series of at most `most()` batches as soon as all their rows are placed. Reads come in the order of
         need. The batch stage works on each series.
 
         The first one has one batch, and each further one has up to twice as many, so that the first batch comes early.
         On some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a
-        window."""
-        plan, each = self._plan, self._plan.stream_rows
+        read."""
+        plan = self._plan
         schedule: EpochSchedule | None = None
-        placed: dict[int, deque[WindowRows]] = {}
-        """For each stream: the windows with rows that are in no series yet."""
-        ends: dict[int, int] = {}
-        """For each stream: the row after the last that is placed."""
-        sizes: dict[int, int] = {}
-        step, allowed = 0, 1
-        for window in windows:
-            if window.schedule is not schedule:
-                schedule, step = window.schedule, window.schedule.step
-                placed = {s: deque() for s in schedule.streams}
-                ends = dict.fromkeys(schedule.streams, step * each)
-                sizes = {s: plan.bounds(s)[1] - plan.bounds(s)[0] for s in schedule.streams}
-            placed[window.window.stream].append(window)
-            ends[window.window.stream] = window.end
-            del window
-            whole = min(plan.steps if ends[s] >= sizes[s] else ends[s] // each for s in ends)
+        missing = np.zeros(0, np.int64)
+        held: list[Placed] = []
+        step, whole, allowed = 0, 0, 1
+        for read in reads:
+            if read.task.schedule is not schedule:
+                schedule = read.task.schedule
+                step = whole = schedule.step
+                missing = self._rows_of_batches(schedule)
+            last = read.first_step + len(read.moved)
+            missing[read.first_step : last] -= read.moved
+            held.append(read)
+            del read
+            while whole < plan.steps and not missing[whole]:
+                whole += 1
             while steps := min(
                 allowed, most(), plan.steps - step, chunks.steps - step % chunks.steps
             ):
@@ -250,9 +180,21 @@ class Cutter:
                     break
                 allowed = min(2 * allowed, chunks.steps)
                 chunk = chunks.take(schedule.epoch, step // chunks.steps)
-                yield self._take(schedule, step, steps, chunk, placed)
-                del chunk
+                shares = [(one, one.rows_in(step, steps)) for one in held]
+                shares = [(one, rows) for one, rows in shares if rows]
+                yield self._take(schedule, step, steps, chunk, tuple(shares))
+                del chunk, shares
                 step += steps
+                held = [one for one in held if one.first_step + len(one.moved) > step]
+
+    def _rows_of_batches(self, schedule: EpochSchedule) -> npt.NDArray[np.int64]:
+        """Returns how many rows each batch of an epoch gets, without padding."""
+        each, steps = self._plan.stream_rows, np.arange(self._plan.steps)
+        bounds = map(self._plan.bounds, schedule.streams)
+        return sum(
+            (np.clip(high - low - steps * each, 0, each) for low, high in bounds),
+            np.zeros(self._plan.steps, np.int64),
+        )
 
     def _take(
         self,
@@ -260,23 +202,15 @@ class Cutter:
         step: int,
         steps: int,
         chunk: Chunk,
-        placed: Mapping[int, deque[WindowRows]],
+        reads: tuple[tuple[Placed, int], ...],
     ) -> BatchSeries:
-        """Takes the rows of some batches from the windows of each stream, and sets all values that no file holds."""
+        """Takes the rows of some batches, and sets all values that no file holds."""
         each = self._plan.stream_rows
-        end = (step + steps) * each
-        windows, padding = [], []
+        end, padding = (step + steps) * each, []
         for lane, stream in enumerate(schedule.streams):
             low, high = self._plan.bounds(stream)
             if missing := end - min(end, high - low):
                 padding.append(slice((lane + 1) * each - missing, (lane + 1) * each))
-            queue = placed[stream]
-            while queue and queue[0].first < end:
-                rows = min(queue[0].end, end) - max(queue[0].first, step * each)
-                windows.append((queue[0], rows))
-                if queue[0].end > end:
-                    break
-                queue.popleft()
         real = [self._rows] * steps
         real[-1] -= sum(lanes.stop - lanes.start for lanes in padding)
         first = step % len(chunk.arrays[0])
@@ -290,7 +224,7 @@ class Cutter:
         for lanes in padding:
             floats[-1, :, lanes] = scalars[-1, :, lanes] = 0
             lengths[-1, :, lanes] = 0
-        return BatchSeries(schedule, step, tuple(real), floats, arrays, tuple(windows))
+        return BatchSeries(schedule, step, tuple(real), floats, arrays, reads)
 
     def size(self, series: BatchSeries) -> int:
         """Returns the bytes to reserve for work on a series. Ids beyond int32 exist twice while they are copied."""
@@ -319,11 +253,11 @@ class Cutter:
         """Returns a series after so many stages of transforms, with a charge of its own in place of the one before.
         After the last stage it gets its batches."""
         passed = self._with_batches(series) if done == self._stages else series
-        for window, rows in series.windows:
-            window.give_away(rows)
+        for read, rows in series.reads:
+            read.give_away(rows)
         if series.charge is not None:
             series.charge.release()
-        return replace(passed, windows=(), charge=charge, done=done)
+        return replace(passed, reads=(), charge=charge, done=done)
 
     def _part_of(self, series: BatchSeries) -> BatchSeries:
         """Returns this rank's rows of a stream that several ranks share. Padding rows are the last of the stream."""

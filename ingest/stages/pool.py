@@ -63,18 +63,15 @@ class Pool:
         size: Callable[[Any], int],
         measure: Callable[[Any], tuple[int, int]],
         passes: Callable[[Any], bool] = lambda _: False,
-        corrects: bool = True,
     ):
         """- `make_work` is called once in each worker with its `WorkerClock`. It returns the function that turns an
           item and its charge into a result. The function must tell the clock when it works for other stages.
         - `size` returns the bytes to reserve for an item. The pool reserves more if recent results were larger.
         - `measure` returns the rows and bytes of a result. The consumer of a result takes over its charge.
-        - `passes` says whether an item needs no work.
-        - `corrects`: the pool changes the charge to the result's bytes. Work that publishes results early must do this
-          itself."""
+        - `passes` says whether an item needs no work."""
         self._counters, self._upstream, self._make_work = counters, upstream, make_work
         self._limit, self._governor = limit_bytes, governor
-        self._size, self._measure, self._passes, self._corrects = size, measure, passes, corrects
+        self._size, self._measure, self._passes = size, measure, passes
         self._pull = threading.Lock()
         self._lock = governor.lock
         self._room = threading.Condition(self._lock)
@@ -239,8 +236,7 @@ class Pool:
                     work = work or self._make_work(clock)
                     task.result = work(task.item, task.charge)
                     task.rows, task.size = self._measure(task.result)
-                    if self._corrects:
-                        task.charge.correct(task.size)
+                    task.charge.correct(task.size)
                 except BaseException as error:  # the consumer gets the error in the item's place
                     task.result, task.rows, task.size = error, 0, 0
                     task.charge.release()

@@ -22,8 +22,8 @@ from sluice.common.errors import RunFailure
 from sluice.etl.schema import abridged
 from sluice.ingest.choices import PROGRAM_ERRORS, Errors
 from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.flow.place_rows import compose_order
 from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
-from sluice.ingest.stages.scatter_kernel import compose_order
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.batch import BatchSeries

@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
+from sluice.ingest.flow.decoded import Decoded, ReadTask
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import asking_for
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.row_order import SLICE_ROWS, Read
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import LOST
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.transform import Transform, frame_of, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
 
@@ -41,7 +41,6 @@ def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
                 ReadTask(decoded.task.schedule, piece),
                 table.slice(piece.first - read.first, piece.rows),
                 decoded,
-                parts=1,
             )
         del decoded, table
 
@@ -93,7 +92,7 @@ class RowFunctionWorker:
         if self._is_last and not is_lost:
             rows = self.groups.finish(rows, read)
         piece.release()
-        return Decoded(piece.task, rows, charge, parts=None if self._is_last else 1)
+        return Decoded(piece.task, rows, charge)
 
     def close(self) -> None:
         self.caller.close()

@@ -206,4 +206,3 @@ def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
     )
     assert scenario.limits.workers == stage_spec.limits_of(specs, 3, BACKENDS).workers
     assert scenario.first_knobs.workers == {spec.name: spec.first_workers(3) for spec in specs}
-    assert scenario.first_knobs.fused == {"shuffle"}

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.stages.bags import (
-    bag_rows,
-    copy_bags,
-    find_pieces,
-    stored_bags,
-    with_copied_ids,
-)
+from sluice.ingest.flow.place_rows import BAGS, COLUMN, PART, Scratch
+from sluice.ingest.stages.bags import copy_bags, stored_bags
 from tests.raises import raises
 
 BAG = st.lists(st.integers(0, 2**31 - 1), max_size=4) | st.none()
@@ -38,33 +32,45 @@ KINDS = {
 
 
 @st.composite
-def windows(draw):
-    """A column's bags in pieces, and an order of some rows."""
+def drawn_bags(draw):
+    """A column's bags, and an order of its rows."""
     length = draw(st.sampled_from([0, 1, 2, 3, 4, 5, 11, 23, 24, 30]))
     bag = draw(
         st.sampled_from([BAG, st.lists(st.integers(0, 9), min_size=length, max_size=length)])
     )
-    pieces = draw(st.lists(st.lists(bag, max_size=5), min_size=1, max_size=4))
-    arrays = [KINDS[draw(st.sampled_from(sorted(KINDS)))](piece) for piece in pieces]
-    bags = [bag or [] for piece in pieces for bag in piece]
-    order = draw(st.permutations(range(len(bags))))
-    return bags, arrays, order[draw(st.integers(0, len(order))) :]
+    bags = draw(st.lists(bag, min_size=1, max_size=20))
+    array = KINDS[draw(st.sampled_from(sorted(KINDS)))](bags)
+    return [bag or [] for bag in bags], array, draw(st.permutations(range(len(bags))))
 
 
-@given(windows())
-def test_rows_are_copied_with_their_ids_in_any_order(window):
-    bags, arrays, order = window
-    parts = [stored_bags(pa.chunked_array([array]), np.int32, len(array)) for array in arrays]
-    ends = np.cumsum([len(array) for array in arrays])
-    pieces, rows = np.empty((2, len(order)), np.uint32)
-    find_pieces(np.array(order, np.uint64), ends, pieces, rows)
-    made = bag_rows(parts, pieces, rows, Buffers())
-    assert made.nbytes >= 4 * sum(map(len, bags))
-    assert made.lengths.tolist() == [len(bags[row]) for row in order]
-    for there in (made, with_copied_ids(made, Buffers())):
-        into = np.empty(there.lengths.sum(), np.int32)
-        copy_bags(there.lengths, there.low, there.high, into)
-        assert into.tolist() == [i for row in order for i in bags[row]]
+@given(drawn_bags(), st.booleans())
+def test_bags_are_copied_with_their_ids_in_any_order(drawn, copies):
+    bags, array, order = drawn
+    stored, rows = stored_bags(pa.chunked_array([array]), np.int32), len(order)
+    assert stored.nbytes >= 4 * sum(map(len, bags))
+    lengths, addresses = np.empty(rows, np.int32), np.empty((2, rows), np.uint32)
+    places, line = np.argsort(order).astype(np.uint32), np.empty(stored.nbytes // 4 + 1, np.int32)
+    described = [
+        (
+            *(stored.begins.ctypes.data, stored.ends.ctypes.data, stored.begins.itemsize == 8),
+            *(stored.unit, stored.ids.ctypes.data, copies * line.ctypes.data, line.nbytes),
+            *(0, 0, 4 * rows),
+        )
+    ]
+    moved = Scratch().place(
+        np.zeros(0, COLUMN),
+        np.array(described, BAGS),
+        np.array([(rows, 0, rows, 0, 0, 0, 0, 0, 0, places.ctypes.data)], PART),
+        rows=rows,
+        each=rows,
+        first_step=0,
+        targets=np.array([[0, 0, lengths.ctypes.data, addresses.ctypes.data]], np.uint64),
+    )
+    assert moved.rows.tolist() == [rows]
+    assert lengths.tolist() == [len(bags[row]) for row in order]
+    into = np.empty(lengths.sum(), np.int32)
+    copy_bags(lengths, *addresses, into)
+    assert into.tolist() == [i for row in order for i in bags[row]]
 
 
 @pytest.mark.parametrize(
@@ -79,5 +85,4 @@ def test_rows_are_copied_with_their_ids_in_any_order(window):
 )
 def test_what_is_no_bag_is_refused(array, facts):
     with raises(ValueError, *facts):
-        part = stored_bags(pa.chunked_array([array]), np.int32, 2)
-        bag_rows([part], *np.array([[0, 0], [0, 1]], np.uint32), Buffers())
+        stored_bags(pa.chunked_array([array]), np.int32)

@@ -203,7 +203,7 @@ def watch():
     while not over.wait(0.01):
         peak = max(peak, machine.memory_used())
 
-knobs = Knobs(workers={"decode": 4, "shuffle": 2}, prefetch_bytes=2**28, read_ahead_bytes=2**28)
+knobs = Knobs(workers={"decode": 4}, prefetch_bytes=2**28, read_ahead_bytes=2**28)
 with BatchLoader(table, batch_size=4096, read_ahead_epochs=6, knobs=knobs, memory_limit=limit) as loader:
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -160,7 +160,7 @@ def test_a_history_has_the_last_events_before_its_row_and_no_other(folder, event
             seen += check(events, last, (next(steps) for _ in range(stop)))
             state = json.loads(json.dumps(loader.state_dict()))
     for rank in range(then):
-        knobs = Knobs(workers={"decode": data.draw(st.integers(1, 3)), "shuffle": 2})
+        knobs = Knobs(workers={"decode": data.draw(st.integers(1, 3))})
         with open_loader(source, rank=rank, ranks=then, knobs=knobs, **options) as loader:
             loader.load_state_dict(state)
             seen += check(events, last, loader)
@@ -214,7 +214,7 @@ def test_readers_copies_remote_workers_and_knobs_give_one_order(events, plain, t
     assert hashes == [order for _, order in expected], "a history changes no row"
     for options in (
         {"reader": "arrow"},
-        {"knobs": Knobs(workers={"decode": 3, "shuffle": 2}, fused=())},
+        {"knobs": Knobs(workers={"decode": 3}, fused=())},
         {"workers": "local:1"},
     ):
         assert rows_of(source, events, **options) == expected, options

@@ -102,9 +102,7 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
         steps, last_hash = len(loader), loader.order_hash
     for at in range(0, len(states) - 1, 3):
         state = json.loads(json.dumps(states[at]))
-        with open_loader(
-            table, knobs=Knobs(workers={"decode": 3, "shuffle": 2}), **options
-        ) as loader:
+        with open_loader(table, knobs=Knobs(workers={"decode": 3}), **options) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             batch = next(iter(loader))
@@ -229,7 +227,7 @@ class TestSnapshots:
                 now = after.stage(then.name)
                 for counter in ("items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s"):
                     assert getattr(now, counter) >= getattr(then, counter)
-        assert [s.name for s in snapshots[-1].stages] == ["decode", "shuffle", "batch"]
+        assert [s.name for s in snapshots[-1].stages] == ["decode", "batch"]
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0
 
@@ -255,14 +253,14 @@ class TestSnapshots:
 
         machine = Changing()
         with BatchLoader(table, batch_size=80, machine=machine) as loader:
-            small = loader.limits.workers["shuffle"][1]
+            small = loader.limits.workers["batch"][1]
             machine.now = 0.5
             assert loader.snapshot().cpu_quota == 0.5
-            assert loader.limits.workers["shuffle"][1] == small
+            assert loader.limits.workers["batch"][1] == small
             machine.now = 16.0
             assert loader.snapshot().cpu_quota == 16.0
-            assert loader.limits.workers["shuffle"][1] == 8 * small
-            loader.apply(loader.knobs.with_workers(shuffle=8 * small))
+            assert loader.limits.workers["batch"][1] == 8 * small
+            loader.apply(loader.knobs.with_workers(batch=8 * small))
 
     def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
         with BatchLoader(table, batch_size=80) as loader:
@@ -287,7 +285,7 @@ class TestTransforms:
             BatchLoader(table, batch_size=80, transforms=[double, swap]) as loader,
         ):
             expected, batch = next(iter(plain)), next(iter(loader))
-            assert loader.snapshot().stages[3].name == "double+swap"
+            assert loader.snapshot().stages[2].name == "double+swap"
         assert torch.equal(batch["I1"], expected["I1"] * 2)
         assert torch.equal(batch["I2"], expected["I1"] * 2 + 1)
         assert torch.equal(batch["C1"], expected["C2"])
@@ -337,7 +335,7 @@ class TestMemory:
                 epochs=2,
                 memory_limit=limit,
                 machine=SteadyMachine(),
-                knobs=Knobs(workers={"decode": 4, "shuffle": 3}),
+                knobs=Knobs(workers={"decode": 4}),
                 window_rows=300,
             ) as loader:
                 deque(loader, maxlen=0)

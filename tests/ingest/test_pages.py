@@ -8,7 +8,6 @@ import mmap
 import os
 import random
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,23 +19,18 @@ from sluice.common.native import call_kernel
 from sluice.etl.schema import DataFile
 from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
-from sluice.ingest.columns import ColumnError
+from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.errors import SourceError
+from sluice.ingest.flow.decoded import Decoded, ReadTask
+from sluice.ingest.flow.place_rows import FUNCTIONS, READ_BEYOND, SNAPPY
+from sluice.ingest.flow.placer import Placer
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Governor
 from sluice.ingest.plain.footer_chunks import thrift_numbers
 from sluice.ingest.read import pages
-from sluice.ingest.read.open_file import LocalFile
 from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.row_order import Read, WindowPart
-from sluice.ingest.stages.scatter_kernel import (
-    DICTIONARY,
-    FUNCTIONS,
-    PAGE,
-    READ_BEYOND,
-    SNAPPY,
-    unpack_page,
-)
+from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 from tests.thrift_structs import varint
@@ -52,6 +46,9 @@ KINDS = {
     "bags": pa.binary(),
     "list": pa.list_(pa.int32()),
 }
+
+
+NUMBER_TYPES = [*list(KINDS.values())[:5], pa.int16()]
 
 
 def drawn_column(kind, rows, chance):
@@ -105,21 +102,31 @@ def reader(path, columns, in_pages=True):
     return RowGroupReader([file], columns, located=[unread], in_pages=in_pages)
 
 
-def whole_read(group, rows):
-    """A read for one window, whose pages may wait until they are moved."""
-    return Read(0, group, rows, (WindowPart(0, 0, 0, rows),))
+def columns_of(groups):
+    """The columns of a reader in the roles that they can have: whole numbers as ids, others as numbers. A column that
+    may have nulls is filled."""
+    fields = {f.name: f.type for f in groups.stored if f.type in NUMBER_TYPES}
+    ids = tuple(n for n, kind in fields.items() if kind in (pa.int32(), pa.int64()))
+    floats = tuple(name for name in fields if name not in ids)
+    table = pq.read_table(groups.files[0].path, columns=list(fields))
+    fill = {name: 7 for name in fields if table.column(name).null_count}
+    if len(fields) < 2:
+        return None
+    label = (*floats, *ids)[0]
+    dense, sparse = (tuple(n for n in names if n != label) for names in (floats, ids))
+    return Columns(dense=dense, sparse=sparse, label=label, fill=fill)
 
 
-def stored_bits(rows, name, start, stop):
-    """The bits of some rows of a column, and its type."""
-    column = (
-        rows.column(name).slice(start, stop - start)
-        if isinstance(rows, pa.Table)
-        else rows.column(name, start, stop)
-    ).combine_chunks()
-    is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-    as_bits = is_number and not column.null_count
-    return column.type, column.to_numpy().tobytes() if as_bits else repr(column.to_pylist())
+def gathered(groups, group, start=0, stop=None):
+    """The bits of some rows of all columns of numbers, as batches have them."""
+    columns, rows = columns_of(groups), groups.row_groups[0][group]
+    if columns is None:
+        return {}
+    placer = Placer(RowsPlan(groups=((1,),), batch_size=1, streams=1), columns, str, Buffers())
+    read, charge = Read(0, group, rows, ()), Governor(2**40, 0).admit(1, True)
+    decoded = Decoded(ReadTask(EpochSchedule(0, 0, (), (), ()), read), groups.read(read), charge)
+    batch = placer.gather(decoded, [(start, rows if stop is None else stop, None)], 0)
+    return {name: batch.column(name).to_numpy().tobytes() for name in batch.schema.names}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -129,19 +136,10 @@ def test_drawn_files_give_the_values_that_arrow_decodes(tmp_path, seed):
     ours, arrows = reader(path, names), reader(path, names, in_pages=False)
     chance = random.Random(seed)
     for group, rows in enumerate(ours.row_groups[0]):
-        decoded = arrows.decoded(0, group)
+        assert ours.decoded(0, group).schema.equals(arrows.decoded(0, group).schema)
         start = chance.randrange(rows)
-        part = start, chance.randrange(start, rows) + 1
-        for read in (None, whole_read(group, rows)):
-            some = ours.decoded(0, group, read=read)
-            assert some.schema.equals(decoded.schema)
-            for name, bounds in itertools.product(names, ((0, rows), part)):
-                try:
-                    bits = stored_bits(some, name, *bounds)
-                except pages.DamagedPage:  # a part of a page that waits to be unpacked
-                    assert bounds == part
-                    continue
-                assert bits == stored_bits(decoded, name, *bounds)
+        for bounds in ((), (start, chance.randrange(start, rows) + 1)):
+            assert gathered(ours, group, *bounds) == gathered(arrows, group, *bounds)
     ours.close()
     arrows.close()
 
@@ -182,7 +180,6 @@ def simple(tmp_path):
         ({"compression": "lz4"}, NUMBERS),
         ({"compression": {"d": "gzip", "few": "zstd"}}, ("label", "few", "long", "double")),
         ({"compression": "snappy"}, NUMBERS),
-        ({"data_page_version": "2.0"}, None),
         ({"compression": "gzip"}, None),
         (
             {"use_dictionary": False, "column_encoding": {"few": "DELTA_BINARY_PACKED"}},
@@ -197,8 +194,6 @@ def test_numbers_stay_stored_beside_columns_that_arrow_decodes(simple, options, 
     assert rows.schema.names == [*NUMBERS, "text"]
     if stored:
         assert set(rows.others.column_names) == set(rows.schema.names) - set(stored)
-        # What was stored is freed if all of it is unpacked.
-        assert len(rows._memory) == 2 - (options.get("compression") in ("lz4", "snappy"))
     groups.close()
 
 
@@ -212,23 +207,42 @@ def test_without_a_library_arrow_decodes_these_columns(simple, monkeypatch, comp
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "snappy", "zstd"])
-def test_a_column_stays_stored_only_if_footer_and_levels_say_that_no_value_is_missing(
+def test_a_value_that_is_missing_is_found_by_the_footer_or_by_levels(
     tmp_path, monkeypatch, compression
 ):
     numbers = pa.array(range(3000), pa.int32())
     table = pa.table({"all": numbers, "gap": pc.if_else(pc.equal(numbers, 1234), None, numbers)})
     path, of_footer = tmp_path / "gap.parquet", pages.chunk_numbers
     pq.write_table(table, path, compression=compression)
-    for nulls, stored in ((0, ("all",)), (-1, ())):
+    for nulls, stored in ((0, ("all", "gap")), (-1, ())):
         of_chunks = of_footer(pq.read_metadata(path))
         of_chunks[pages.NULLS] = nulls
         monkeypatch.setattr(pages, "chunk_numbers", lambda _, of_chunks=of_chunks: of_chunks)
         groups = reader(path, ("all", "gap"))
-        rows = groups.decoded(0, 0)
-        assert getattr(rows, "stored", ()) == stored
-        for name in table.column_names:
-            assert stored_bits(rows, name, 0, 3000) == stored_bits(table, name, 0, 3000)
+        assert getattr(groups.decoded(0, 0), "stored", ()) == stored
+        found = {name: np.frombuffer(bits, np.int32) for name, bits in gathered(groups, 0).items()}
+        assert found["all"].tolist() == list(range(3000))
+        assert found["gap"].tolist() == [7 if n == 1234 else n for n in range(3000)]
         groups.close()
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_pages_of_version_2_are_decoded_by_arrow(simple, version):
+    path = simple(data_page_version=version)
+    ours, arrows = reader(path, NUMBERS), reader(path, NUMBERS, in_pages=False)
+    calls, decode = [], type(ours)._read_stored
+
+    def counted(groups, *given):
+        calls.append(given)
+        return decode(groups, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(ours), "_read_stored", counted)
+        bits = gathered(ours, 0)
+    assert len(calls) == (1 if version == "1.0" else 1 + len(bits))
+    assert bits == gathered(arrows, 0)
+    ours.close()
+    arrows.close()
 
 
 def test_levels_say_that_no_value_is_missing_only_by_runs_that_repeat_a_level(last_bytes):
@@ -253,27 +267,16 @@ def test_levels_say_that_no_value_is_missing_only_by_runs_that_repeat_a_level(la
 
 @pytest.mark.parametrize(("names", "calls"), [(("label", "d", "few"), 1), (("few", "label"), 2)])
 def test_one_call_reads_the_stored_columns_that_lie_together(simple, monkeypatch, names, calls):
-    groups, reads = reader(path := simple(), names), []
+    groups, reads = reader(simple(), names), []
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *given: reads.append(given[2]) or preadv(*given))
     rows = groups.decoded(0, 1)
     assert len(reads) == calls
-    table = pq.read_table(path)
-    for name in names:
-        assert rows.column(name, 100, 2000).equals(table.column(name).slice(2100))
+    assert rows.stored == names
     groups.close()
 
 
 # ---- damage
-
-
-def all_bits(groups):
-    """The bits of all columns of the first row group. Damage that a move would find is found here."""
-    rows = groups.decoded(0, 0, read=whole_read(0, groups.row_groups[0][0]))
-    try:
-        return [stored_bits(rows, name, 0, rows.num_rows) for name in rows.schema.names]
-    except pages.DamagedPage as error:
-        raise SourceError(f"{groups.files[0].path}, row group 0: {error}") from error
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,7 @@ def all_bits(groups):
 def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(simple, options):
     """Caught, or in a part of a page's head that holds no values."""
     path, chance, outcomes = simple(**options), random.Random(30), Counter()
-    expected, whole = all_bits(reader(path, NUMBERS)), path.read_bytes()
+    expected, whole = gathered(reader(path, NUMBERS), 0), path.read_bytes()
     group = pq.read_metadata(path).row_group(0)
     chunks = [group.column(n) for n in range(len(NUMBERS))]
     for _ in range(120):
@@ -301,7 +304,7 @@ def test_of_a_hundred_and_twenty_flips_in_pages_none_gives_another_row(simple, o
         path.write_bytes(content)
         groups = reader(path, NUMBERS)  # an open one would see that the file has changed
         try:
-            assert all_bits(groups) == expected, chunk.path_in_schema
+            assert gathered(groups, 0) == expected, chunk.path_in_schema
             outcomes["in a page's head"] += 1
         except SourceError as error:
             assert_names(str(error), path, "row group 0")
@@ -329,7 +332,7 @@ def test_a_file_that_is_cut_off_or_has_random_bytes_gives_arrows_rows_or_an_erro
         for in_pages in (True, False):
             try:
                 groups = reader(path, names, in_pages)
-                outcomes.append(all_bits(groups))
+                outcomes.append(gathered(groups, 0))
                 groups.close()
             except SourceError as error:
                 assert_names(str(error), path)
@@ -374,19 +377,18 @@ def drawn_indices(chance, bits):
 
 
 @pytest.mark.parametrize("bits", range(32))
-def test_indices_of_any_width_are_read_from_long_and_packed_runs_and_after_others(bits, last_bytes):
+def test_indices_of_any_width_are_read_from_long_and_packed_runs(bits, last_bytes):
     chance = random.Random(bits)
     for _ in range(40):
         content, indices = drawn_indices(chance, bits)
         memory = last_bytes(content + bytes(READ_BEYOND))
-        start = chance.randrange(len(indices))
-        count = chance.randrange(1, len(indices) - start + 1)
+        count = chance.randrange(1, len(indices) + 1)
         read = np.zeros(len(indices), np.int32)
-        assert call_kernel("read_indices", memory, len(content), start, count, read)
-        assert read[:count].tolist() == indices[start : start + count]
+        assert call_kernel("read_indices", memory, len(content), count, read)
+        assert read[:count].tolist() == indices[:count]
         assert not read[count:].any()
         more = np.empty(20_000, np.int32)
-        assert not call_kernel("read_indices", memory, len(content), 0, len(indices) + 1, more)
+        assert not call_kernel("read_indices", memory, len(content), len(indices) + 1, more)
 
 
 def literal_of(content, more):
@@ -405,6 +407,10 @@ def copy_of(period, length, kind):
     if kind == 1:
         return bytes([period >> 8 << 5 | length - 4 << 2 | 1, period & 255])
     return bytes([length - 1 << 2 | kind]) + period.to_bytes(2 * (kind - 1), "little")
+
+
+def unpack_page(codec, *places):
+    return bool(call_kernel("unpack_page", codec, FUNCTIONS, *places))
 
 
 def unpacked_snappy(packed, size, last_bytes):
@@ -486,36 +492,6 @@ def test_chunks_are_whole_also_if_the_system_reads_less_than_it_was_asked_for(
         assert width == 8
 
 
-@pytest.mark.parametrize("options", [{}, OPTIONAL])
-def test_random_heads_of_pages_lie_within_their_chunk_or_are_refused(simple, options):
-    """4,500 chunks: those of files with random bytes in the heads of their pages."""
-    file = LocalFile(str(simple(**options)), None, [])
-    file.fetch(0, [], Buffers(), False)
-    chunks = file._columns._chunks[0, :3].copy()
-    data = pages._read_chunks(file.state, chunks, Buffers())
-    file.close()
-    address, heads = np.uint64(data.ctypes.data), np.zeros((3, 9), PAGE)
-    counts = np.zeros(3, np.int64)
-    find = partial(pages.page_heads, data, chunks, 2000, True, heads, counts)
-    find()
-    chance, accepted, whole = random.Random(4), 0, data.copy()
-    begins = (heads["address"][heads["size"] > 0] - address).tolist()
-    for _ in range(750):
-        data[:] = whole
-        for at in chance.sample(begins, 3):
-            data[at - chance.randrange(1, 70)] = chance.randrange(256)
-        counts[:] = 0
-        find()
-        accepted += np.count_nonzero(counts)
-        for (begin, end, width, _, _), some, count in zip(chunks, heads, counts, strict=True):
-            kept = some[:count]
-            at = (kept["address"] - address).astype(np.int64)
-            assert ((at > begin) & (at + kept["size"] <= end)).all()
-            assert kept["rows"].sum() in (0, 2000)
-            assert not (kept["unpacked"][kept["form"] == DICTIONARY] % width).any()
-    assert 300 < accepted < 2200
-
-
 @pytest.fixture
 def wrong_index(simple):
     """A file without checksums, whose second row group has an index beyond its dictionary."""
@@ -563,7 +539,7 @@ def test_batches_and_order_are_those_of_arrow(table, simple, seed):
         "window_rows": chance.choice([100, 700, 8192]),
         "epochs": 2,
         "ranks": chance.choice([1, 2, 4]),
-        "knobs": Knobs(workers={"decode": 1 + seed % 3}, fused=chance.choice([(), ("shuffle",)])),
+        "knobs": Knobs(workers={"decode": 1 + seed % 3}),
     }
     options["rank"] = options["ranks"] - 1
     if seed > 2:

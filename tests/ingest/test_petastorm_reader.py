@@ -87,8 +87,8 @@ def loaded(source, **options):
 @pytest.mark.parametrize(
     ("mode", "knobs"),
     [
-        ("thread", Knobs(workers={"decode": 3, "shuffle": 2})),
-        ("fused", Knobs(workers={"decode": 2}, fused=frozenset({"shuffle"}))),
+        ("thread", Knobs(workers={"decode": 3})),
+        ("two", Knobs(workers={"decode": 2})),
         ("process", Knobs(workers={"decode": 2, "process": 2}, backend={"process": "process"})),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_transform_spec_sees_stored_rows_and_gives_the_columns(clicks):
     assert (columns["kind"] == 1 + rows % 3).all()
     assert (columns["number"] == 3.0 * rows).all()
     for reader, knobs in (
-        ("petastorm", Knobs(workers={"decode": 4, "shuffle": 2})),
+        ("petastorm", Knobs(workers={"decode": 4})),
         ("arrow", None),
         ("petastorm", Knobs(backend={"TransformSpec": "process"})),
     ):

@@ -91,7 +91,7 @@ def epoch(*given, **options):
     "knobs",
     [
         Knobs(workers={"parse": 3}),
-        Knobs(fused=frozenset({"shuffle"})),
+        Knobs(workers={"decode": 2}),
         Knobs(workers={"parse": 2}, backend={"parse": "process"}),
     ],
 )

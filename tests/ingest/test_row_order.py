@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from sluice.ingest.flow.place_rows import compose_order
 from sluice.ingest.permutations import permutation, window_halves
 from sluice.ingest.row_order import PlanError, Position, RowsPlan
-from sluice.ingest.stages.scatter_kernel import compose_order
 from tests.ingest import twin
 from tests.raises import raises
 

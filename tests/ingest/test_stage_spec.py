@@ -13,15 +13,15 @@ STAGES = pipeline([transform("first", movable=True), transform("second", movable
 @pytest.mark.parametrize(
     ("cores", "most", "first"),
     [
-        (2, (64, 4, 4, 16, 16), (2, 1, 1, 1, 1)),
-        (32, (256, 64, 64, 128, 128), (32, 1, 1, 1, 1)),
+        (2, (64, 4, 16, 16), (2, 1, 1, 1)),
+        (32, (256, 64, 128, 128), (32, 1, 1, 1)),
     ],
 )
 def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, first):
     limits = limits_of(STAGES, cores, BACKENDS)
     assert limits.workers == dict(
         zip(
-            ("decode", "shuffle", "batch", "first", "second"),
+            ("decode", "batch", "first", "second"),
             [(1, n) for n in most],
             strict=True,
         )
@@ -38,10 +38,10 @@ def test_decoding_never_waits_for_a_far_store_so_it_needs_no_more_than_the_cores
     ]
 
 
-def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffling():
+def test_transforms_alone_are_moved_and_do_each_others_work():
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
-    assert limits.fusable == {"shuffle": "decode", "second": "first"}
+    assert limits.fusable == {"second": "first"}
     assert [stage.name for stage in STAGES if stage.holds_series] == [
         "batch",
         "first",

@@ -23,9 +23,9 @@ import torch
 
 from sluice.etl.table import commit
 from sluice.etl.table.store import TableStore
+from sluice.ingest.flow import series
 from sluice.ingest.knobs import Limits
 from sluice.ingest.memory.governor import Charge, Governor
-from sluice.ingest.stages import batch as batch_stage
 from tests.storm import steps, store
 from tests.storm.children import StormChild
 from tests.storm.scheduler import Crew
@@ -57,7 +57,10 @@ _INSTEAD = {
     },
     "deltalake": {"DeltaTable": steps.StepTable},
 }
-FOOTPRINT = {"_KEPT": 0, "_KEPT_PART": 2**60, "_ORDERS": 0}
+FOOTPRINT = {
+    **dict.fromkeys(("_KEPT", "_ORDERS", "_PLACES", "SCRATCH_OF_A_ROW", "UNPACKED_OF_A_ROW"), 0),
+    "_KEPT_PART": 2**60,
+}
 """What is much more than all that a storm has: it is not charged for, either."""
 _INSTEAD["sluice.ingest.stages.minimum_memory"] = FOOTPRINT
 _CLOCKS = {time.monotonic: Time.monotonic, time.thread_time: Time.monotonic, time.time: Time.time}
@@ -74,6 +77,9 @@ _UNDER_NAMES = (
 BY_LINES = tuple(
     f"/ingest/{name}.py"
     for name in (
+        "flow/decoded",
+        "flow/placer",
+        "flow/series",
         "loader",
         "memory/governor",
         "pipeline",
@@ -87,7 +93,6 @@ BY_LINES = tuple(
         "stages/counters",
         "stages/pool",
         "stages/quarantine",
-        "stages/shuffle",
         "stages/transform",
         "stages/transform_worker",
         "stages/transformer",
@@ -116,7 +121,7 @@ def storm() -> Iterator[Crew]:
             for attribute, value in changes.items():
                 _set(sys.modules[name], attribute, value, undo)
         _set(Governor, "move", _watched(Governor.move), undo)
-        _set(batch_stage, "SERIES_ROWS", batch_stage.SERIES_ROWS, undo)  # each seed has its own
+        _set(series, "SERIES_ROWS", series.SERIES_ROWS, undo)  # each seed has its own
         for method in steps.OF_STORE:
             _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)
         torch.set_num_threads(

@@ -13,11 +13,11 @@ from unittest import mock
 from sluice.ingest import stage_spec
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError, SourceError
+from sluice.ingest.flow import series
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.sources import Reading
 from sluice.ingest.row_order import Order, RowsPlan
-from sluice.ingest.stages import batch as batch_stage
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
@@ -205,8 +205,8 @@ def _plan(  # noqa: PLR0917
 def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     """Bytes that a run needs at least, by the loader's own reckoning: of every rank and step that a seed may draw."""
     from sluice.ingest.columns import Columns
+    from sluice.ingest.flow.number_columns import count_converted
     from sluice.ingest.stages.minimum_memory import footprint_of
-    from sluice.ingest.stages.scatter_kernel import count_converted
 
     source = twin.TABLES[name].source
     columns = Columns.of(source.fields, None, source.bags)
@@ -237,7 +237,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
 
 def _together(plan: RowsPlan, ranks: int, steps: int) -> None:
     """Batches of a series, and of a chunk."""
-    batch_stage.SERIES_ROWS = plan.batch_size * steps // ranks
+    series.SERIES_ROWS = plan.batch_size * steps // ranks
 
 
 class Machine:

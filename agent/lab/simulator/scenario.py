@@ -141,7 +141,6 @@ class Scenario:
             workers={s.name: s.first_workers(self._host_cores) for s in self.stages}
             | dict(self.start),
             backend={s.name: s.backends[0] for s in self.stages},
-            fused=frozenset(s.name for s in self.stages if s.begins_fused),
         )
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sluice.etl.schema import digest
 from sluice.ingest.errors import LoadingError
+from sluice.ingest.flow.decoded import Decoded, ReadTask
 from sluice.ingest.knobs import DECODE, Knobs
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import Charge
@@ -22,7 +23,6 @@ from sluice.ingest.permutations import permutation
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, differences_of
 from sluice.ingest.stage_spec import DECODING
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.stage_pools import StagePools
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.ingest.flow.decoded import Decoded, ReadTask
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import call_on_frame
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import unischema_of
 from sluice.ingest.row_order import Read
-from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
 if TYPE_CHECKING:
     from sluice.ingest.read.reader import RowGroupReader

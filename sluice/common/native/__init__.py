@@ -25,20 +25,15 @@ _ARGUMENTS = {
     "copy_bags": 5,
     "cut_lines": 12,
     "encode_texts": 7,
-    "find_bags": 7,
-    "find_pieces": 6,
+    "find_places": 5,
     "gather_texts": 5,
     "hash_digits": 5,
     "hash_texts": 6,
     "is_complete": 3,
-    "lay_in_line": 5,
-    "page_heads": 10,
-    "prepare_pages": 7,
-    "read_indices": 5,
-    "scatter": 14,
+    "place_rows": 1,
+    "read_indices": 4,
     "thrift_numbers": 6,
     "unpack_page": 6,
-    "unpack_rows": 7,
 }
 """How many arguments each function takes. All are numbers of 64 bits."""
 

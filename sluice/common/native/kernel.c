@@ -28,20 +28,8 @@ typedef u64 (*Function)(u64, u64, u64, u64); /* of another library: checksums an
 const char source_digest[] = SOURCE_DIGEST; /* which source this library was built from */
 
 enum { WORDS, IDS, WORDS_TO_FLOATS, DOUBLES_TO_FLOATS, LONGS_TO_FLOATS, LONGS_TO_IDS };
-enum { VALUES, INDICES, DICTIONARY };
 enum { CHECKSUM = 0, SNAPPY = 1, ZSTD = 6, LZ4_RAW = 7, FUNCTIONS = 8 };
 enum { READ_BEYOND = 8 }; /* bytes that may be read after the end of a page with indices */
-
-typedef struct {
-    u64 address;
-    i64 size;
-    i64 rows; /* 0: a dictionary, or no page */
-    i64 form;
-    i64 unpacked; /* its size once it is unpacked; 0: it is not compressed */
-    i64 codec;
-    i64 waits;    /* 1: it is unpacked when it is moved */
-    i64 checksum; /* -1: it has none */
-} Page;
 
 static i64 smaller(i64 a, i64 b) {
     return a < b ? a : b;
@@ -210,62 +198,6 @@ i64 unpack_page(i64 codec, const u64 *functions, const u8 *source, i64 size, u8 
     return codec == ZSTD && (i64)unpack((u64)into, (u64)room, (u64)source, (u64)size) == room;
 }
 
-/* Reads the heads of all pages of columns. `chunks` has for each column where its chunk begins and
-   ends in `data`, the bytes of a value, the highest definition level, and the codec. Writes the
-   pages of each column, `most` at most, and how many they are: 0 if anything is not understood.
-   `waits`: values may be unpacked when they are moved. `numbers` has room for `many` pairs. Returns
-   the bytes that unpacking the others takes. */
-i64 page_heads(const u8 *data, const i64 (*chunks)[5], i64 columns, i64 rows, i64 waits,
-               Page *pages, i64 most, i64 *counts, i64 (*numbers)[2], i64 many) {
-    i64 room = 0;
-    for (i64 c = 0; c < columns; c++) {
-        i64 at = chunks[c][0], end = chunks[c][1], width = chunks[c][2], optional = chunks[c][3];
-        i64 codec = chunks[c][4], left = rows, n = 0, has_dictionary = 0;
-        while (at < end && n < most) {
-            i64 head[128];
-            memset(head, 0xff, sizeof head);
-            i64 size = thrift_numbers(data, at, end, numbers, many, &at);
-            for (i64 k = 0; k < size; k++) {
-                i64 path = numbers[k][0], value = numbers[k][1];
-                if (path < 64)
-                    head[path] = path == 4 ? (i64)(u32)value : value;
-                else if (path >> 6 == 5 + head[1])
-                    head[64 | (path & 63)] = value;
-            }
-            i64 kind = head[1], unpacked = head[2], stored = head[3], values = head[65],
-                encoding = head[66];
-            i64 form = encoding ? INDICES : VALUES;
-            if (size < 0 || stored <= 0 || stored > end - at || values < 0 || values > rows) break;
-            if (unpacked <= 0 || unpacked > 9 * values + 128 || (!codec && stored != unpacked))
-                break;
-            if (kind == 2) {
-                if (n || (encoding != 0 && encoding != 2) || values * width != unpacked) break;
-                form = DICTIONARY;
-                has_dictionary = values > 0;
-                values = 0;
-            } else {
-                int known = encoding == 0 || (has_dictionary && (encoding == 2 || encoding == 8));
-                if (kind != 0 || !known || (optional && head[67] != 3))
-                    break; /* how levels are encoded */
-            }
-            Page *page = &pages[c * most + n++];
-            page->address = (u64)data + (u64)at;
-            page->size = stored;
-            page->rows = values;
-            page->form = form;
-            page->unpacked = codec > 0 ? unpacked : 0;
-            page->codec = codec;
-            page->checksum = head[4];
-            page->waits = waits && codec > SNAPPY && form == VALUES && !optional;
-            if (!page->waits) room += page->unpacked + READ_BEYOND;
-            left -= values;
-            at += stored;
-        }
-        if (at == end && !left) counts[c] = n;
-    }
-    return room;
-}
-
 /* Whether no value is missing, by the definition levels of a page: runs that repeat one level. */
 i64 is_complete(const u8 *raw, i64 size, i64 rows) {
     i64 at = 0;
@@ -278,55 +210,9 @@ i64 is_complete(const u8 *raw, i64 size, i64 rows) {
     return 1;
 }
 
-/* Verifies checksums, and unpacks pages to `room`, each with READ_BEYOND bytes more, except those
-   that wait. Takes the levels away. Sets a count to 0 if a value is missing, or sizes contradict
-   each other. Returns 0, or 1 + c if a page of column c differs from its checksum, or -1 - c if one
-   cannot be unpacked. */
-i64 prepare_pages(const i64 (*chunks)[5], i64 columns, Page *pages, i64 most, i64 *counts, u8 *room,
-                  const u64 *functions) {
-    for (i64 c = 0; c < columns; c++) {
-        i64 width = chunks[c][2], optional = chunks[c][3];
-        for (i64 k = 0; k < counts[c]; k++) {
-            Page *page = &pages[c * most + k];
-            const u8 *source = (const u8 *)page->address;
-            i64 size = page->size;
-            if (page->checksum >= 0) {
-                Function checksum = (Function)functions[CHECKSUM];
-                if ((u32)checksum(0, (u64)source, (u64)size, 0) != (u64)page->checksum)
-                    return 1 + c;
-            }
-            if (page->unpacked && !page->waits) {
-                if (!unpack_page(page->codec, functions, source, size, room, page->unpacked))
-                    return -1 - c;
-                source = room;
-                size = page->unpacked;
-                room += size + READ_BEYOND;
-            }
-            if (optional && page->form != DICTIONARY) {
-                i64 outside = size < 4 ? -1 : (i32)half_at(source);
-                if (outside < 0 || outside > size - 5 ||
-                    !is_complete(source + 4, outside, page->rows)) {
-                    counts[c] = 0;
-                    break;
-                }
-                source += 4 + outside;
-                size -= 4 + outside;
-            }
-            i64 values = page->waits ? page->unpacked : size;
-            if (!size || (page->form == VALUES && values != page->rows * width)) {
-                counts[c] = 0;
-                break;
-            }
-            page->address = (u64)source;
-            page->size = size;
-        }
-    }
-    return 0;
-}
-
-/* Reads `count` indices of a page, after `skip` others. 0: the page holds fewer, or is damaged. The
-   page has the bits of an index, then runs. A run repeats one index, or packs groups of eight. */
-i64 read_indices(const u8 *data, i64 size, i64 skip, i64 count, i32 *into) {
+/* Reads `count` indices of a page. 0: the page holds fewer, or is damaged. The page has the bits of
+   an index, then runs. A run repeats one index, or packs groups of eight. */
+i64 read_indices(const u8 *data, i64 size, i64 count, i32 *into) {
     i64 bits = data[0], at = 1;
     if (bits > 31) return 0;
     u64 mask = ((u64)1 << bits) - 1;
@@ -335,12 +221,11 @@ i64 read_indices(const u8 *data, i64 size, i64 skip, i64 count, i32 *into) {
         if (units <= 0 || units >= (i64)1 << 32) return 0;
         i64 stored = is_packed ? units * bits : (bits + 7) / 8;
         if (stored > size - at) return 0;
-        i64 rows = is_packed ? 8 * units : units, low = smaller(skip, rows);
-        i64 taken = smaller(count, rows - low);
+        i64 taken = smaller(count, is_packed ? 8 * units : units);
         if (is_packed) {
             const u8 *run = data + at;
             for (i64 n = 0; n < taken; n++) {
-                u64 bit = (u64)(low + n) * (u64)bits;
+                u64 bit = (u64)n * (u64)bits;
                 into[n] = (i32)((word_at(run + (bit >> 3)) >> (bit & 7)) & mask);
             }
         } else {
@@ -349,7 +234,6 @@ i64 read_indices(const u8 *data, i64 size, i64 skip, i64 count, i32 *into) {
             if (index > INT32_MAX) return 0;
             for (i64 n = 0; n < taken; n++) into[n] = (i32)index;
         }
-        skip -= low;
         count -= taken;
         into += taken;
         at += stored;
@@ -371,78 +255,257 @@ static int look_up(const i32 *indices, i64 count, const u8 *known, i64 distinct,
     return 1;
 }
 
-/* Unpacks the values of the rows from `start` to `stop` of a column with `count` pages. 0: a page
-   is damaged, or a page that waits is not wanted as a whole. */
-i64 unpack_rows(const Page *pages, i64 count, i64 start, i64 stop, i64 width, u8 *into,
-                const u64 *functions) {
-    i64 row = 0, distinct = 0;
-    const u8 *known = 0;
-    for (i64 n = 0; n < count; n++) {
-        const Page *page = &pages[n];
-        const u8 *source = (const u8 *)page->address;
-        if (page->form == DICTIONARY) {
-            known = source;
-            distinct = page->size / width;
-            continue;
-        }
-        i64 low = larger(start - row, 0), high = smaller(stop - row, page->rows), rows = high - low;
-        row += page->rows;
-        if (rows <= 0) continue;
-        if (page->waits) {
-            if (rows < page->rows ||
-                !unpack_page(page->codec, functions, source, page->size, into, page->unpacked))
-                return 0;
-        } else if (page->form == VALUES) {
-            memcpy(into, source + width * low, (u64)(width * rows));
-        } else {
-            i32 *indices = (i32 *)(into + (width - 4) * rows);
-            if (!read_indices(source, page->size, low, rows, indices)) return 0;
-            if (!look_up(indices, rows, known, distinct, width, into)) return 0;
-        }
-        into += width * rows;
+typedef struct {
+    u64 pages;      /* where the bytes of its pages lie; 0: its values lie in memory */
+    i64 size;       /* bytes of the pages */
+    u64 dictionary; /* where its dictionary's page lies, if that is not the first page */
+    i64 dictionary_size;
+    u64 values; /* where its values lie in memory */
+    i64 width, is_optional, codec;
+    i64 skip, rows;           /* rows of its pages, of which the first `skip` are not wanted */
+    i64 most;                 /* rows of the row group: no dictionary has more values */
+    i64 kind, must_be_finite; /* what happens to its values (see place_rows.py) */
+    i64 block, offset;        /* where batches have it */
+    i64 state;                /* what became of it: one of the states */
+} Column;
+
+enum { PLACED, LEFT, DIFFERS, DAMAGED }; /* states. LEFT: this code does not understand it */
+
+typedef struct {
+    i64 kind, unpacked, stored, checksum, values, encoding, levels;
+} Head;
+
+/* Reads the head of a page at `at`, and moves `at` behind it. 0: the page is not understood. */
+static int read_head(const u8 *raw, i64 *at, i64 end, const Column *c, Head *head) {
+    i64 numbers[128][2], fields[128];
+    memset(fields, 0xff, sizeof fields);
+    i64 count = thrift_numbers(raw, *at, end, numbers, 128, at);
+    for (i64 k = 0; k < count; k++) {
+        i64 path = numbers[k][0], value = numbers[k][1];
+        if (path < 64)
+            fields[path] = path == 4 ? (i64)(u32)value : value;
+        else if (path >> 6 == 5 + fields[1])
+            fields[64 | (path & 63)] = value;
     }
-    return 1;
+    Head found = {fields[1], fields[2], fields[3], fields[4], fields[65], fields[66], fields[67]};
+    *head = found;
+    if (count < 0 || found.stored <= 0 || found.stored > end - *at) return 0;
+    if (found.values < 0 || found.values > c->most || found.unpacked <= 0) return 0;
+    return found.unpacked <= 9 * found.values + 128 &&
+           (c->codec || found.stored == found.unpacked);
 }
 
-/* ---- the move of rows to their places in batches */
+typedef struct {
+    const u64 *functions;
+    u8 *room; /* for an unpacked dictionary and page, twice 9 * most + 256 bytes */
+    const u8 *known;
+    i64 distinct; /* the dictionary of the column that is read, and its length */
+} Reading;
+
+/* Unpacks a page of values to `into`. Returns a state. */
+static i64 read_values(const Reading *g, const Column *c, const Head *head, const u8 *body,
+                       u8 *room, u8 *into) {
+    i64 size = head->unpacked, want = head->values * c->width;
+    if (c->is_optional && head->levels != 3) return LEFT; /* how levels are encoded */
+    int is_plain = head->encoding == 0;
+    if (c->codec) {
+        u8 *to = is_plain && !c->is_optional ? into : room;
+        if (to == into && size != want) return LEFT;
+        if (!unpack_page(c->codec, g->functions, body, head->stored, to, size)) return DAMAGED;
+        if (to == into) return PLACED;
+        body = to;
+    }
+    if (c->is_optional) {
+        i64 outside = size < 4 ? -1 : (i32)half_at(body);
+        if (outside < 0 || outside > size - 5) return LEFT;
+        if (!is_complete(body + 4, outside, head->values)) return LEFT;
+        body += 4 + outside;
+        size -= 4 + outside;
+    }
+    if (is_plain) {
+        if (size != want) return LEFT;
+        memcpy(into, body, (u64)want);
+        return PLACED;
+    }
+    if (!g->known || (head->encoding != 2 && head->encoding != 8)) return LEFT;
+    i32 *indices = (i32 *)(into + (c->width - 4) * head->values);
+    if (!read_indices(body, size, head->values, indices)) return DAMAGED;
+    if (!look_up(indices, head->values, g->known, g->distinct, c->width, into)) return DAMAGED;
+    return PLACED;
+}
+
+/* Verifies and unpacks all pages between `raw` and `raw + end`. `row` is the rows so far. */
+static i64 read_pages(Reading *g, const Column *c, const u8 *raw, i64 end, u8 *into, i64 *row) {
+    u8 *room = g->room + (g->known ? 9 * c->most + 256 : 0);
+    for (i64 at = 0; at < end;) {
+        Head head;
+        if (!read_head(raw, &at, end, c, &head)) return LEFT;
+        const u8 *body = raw + at;
+        at += head.stored;
+        if (head.checksum >= 0) {
+            Function checksum = (Function)g->functions[CHECKSUM];
+            u64 sum = checksum(0, (u64)body, (u64)head.stored, 0);
+            if ((u32)sum != (u64)head.checksum) return DIFFERS;
+        }
+        if (head.kind == 2) {
+            if (*row || g->known || (head.encoding != 0 && head.encoding != 2)) return LEFT;
+            if (!head.values || head.values * c->width != head.unpacked) return LEFT;
+            g->known = body;
+            if (c->codec) {
+                if (!unpack_page(c->codec, g->functions, body, head.stored, room, head.unpacked))
+                    return DAMAGED;
+                g->known = room;
+                room += 9 * c->most + 256;
+            }
+            g->distinct = head.values;
+            continue;
+        }
+        if (head.kind != 0 || head.values > c->rows - *row) return LEFT;
+        i64 state = read_values(g, c, &head, body, room, into + *row * c->width);
+        if (state) return state;
+        *row += head.values;
+    }
+    return PLACED;
+}
+
+/* ---- the order of rows */
 
 /* Combines two permutations into the order of a window: entries beyond its `rows` are left out. */
-void compose_order(const u64 *outer, const u64 *inner, i64 size, i64 rows, u64 *order) {
+void compose_order(const u32 *outer, const u32 *inner, i64 size, i64 rows, u64 *order) {
     for (i64 n = 0, count = 0; n < size && count < rows; n++) {
-        u64 row = outer[inner[n]];
+        u32 row = outer[inner[n]];
         if (row < (u64)rows) order[count++] = row;
     }
 }
 
-typedef struct {
-    i64 chunk, step, steps, at, width, row; /* see PLACE_FIELDS */
-} Place;
-
-typedef struct {
-    const u64 *order; /* 0: rows come as they are stored */
-    const Place *places;
-    i64 count;
-    const u64 *targets; /* by chunk and column */
-    const i64 *strides;
-    i64 columns;
-} Plan;
-
-static u8 *target_of(const Plan *plan, const Place *place, i64 step, i64 column) {
-    u64 begin = plan->targets[place->chunk * plan->columns + column];
-    return (u8 *)begin + step * plan->strides[column] + 4 * place->at;
+/* For each row of a window, its place in the window's order. */
+void find_places(const u32 *outer, const u32 *inner, i64 size, i64 rows, u32 *places) {
+    for (i64 n = 0, count = 0; n < size && count < rows; n++) {
+        u32 row = outer[inner[n]];
+        if (row < (u64)rows) places[row] = (u32)count++;
+    }
 }
 
-static void move_column(const Plan *plan, const u32 *values, i64 column) {
-    for (i64 m = 0; m < plan->count; m++) {
-        const Place *place = &plan->places[m];
-        i64 row = place->row;
-        for (i64 s = place->step; s < place->step + place->steps; s++, row += place->width) {
-            u32 *target = (u32 *)target_of(plan, place, s, column);
-            if (plan->order)
-                for (i64 n = 0; n < place->width; n++) target[n] = values[plan->order[row + n]];
-            else
-                memcpy(target, values + row, 4 * (u64)place->width);
+typedef struct {
+    i64 window;     /* the rows of the window */
+    i64 low, high;  /* these of its rows are read now */
+    i64 start;      /* the first of them, among the rows that are read */
+    i64 first;      /* the first row of the window in its stream */
+    i64 lane;       /* where batches have the stream's rows */
+    u64 outer, inner; /* the permutations that make the window's order; 0: rows come as stored */
+    i64 size;
+    u64 places; /* for each row its place in the order, in place of the permutations */
+} Part;
+
+typedef struct {
+    i64 step, begin, end, is_line; /* is_line: the places follow each other */
+} Run;
+
+typedef struct {
+    const u64 *functions;
+    Column *columns;
+    i64 column_count;
+    i64 rows; /* that are read */
+    const Part *parts;
+    i64 part_count;
+    i64 each;              /* rows of a stream in a batch */
+    i64 first_step, steps; /* the batches that are there; rows of earlier ones are not needed */
+    u64 (*targets)[4];     /* by batch and block: where its arrays begin */
+    i64 *moved;            /* by batch: the rows that were moved there */
+    u8 *room;              /* see Reading */
+    u8 *wide;              /* 8 bytes for each row of pages */
+    u32 *slots;            /* four columns, with `slot_size` words each */
+    i64 slot_size;
+    u32 *beside; /* four words a row */
+    u32 *source, *place;
+    Run *runs;
+    i64 most_runs;
+    const struct Bags *bags;
+    i64 bag_count;
+    i64 wrong; /* the column that is damaged */
+    i64 run_count;
+} Group;
+
+static i64 add_run(Group *g, i64 step, i64 begin, i64 end, int is_line) {
+    if (begin == end || step < g->first_step) return begin; /* as if they had not been there */
+    Run run = {step - g->first_step, begin, end, is_line};
+    g->runs[g->run_count++] = run;
+    g->moved[run.step] += end - begin;
+    return end;
+}
+
+/* Rows of a window that come as they are stored. */
+static i64 order_stored(Group *g, const Part *p, i64 k) {
+    for (i64 row = p->low; row < p->high;) {
+        i64 step = (p->first + row) / g->each, inside = (p->first + row) % g->each;
+        i64 count = smaller(g->each - inside, p->high - row);
+        for (i64 n = 0; n < count; n++) {
+            g->source[k + n] = (u32)(p->start + row - p->low + n);
+            g->place[k + n] = (u32)(p->lane + inside + n);
         }
+        k = add_run(g, step, k, k + count, 1);
+        row += count;
+    }
+    return k;
+}
+
+/* All rows of the window pass by, and those that are read now stay. */
+static i64 order_shuffled(Group *g, const Part *p, i64 k) {
+    const u32 *outer = (const u32 *)p->outer, *inner = (const u32 *)p->inner;
+    u32 low = (u32)p->low, width = (u32)(p->high - p->low), rows = (u32)p->window;
+    u32 start = (u32)(p->start - p->low), *source = g->source, *place = g->place;
+    i64 step = p->first / g->each, inside = p->first % g->each, entry = 0;
+    for (i64 left = p->window; left > 0;) {
+        i64 count = smaller(g->each - inside, left), begin = k, done = 0;
+        u32 at = (u32)(p->lane + inside);
+        while (done < count) {
+            u32 row = outer[inner[entry++]];
+            source[k] = row + start;
+            place[k] = at + (u32)done;
+            k += (row - low < width) & (row < rows);
+            done += row < rows;
+        }
+        k = add_run(g, step, begin, k, k - begin == count);
+        step++;
+        inside = 0;
+        left -= count;
+    }
+    return k;
+}
+
+/* The same for a small part of a window, from the places of its rows. A run has the rows of a batch
+   if the window has rows in few batches. */
+static i64 order_few(Group *g, const Part *p, i64 k) {
+    enum { FEW = 64 };
+    const u32 *places = (const u32 *)p->places;
+    i64 first = p->first / g->each, last = (p->first + p->window - 1) / g->each;
+    int are_few = last - first < FEW;
+    for (i64 n = 0; n < (are_few ? last - first + 1 : p->high - p->low); n++) {
+        i64 step = are_few ? first + n : (p->first + places[p->low + n]) / g->each;
+        i64 from = step * g->each - p->first, begin = k;
+        for (i64 row = are_few ? p->low : p->low + n; row < (are_few ? p->high : p->low + n + 1);
+             row++) {
+            i64 at = places[row] - from;
+            g->source[k] = (u32)(p->start + row - p->low);
+            g->place[k] = (u32)(p->lane + at);
+            k += at >= 0 && at < g->each;
+        }
+        k = add_run(g, step, begin, k, 0);
+    }
+    return k;
+}
+
+/* ---- the move of rows to their places in batches */
+
+static u32 *target_of(const Group *g, const Run *run, const Column *c) {
+    return (u32 *)(g->targets[run->step][c->block] + (u64)c->offset);
+}
+
+static void move_column(const Group *g, const Column *c, const u32 *values) {
+    for (i64 r = 0; r < g->run_count; r++) {
+        const Run *run = &g->runs[r];
+        u32 *to = target_of(g, run, c);
+        for (i64 n = run->begin; n < run->end; n++) to[g->place[n]] = values[g->source[n]];
     }
 }
 
@@ -461,39 +524,39 @@ static void transpose(__m128i four[4]) {
 }
 #endif
 
-/* Moves four columns from `column` on. Their values are laid side by side first, so that one line
-   of the cache serves all four. `values` has the columns one after the other, with `rows` values
-   each. */
-static void move_four(const Plan *plan, const u32 *values, i64 rows, u32 *beside, i64 column) {
+/* Lays the values of four columns side by side, so that one line of the cache serves all four. */
+static void lay_beside(const u32 *const values[4], i64 rows, u32 *beside) {
     i64 n = 0;
 #ifdef __SSE2__
     for (; n + 4 <= rows; n += 4) {
         __m128i four[4];
-        for (int k = 0; k < 4; k++) four[k] = LOAD(values + k * rows + n);
+        for (int k = 0; k < 4; k++) four[k] = LOAD(values[k] + n);
         transpose(four);
         for (int k = 0; k < 4; k++) STORE(beside + 4 * (n + k), four[k]);
     }
 #endif
     for (; n < rows; n++)
-        for (int k = 0; k < 4; k++) beside[4 * n + k] = values[k * rows + n];
-    for (i64 m = 0; m < plan->count; m++) {
-        const Place *place = &plan->places[m];
-        const u64 *order = plan->order + place->row;
-        for (i64 s = place->step; s < place->step + place->steps; s++, order += place->width) {
-            u32 *to[4];
-            for (int k = 0; k < 4; k++) to[k] = (u32 *)target_of(plan, place, s, column + k);
-            i64 i = 0;
+        for (int k = 0; k < 4; k++) beside[4 * n + k] = values[k][n];
+}
+
+static void move_four(const Group *g, const Column *const columns[4], const u32 *const values[4]) {
+    lay_beside(values, g->rows, g->beside);
+    for (i64 r = 0; r < g->run_count; r++) {
+        const Run *run = &g->runs[r];
+        const u32 *source = g->source + run->begin, *place = g->place + run->begin;
+        i64 count = run->end - run->begin, i = 0;
+        u32 *to[4];
+        for (int k = 0; k < 4; k++) to[k] = target_of(g, run, columns[k]);
 #ifdef __SSE2__
-            for (; i + 4 <= place->width; i += 4) {
-                __m128i four[4];
-                for (int k = 0; k < 4; k++) four[k] = LOAD(beside + 4 * order[i + k]);
-                transpose(four);
-                for (int k = 0; k < 4; k++) STORE(to[k] + i, four[k]);
-            }
-#endif
-            for (; i < place->width; i++)
-                for (int k = 0; k < 4; k++) to[k][i] = beside[4 * order[i] + (u64)k];
+        for (; run->is_line && i + 4 <= count; i += 4) {
+            __m128i four[4];
+            for (int k = 0; k < 4; k++) four[k] = LOAD(g->beside + 4 * (u64)source[i + k]);
+            transpose(four);
+            for (int k = 0; k < 4; k++) STORE(to[k] + place[0] + i, four[k]);
         }
+#endif
+        for (; i < count; i++)
+            for (int k = 0; k < 4; k++) to[k][place[i]] = g->beside[4 * (u64)source[i] + (u64)k];
     }
 }
 
@@ -517,61 +580,41 @@ static int narrow(i64 kind, const u8 *from, i64 count, u32 *into) {
     return !lost;
 }
 
-/* Makes what batches hold of the words of a column, in place. 0: an id is below 0. */
-static int convert(i64 kind, u32 *words, i64 count) {
+/* Whether all words are what batches may hold: ids from 0 on, or finite numbers. */
+static int is_good(const Column *c, const u32 *words, i64 count) {
     i32 least = 0;
-    for (i64 n = 0; kind == IDS && n < count; n++) least = (i32)smaller(least, (i32)words[n]);
-    for (i64 n = 0; kind == WORDS_TO_FLOATS && n < count; n++) {
+    u32 most = 0;
+    for (i64 n = 0; c->kind == IDS && n < count; n++) least = (i32)smaller(least, (i32)words[n]);
+    for (i64 n = 0; c->must_be_finite && n < count; n++)
+        most |= (words[n] & 0x7f800000) == 0x7f800000;
+    return least >= 0 && !most;
+}
+
+/* Makes the words of a column as batches hold them, in the slot if they are not there already.
+   Returns where they are. 0: the column is left, or damaged. */
+static const u32 *make_words(Group *g, Column *c, u32 *slot) {
+    int is_wide = c->kind >= DOUBLES_TO_FLOATS;
+    const u8 *from = (const u8 *)c->values;
+    if (c->pages) {
+        Reading reading = {g->functions, g->room, 0, 0};
+        u8 *into = is_wide ? g->wide : (u8 *)slot;
+        i64 row = 0;
+        const u8 *dictionary = (const u8 *)c->dictionary, *pages = (const u8 *)c->pages;
+        c->state = read_pages(&reading, c, dictionary, c->dictionary_size, into, &row);
+        if (!c->state) c->state = read_pages(&reading, c, pages, c->size, into, &row);
+        if (!c->state && row != c->rows) c->state = LEFT;
+        if (c->state) return 0;
+        from = into + c->width * c->skip;
+    }
+    if (is_wide && !narrow(c->kind, from, g->rows, slot)) c->state = LEFT;
+    if (!is_wide && (u64)from & 3) memcpy(slot, from, 4 * (u64)g->rows);
+    const u32 *words = is_wide || (u64)from & 3 ? slot : (const u32 *)from;
+    for (i64 n = 0; c->kind == WORDS_TO_FLOATS && n < g->rows; n++) {
         float number = (float)(int8_t)words[n];
-        memcpy(&words[n], &number, 4);
+        memcpy(&slot[c->skip + n], &number, 4);
     }
-    return least >= 0;
-}
-
-/* Unpacks and converts one column of all pieces to `words`. Returns 0, or what `scatter` does. */
-static i64 make_column(const Page *pages, i64 most, i64 pieces, i64 columns, i64 c,
-                       const i64 *starts, const i64 *ends, const i64 *kinds, const u64 *functions,
-                       u8 *wide, u32 *words) {
-    i64 start = 0;
-    for (i64 p = 0; p < pieces; start = ends[p++]) {
-        i64 kind = kinds[p * columns + c], count = ends[p] - start;
-        int is_wide = kind >= DOUBLES_TO_FLOATS;
-        u8 *into = is_wide ? wide : (u8 *)(words + start);
-        const Page *first = pages + (p * columns + c) * most;
-        if (!unpack_rows(first, most, starts[p], starts[p] + count, is_wide ? 8 : 4, into,
-                         functions))
-            return 1 + p * columns + c;
-        if (!(is_wide ? narrow(kind, wide, count, words + start)
-                      : convert(kind, words + start, count)))
-            return -1 - c;
-    }
-    return 0;
-}
-
-/* Moves rows of several columns (`scatter` in scatter_kernel.py). `room` has 40 bytes a row: 8 for
-   values of 8 bytes, and twice 16 for four columns. Returns 0, or 1 + p * columns + c if a page of
-   column c in piece p is damaged, or -1 - c if a value of column c does not fit. */
-i64 scatter(u8 *room, const u64 *functions, const Page *pages, i64 most, i64 pieces, i64 columns,
-            const i64 *starts, const i64 *ends, const i64 *kinds, const u64 *order,
-            const Place *places, i64 count, const u64 *targets, const i64 *strides) {
-    Plan plan = {order, places, count, targets, strides, columns};
-    i64 rows = ends[pieces - 1];
-    u32 *values = (u32 *)(room + 8 * rows), *beside = values + 4 * rows;
-    i64 held = 0;
-    for (i64 c = 0; c < columns; c++) {
-        i64 wrong = make_column(pages, most, pieces, columns, c, starts, ends, kinds, functions,
-                                room, values + held * rows);
-        if (wrong) return wrong;
-        held++;
-        if (held == 4 && order) {
-            move_four(&plan, values, rows, beside, c - 3);
-            held = 0;
-        } else if (c + 1 == columns || !order) {
-            for (i64 k = 0; k < held; k++) move_column(&plan, values + k * rows, c + 1 - held + k);
-            held = 0;
-        }
-    }
-    return 0;
+    if (!is_good(c, words, g->rows)) c->state = LEFT;
+    return c->state ? 0 : words;
 }
 
 /* ---- bags of ids */
@@ -580,64 +623,109 @@ static u64 address_of(const u32 *low, const u32 *high, i64 n) {
     return (u64)high[n] << 32 | low[n];
 }
 
-static void set_address(u32 *low, u32 *high, i64 n, u64 address) {
-    low[n] = (u32)address;
-    high[n] = (u32)(address >> 32);
-}
-
-/* Finds for each row of the order its piece and its row there. The rows of piece p end before row
-   `ends[p]`. */
-void find_pieces(const u64 *order, i64 count, const i64 *ends, i64 many, u32 *pieces, u32 *rows) {
-    for (i64 n = 0; n < count; n++) {
-        i64 low = 0, high = many - 1;
-        while (low < high) {
-            i64 middle = (low + high) / 2;
-            if ((i64)order[n] < ends[middle])
-                high = middle;
-            else
-                low = middle + 1;
-        }
-        pieces[n] = (u32)low;
-        rows[n] = (u32)((i64)order[n] - (low ? ends[low - 1] : 0));
-    }
-}
-
-typedef struct {
-    u64 begins, ends; /* addresses of offsets */
+typedef struct Bags {
+    u64 begins, ends; /* addresses of offsets, by row that is read */
     i64 is_wide;      /* whether an offset has 8 bytes */
     i64 unit;         /* what it counts in bytes */
     u64 ids;
+    u64 line; /* room for all ids, which are copied there in the order of batches; 0: they stay */
+    i64 line_size;
+    i64 lengths, low, high; /* where batches have lengths, and both halves of addresses */
 } Bags;
 
 static i64 offset_of(u64 offsets, i64 is_wide, u32 row) {
     return is_wide ? ((const i64 *)offsets)[row] : ((const i32 *)offsets)[row];
 }
 
-/* Finds the length and the address of each bag: bag `rows[n]` of part `pieces[n]`. */
-void find_bags(const Bags *parts, const u32 *pieces, const u32 *rows, i64 count, i32 *lengths,
-               u32 *low, u32 *high) {
-    for (i64 n = 0; n < count; n++) {
-        const Bags *part = &parts[pieces[n]];
-        i64 begin = offset_of(part->begins, part->is_wide, rows[n]) * part->unit;
-        i64 end = offset_of(part->ends, part->is_wide, rows[n]) * part->unit;
-        lengths[n] = (i32)((end - begin) / 4);
-        set_address(low, high, n, part->ids + (u64)begin);
+static void prefetch_lines(const u8 *from, i64 size) {
+    enum { MOST = 384, LINE = 64 };
+    for (i64 at = 0; at < size && at < MOST; at += LINE) __builtin_prefetch(from + at);
+}
+
+/* Writes the length and the address of each bag to its place. 0: the line is too short. */
+static int place_bags(const Group *g, const Bags *bags) {
+    enum { AHEAD = 6 };
+    i64 done = 0;
+    for (i64 r = 0; r < g->run_count; r++) {
+        const Run *run = &g->runs[r];
+        u8 *lengths = (u8 *)g->targets[run->step][2], *places = (u8 *)g->targets[run->step][3];
+        for (i64 n = run->begin; n < run->end; n++) {
+            u32 row = g->source[n], at = g->place[n];
+            i64 begin = offset_of(bags->begins, bags->is_wide, row) * bags->unit;
+            i64 size = offset_of(bags->ends, bags->is_wide, row) * bags->unit - begin;
+            u64 address = bags->ids + (u64)begin;
+            if (bags->line) {
+                if (size > bags->line_size - done) return 0;
+                if (n + AHEAD < run->end) {
+                    u32 next = g->source[n + AHEAD];
+                    i64 from = offset_of(bags->begins, bags->is_wide, next) * bags->unit;
+                    prefetch_lines((const u8 *)bags->ids + from, size);
+                }
+                u8 *to = (u8 *)bags->line + done;
+                if (size) memcpy(to, (const u8 *)address, (u64)size);
+                address = (u64)to;
+                done += size;
+            }
+            ((i32 *)(lengths + bags->lengths))[at] = (i32)(size / 4);
+            ((u32 *)(places + bags->low))[at] = (u32)address;
+            ((u32 *)(places + bags->high))[at] = (u32)(address >> 32);
+        }
     }
+    return 1;
+}
+
+/* Reads the columns of a row group, or of a piece of one, and moves its rows to their places in
+   batches. Sets the state of each column. Returns the worst state of all, or -1: the memory that
+   was given is too small. */
+i64 place_rows(Group *g) {
+    i64 k = 0, held = 0, worst = PLACED;
+    g->run_count = 0;
+    for (i64 n = 0; n < g->part_count; n++) {
+        const Part *p = &g->parts[n];
+        i64 width = p->high - p->low;
+        if (width < 0 || p->start < 0 || p->start + width > g->rows || k + width > g->rows)
+            return -1;
+        if (p->window && (p->first + p->window - 1) / g->each - g->first_step >= g->steps)
+            return -1;
+        i64 runs = p->places ? width : smaller(width, p->window / g->each + 2);
+        if (g->run_count + runs > g->most_runs) return -1;
+        k = p->places ? order_few(g, p, k)
+                      : (p->outer ? order_shuffled(g, p, k) : order_stored(g, p, k));
+    }
+    const Column *four[4];
+    const u32 *values[4];
+    for (i64 n = 0; n < g->column_count; n++) {
+        Column *c = &g->columns[n];
+        if (c->skip < 0 || (c->pages && c->skip + g->rows > c->rows)) return -1;
+        if (g->rows && !c->pages && !c->values) return -1;
+        values[held] = make_words(g, c, g->slots + held * g->slot_size);
+        if (c->state > worst) {
+            worst = c->state;
+            g->wrong = n;
+        }
+        if (!values[held]) continue;
+        four[held++] = c;
+        if (held < 4) continue;
+        move_four(g, four, values);
+        held = 0;
+    }
+    for (i64 n = 0; n < held; n++) move_column(g, four[n], values[n]);
+    for (i64 n = 0; n < g->bag_count; n++)
+        if (!place_bags(g, &g->bags[n])) return -1;
+    return worst;
 }
 
 /* Copies bags to `into`, one after the other. Bags that lie one after the other are copied
  * together. */
 void copy_bags(const i32 *lengths, const u32 *low, const u32 *high, i64 count, u8 *into) {
-    enum { AHEAD = 6, MOST_LINES = 6, LINE = 64 };
+    enum { AHEAD = 6 };
     u64 begin = 0, end = 0;
     for (i64 n = 0; n < count; n++) {
         u64 source = address_of(low, high, n);
         if (source != end) {
-            for (i64 line = 0; n + AHEAD < count && line < MOST_LINES; line++) {
-                if (line > 4 * (i64)lengths[n + AHEAD] / LINE) break;
-                __builtin_prefetch(
-                    (const void *)(address_of(low, high, n + AHEAD) + (u64)(LINE * line)));
-            }
+            if (n + AHEAD < count)
+                prefetch_lines((const u8 *)address_of(low, high, n + AHEAD),
+                               4 * (i64)lengths[n + AHEAD]);
             if (end > begin) memcpy(into, (const void *)begin, end - begin);
             into += end - begin;
             begin = source;
@@ -645,14 +733,6 @@ void copy_bags(const i32 *lengths, const u32 *low, const u32 *high, i64 count, u
         end = source + 4 * (u64)lengths[n];
     }
     if (end > begin) memcpy(into, (const void *)begin, end - begin);
-}
-
-/* Sets the address of each bag as if they lay one after the other from `address` on. */
-void lay_in_line(const i32 *lengths, i64 count, u64 address, u32 *low, u32 *high) {
-    for (i64 n = 0; n < count; n++) {
-        set_address(low, high, n, address);
-        address += 4 * (u64)lengths[n];
-    }
 }
 
 /* ---- hashes (sluice/etl/ops/hashing.py is their definition) */

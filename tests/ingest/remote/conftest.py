@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.flow.decoded import ReadTask
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import Unit
-from sluice.ingest.stages.shuffle import ReadTask
 from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
 

@@ -1,0 +1,1 @@
+"""From row groups to their places in batches."""
