@@ -540,23 +540,34 @@ static void lay_beside(const u32 *const values[4], i64 rows, u32 *beside) {
 }
 
 static void move_four(const Group *g, const Column *const columns[4], const u32 *const values[4]) {
+    const u32 *beside = g->beside;
     lay_beside(values, g->rows, g->beside);
     for (i64 r = 0; r < g->run_count; r++) {
         const Run *run = &g->runs[r];
         const u32 *source = g->source + run->begin, *place = g->place + run->begin;
         i64 count = run->end - run->begin, i = 0;
-        u32 *to[4];
-        for (int k = 0; k < 4; k++) to[k] = target_of(g, run, columns[k]);
+        u32 *a = target_of(g, run, columns[0]), *b = target_of(g, run, columns[1]);
+        u32 *c = target_of(g, run, columns[2]), *d = target_of(g, run, columns[3]);
 #ifdef __SSE2__
+        u32 first = *place;
         for (; run->is_line && i + 4 <= count; i += 4) {
             __m128i four[4];
-            for (int k = 0; k < 4; k++) four[k] = LOAD(g->beside + 4 * (u64)source[i + k]);
+            for (int k = 0; k < 4; k++) four[k] = LOAD(beside + 4 * (u64)source[i + k]);
             transpose(four);
-            for (int k = 0; k < 4; k++) STORE(to[k] + place[0] + i, four[k]);
+            STORE(a + first + i, four[0]);
+            STORE(b + first + i, four[1]);
+            STORE(c + first + i, four[2]);
+            STORE(d + first + i, four[3]);
         }
 #endif
-        for (; i < count; i++)
-            for (int k = 0; k < 4; k++) to[k][place[i]] = g->beside[4 * (u64)source[i] + (u64)k];
+        for (; i < count; i++) {
+            const u32 *from = beside + 4 * (u64)source[i];
+            u32 at = place[i];
+            a[at] = from[0];
+            b[at] = from[1];
+            c[at] = from[2];
+            d[at] = from[3];
+        }
     }
 }
 
@@ -582,12 +593,11 @@ static int narrow(i64 kind, const u8 *from, i64 count, u32 *into) {
 
 /* Whether all words are what batches may hold: ids from 0 on, or finite numbers. */
 static int is_good(const Column *c, const u32 *words, i64 count) {
-    i32 least = 0;
-    u32 most = 0;
-    for (i64 n = 0; c->kind == IDS && n < count; n++) least = (i32)smaller(least, (i32)words[n]);
+    u32 bits = 0, infinite = 0;
+    for (i64 n = 0; c->kind == IDS && n < count; n++) bits |= words[n];
     for (i64 n = 0; c->must_be_finite && n < count; n++)
-        most |= (words[n] & 0x7f800000) == 0x7f800000;
-    return least >= 0 && !most;
+        infinite |= (words[n] & 0x7f800000) == 0x7f800000;
+    return !(bits >> 31) && !infinite;
 }
 
 /* Makes the words of a column as batches hold them, in the slot if they are not there already.
