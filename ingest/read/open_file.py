@@ -15,9 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.ingest.flow.place_rows import READ_BEYOND
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import delta_texts, thrift_numbers
-from sluice.ingest.read.pages import StoredColumns, StoredRows, stored_places
+from sluice.ingest.read.pages import StoredColumns, StoredRows, read_chunks, stored_places
 from sluice.ingest.read.remote_files import RemoteFile
 from sluice.ingest.row_order import SLICE_ROWS, Read
 
@@ -51,6 +52,7 @@ class OpenFile:
         )
         self._parquet = self._open(opened)
         self.schema = self._parquet.schema_arrow
+        self._columns: StoredColumns | None = None
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decodes these columns of a row group."""
@@ -59,6 +61,26 @@ class OpenFile:
             at = table.column_names.index(name)
             table = table.set_column(at, name, table.column(at).dictionary_encode())
         return table
+
+    def read_stored(
+        self, group: int, columns: Sequence[str], buffers: Buffers
+    ) -> StoredRows | None:
+        """Reads those of these columns of a row group that may stay stored. None: there are none."""
+        if self._columns is None:
+            self._columns = StoredColumns(self.metadata, self.schema, self.size)
+        read = functools.partial(self._read_chunks, buffers=buffers)
+        return self._columns.fetch(group, columns, read)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file."""
+        raise NotImplementedError
+
+    def _read_chunks(
+        self, chunks: npt.NDArray[np.int64], buffers: Buffers
+    ) -> list[npt.NDArray[np.uint8]]:
+        """Returns the bytes of chunks of columns, after which `READ_BEYOND` more may be read."""
+        raise NotImplementedError
 
     def drop_fetched(self) -> None:
         """Frees what was fetched of a row group."""
@@ -78,16 +100,17 @@ class LocalFile(OpenFile):
         except BaseException:
             self._release()
             raise
-        self._columns: StoredColumns | None = None
         # The cache must not hold this object, which then only the garbage collector would free.
         self._pages = functools.cache(functools.partial(LocalFile._find_pages, weakref.proxy(self)))
 
-    def fetch(self, group: int, columns: Sequence[str], buffers: Buffers) -> StoredRows | None:
-        """Reads those columns of a row group that may stay stored. None: there are none."""
-        if self._columns is None:
-            size = os.fstat(self.state).st_size
-            self._columns = StoredColumns(self.metadata, self.schema, size)
-        return self._columns.fetch(self.state, group, columns, buffers)
+    def _read_chunks(
+        self, chunks: npt.NDArray[np.int64], buffers: Buffers
+    ) -> list[npt.NDArray[np.uint8]]:
+        return read_chunks(self.state, chunks, buffers)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.state).st_size
 
     def pieces(self, read: Read, columns: Sequence[str]) -> list[Read]:
         """Returns pieces of a read for `read_piece`. A piece may begin within a page that another one decodes too. So
@@ -205,6 +228,22 @@ class StoreFile(OpenFile):
             elif begin < end:
                 ranges.append((begin, end))
         return ranges
+
+    def read_stored(
+        self, group: int, columns: Sequence[str], buffers: Buffers
+    ) -> StoredRows | None:
+        if self._fetched != group:
+            self.fetch_group(group, columns)
+        return super().read_stored(group, columns, buffers)
+
+    @property
+    def size(self) -> int:
+        return int(self.state[0])
+
+    def _read_chunks(
+        self, chunks: npt.NDArray[np.int64], buffers: Buffers
+    ) -> list[npt.NDArray[np.uint8]]:
+        return [self._file.fetched(begin, end, READ_BEYOND) for begin, end in chunks.tolist()]
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decodes these columns of a row group. Gets their bytes now if the row group was not fetched."""

@@ -14,15 +14,18 @@ The places that a footer gives are checked here. All that pages say is checked w
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.ingest.flow.place_rows import COLUMN, FUNCTIONS, READ_BEYOND
+from sluice.common.native import call_kernel
+from sluice.ingest.flow.place_rows import COLUMN, FUNCTIONS, PLACED, READ_BEYOND
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import (
     CODEC,
@@ -89,17 +92,27 @@ class StoredColumns:
         )
 
     def fetch(
-        self, descriptor: int, group: int, columns: Sequence[str], buffers: Buffers
+        self, group: int, columns: Sequence[str], read: Callable[[Any], list[npt.NDArray[np.uint8]]]
     ) -> StoredRows | None:
-        """Reads those columns of a row group that may stay stored. None: there are none."""
+        """Reads those columns of a row group that may stay stored. None: there are none. `read` gets where their chunks
+        begin and end in the file, and returns the bytes of each, after which `READ_BEYOND` more may be read."""
         known = filter(None, map(self._leaves.get, columns))
         wanted = [leaf for leaf in known if self._may_stay[group, leaf[0]]]
         if not wanted:
             return None
         numbers, fields = zip(*wanted, strict=True)
-        chunks = self._chunks[group, list(numbers)]
-        data = _read_chunks(descriptor, chunks, buffers)
-        return StoredRows(self._rows[group], fields, chunks, data)
+        chunks, rows = self._chunks[group, list(numbers)], self._rows[group]
+        data = read(chunks[:, :2])
+        pages = np.zeros(len(fields), COLUMN)
+        pages["pages"] = [array.ctypes.data for array in data]
+        pages["size"] = chunks[:, 1] - chunks[:, 0]
+        for number, name in enumerate(("width", "is_optional", "codec"), 2):
+            pages[name] = chunks[:, number]
+        pages["rows"] = pages["most"] = rows
+        call_kernel("check_heads", pages, len(pages))
+        kept = pages["state"] == PLACED
+        fields = tuple(itertools.compress(fields, kept))
+        return StoredRows(rows, fields, pages[kept], data) if fields else None
 
 
 def stored_places(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
@@ -109,14 +122,13 @@ def stored_places(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
     return np.stack([chunk[START], chunk[START] + chunk[STORED]], -1)
 
 
-def _read_chunks(
+def read_chunks(
     descriptor: int, chunks: npt.NDArray[np.int64], buffers: Buffers
-) -> npt.NDArray[np.uint8]:
-    """Reads chunks of columns, usually in one call. Changes where `chunks` begin and end to places in the result, of
-    which `READ_BEYOND` bytes more may be read."""
+) -> list[npt.NDArray[np.uint8]]:
+    """Reads chunks of columns, usually in one call. After each, `READ_BEYOND` bytes more may be read."""
     runs: list[list[int]] = []
     size = 0
-    places = chunks[:, :2].tolist()
+    places = chunks.tolist()
     for place in sorted(places):
         begin, end = place
         if runs and begin == runs[-1][1]:
@@ -125,7 +137,6 @@ def _read_chunks(
             runs.append([begin, end])
         place[:] = size, size + end - begin
         size += end - begin
-    chunks[:, :2] = places
     data = _take(buffers, size + READ_BEYOND)
     done = 0
     for begin, end in runs:
@@ -138,7 +149,7 @@ def _read_chunks(
                 )
             at += count
             done += count
-    return data
+    return [data[begin:end] for begin, end in places]
 
 
 def _take(buffers: Buffers, size: int) -> npt.NDArray[np.uint8]:
@@ -158,20 +169,15 @@ class StoredRows:
         self,
         rows: int,
         fields: Sequence[pa.Field],
-        chunks: npt.NDArray[np.int64],
-        data: npt.NDArray[np.uint8],
+        pages: npt.NDArray[np.void],
+        data: Sequence[npt.NDArray[np.uint8]],
     ):
-        """The chunks of the columns are in `data`."""
+        """The `pages` of the columns are in `data`."""
         self.num_rows = rows
         self.stored = tuple(field.name for field in fields)
         self._fields, self._data = fields, data
-        self.pages = np.zeros(len(fields), COLUMN)
+        self.pages = pages
         """The pages of each stored column. Their addresses are valid as long as this object."""
-        self.pages["pages"] = chunks[:, 0].astype(np.uint64) + np.uint64(data.ctypes.data)
-        self.pages["size"] = chunks[:, 1] - chunks[:, 0]
-        for number, name in enumerate(("width", "is_optional", "codec"), 2):
-            self.pages[name] = chunks[:, number]
-        self.pages["rows"] = self.pages["most"] = rows
         self.decode: Callable[[str], pa.ChunkedArray]
         """Decodes a column by Arrow. Raises SourceError."""
         self.replacement: Callable[[DamagedPage], pa.Table]
@@ -184,7 +190,8 @@ class StoredRows:
         self.others = others
         fields = {field.name: field for field in (*self._fields, *others.schema)}
         self.schema = pa.schema([fields[name] for name in columns])
-        self.nbytes = self._data.nbytes + others.get_total_buffer_size()
+        stored = sum(array.nbytes for array in self._data)
+        self.nbytes = stored + others.get_total_buffer_size()
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column as Arrow's reader decodes it."""

@@ -312,10 +312,10 @@ class RowGroupReader:
         try:
             with self._kept.opened(number, fetched) as file:
                 decode = partial(file.read, group)
-                if columns is None and self.in_pages and isinstance(file, LocalFile):
+                if columns is None and self.in_pages:
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
-                    if rows := file.fetch(group, wanted, self._buffers):
+                    if rows := file.read_stored(group, wanted, self._buffers):
                         unread = ([n for n in some if n not in rows.stored] for some in portions)
                         rows.complete(wanted, self._table(number, decode, [*filter(None, unread)]))
                         rows.decode = lambda name: self._read_stored(number, group, [name])[name]

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow.fs as pafs
 
 from sluice.common.stores import Place
@@ -132,6 +134,17 @@ class RemoteFile(io.RawIOBase):
             now = self._store.open_source(self._key)
             now.close()
         self.state = now.size, now.tag
+
+    def fetched(self, begin: int, end: int, beyond: int) -> npt.NDArray[np.uint8]:
+        """Returns bytes of the file, after which `beyond` more may be read. They are copied only if they lie in several
+        parts that were fetched, or at the end of one."""
+        for at, data in self._fetched:
+            if at <= begin and end + beyond <= at + len(data):
+                return np.frombuffer(data, np.uint8)[begin - at : end - at]
+        copy = np.empty(end - begin + beyond, np.uint8)
+        self.seek(begin)
+        copy[: end - begin] = np.frombuffer(self.read(end - begin), np.uint8)
+        return copy[: end - begin]
 
     def drop(self) -> None:
         """Frees the ranges that were fetched."""

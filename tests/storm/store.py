@@ -75,6 +75,9 @@ class _File:
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._read(self._path, group).select(columns)
 
+    def read_stored(self, *_: Any) -> None:
+        """No column is stored in pages."""
+
     def drop_fetched(self) -> None:
         """Nothing was fetched."""
 

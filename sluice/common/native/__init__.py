@@ -21,6 +21,7 @@ SOURCE = Path(__file__).with_name("kernel.c")
 LIBRARY = SOURCE.with_name("kernel.so")
 _BUILD = "python kernel_build.py"
 _ARGUMENTS = {
+    "check_heads": 2,
     "compose_order": 5,
     "copy_bags": 5,
     "cut_lines": 12,

@@ -295,6 +295,25 @@ static int read_head(const u8 *raw, i64 *at, i64 end, const Column *c, Head *hea
            (c->codec || found.stored == found.unpacked);
 }
 
+/* Sets the state of columns by the heads of their pages. LEFT: one is of another kind. */
+void check_heads(Column *columns, i64 count) {
+    for (i64 n = 0; n < count; n++) {
+        Column *c = &columns[n];
+        i64 at = 0, rows = 0;
+        for (c->state = PLACED; at < c->size && !c->state;) {
+            Head head;
+            if (!read_head((const u8 *)c->pages, &at, c->size, c, &head) ||
+                (head.kind != 0 && head.kind != 2)) {
+                c->state = LEFT;
+                break;
+            }
+            rows += head.kind == 0 ? head.values : 0;
+            at += head.stored;
+        }
+        if (rows != c->rows) c->state = LEFT;
+    }
+}
+
 typedef struct {
     const u64 *functions;
     u8 *room; /* for an unpacked dictionary and page, twice 9 * most + 256 bytes */
