@@ -9,7 +9,7 @@ from sluice.ingest.choices import AUTO, READERS
 from sluice.ingest.knobs import parse_bytes
 
 KNOBS = (
-    "STAGE=N workers of it (decode, shuffle, batch, and transforms by their names), fetch=64MiB in flight "
+    "STAGE=N workers of it (decode, batch, and transforms by their names), fetch=64MiB in flight "
     "from a store, STAGE.backend=thread, process or, with --workers, remote, STAGE.fused=yes (a transform done by the "
     "workers of the one before), read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between"
 )

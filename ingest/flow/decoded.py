@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sluice.ingest.flow.series import Chunk
 
 
+class DamagedPage(ValueError):
+    """A stored page is not what was written."""
+
+
 @dataclass(frozen=True)
 class ReadTask:
     """One read of an epoch."""

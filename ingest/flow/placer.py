@@ -18,8 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.flow.decoded import Decoded, Placed
+from sluice.ingest.flow.bags import as_lists, stored_bags
+from sluice.ingest.flow.decoded import DamagedPage, Decoded, Placed
 from sluice.ingest.flow.number_columns import NumberColumns
+from sluice.ingest.flow.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.flow.place_rows import (
     BAGS,
     CONVERTED,
@@ -34,17 +36,14 @@ from sluice.ingest.flow.place_rows import (
 from sluice.ingest.flow.series import Chunks
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.read.pages import DamagedPage
 from sluice.ingest.row_order import Read, RowsPlan, Window
-from sluice.ingest.stages.bags import as_lists, stored_bags
-from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
 
 _FEW_PARTS = 8
 """Rows that are less than this part of their window are ordered one by one. For others, the whole order is passed."""
 _NO_BAGS = np.zeros(0, BAGS)
 
 
-class Part(NamedTuple):
+class PlacedPart(NamedTuple):
     """Rows of a read that belong to one window."""
 
     start: int
@@ -64,7 +63,7 @@ class Part(NamedTuple):
 class Places(NamedTuple):
     """Where rows go: batches from `first_step` on, with `each` rows of a stream."""
 
-    parts: Sequence[Part]
+    parts: Sequence[PlacedPart]
     epoch: int
     each: int
     first_step: int
@@ -84,7 +83,7 @@ class Places(NamedTuple):
         )
 
 
-class Moved(NamedTuple):
+class MovedRows(NamedTuple):
     """What was moved."""
 
     rows: npt.NDArray[np.int64]
@@ -137,7 +136,8 @@ class Placer:
             parts, schedule.epoch, each, first, targets, chunks.number_places, chunks.bag_places
         )
         moved = self._move(decoded, places)
-        nbytes = int(moved.rows.sum()) * chunks.row_bytes + moved.nbytes
+        rows = int(moved.rows.sum())
+        nbytes = rows * chunks.row_bytes + moved.nbytes * (rows > 0)
         return Placed(decoded.task, first, moved.rows, taken, moved.owners, nbytes, charge)
 
     def gather(
@@ -148,7 +148,7 @@ class Placer:
         stored."""
         bag_names, placed, rows = self._columns.stored_bags, [], 0
         for start, stop, window in parts:  # as if each was a window, and all were one batch
-            placed.append(Part(start, stop - start, 0, rows, stop - start, 0, window))
+            placed.append(PlacedPart(start, stop - start, 0, rows, stop - start, 0, window))
             rows += stop - start
         numbers = np.empty((len(self._numbers), rows), np.int32)
         lengths = np.empty((len(bag_names), rows), np.int32)
@@ -177,7 +177,7 @@ class Placer:
 
     # ---- places
 
-    def _parts_of(self, decoded: Decoded) -> list[Part]:
+    def _parts_of(self, decoded: Decoded) -> list[PlacedPart]:
         """Returns the parts of a read."""
         schedule, each, parts, begin = decoded.task.schedule, self._plan.stream_rows, [], 0
         for number, part in enumerate(decoded.task.read.parts):
@@ -187,7 +187,7 @@ class Placer:
             if decoded.in_order is not None:  # only the rows of parts are there
                 start, begin = begin, begin + rows
                 order = None if decoded.in_order[number] else order
-            parts.append(Part(start, rows, part.at, window.first, window.rows, lane, order))
+            parts.append(PlacedPart(start, rows, part.at, window.first, window.rows, lane, order))
         return parts
 
     def _describe_parts(
@@ -221,7 +221,7 @@ class Placer:
 
     # ---- the move
 
-    def _move(self, decoded: Decoded, places: Places, *, copies_ids: bool = True) -> Moved:
+    def _move(self, decoded: Decoded, places: Places, *, copies_ids: bool = True) -> MovedRows:
         """Moves all columns to their places. Frees the rows of the read."""
         while True:
             try:
@@ -232,7 +232,7 @@ class Placer:
                 decoded.rows = None
                 return moved
 
-    def _move_now(self, decoded: Decoded, places: Places, copies_ids: bool) -> Moved:
+    def _move_now(self, decoded: Decoded, places: Places, copies_ids: bool) -> MovedRows:
         """Moves all columns to their places. Raises DamagedPage perhaps before all are there."""
         columns, owner = self._layout_of(decoded).describe(decoded.rows)
         columns["block"], columns["offset"] = places.numbers.T
@@ -260,7 +260,7 @@ class Placer:
                 held.append(self._convert(into, number, decoded, places))
             place(rest, _NO_BAGS, parts)
         del held, orders  # until now they owned what was moved
-        return Moved(moved, owners, owned)
+        return MovedRows(moved, owners, owned)
 
     @property
     def _scratch(self) -> Scratch:

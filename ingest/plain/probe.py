@@ -20,11 +20,11 @@ from sluice.etl.ops.chain import applied, lacks, reading
 from sluice.etl.spec.nested_columns import flattened, is_bytes, is_list, join_chunks, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.flow.number_types import ValueRefused, filled_numbers
 from sluice.ingest.plain.footer_chunks import check_chunks, group_rows
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe, typed
 from sluice.ingest.plain.roles import ParquetError
-from sluice.ingest.stages.number_types import ValueRefused, filled_numbers
 
 _FILES = 8
 _GROUPS = 32

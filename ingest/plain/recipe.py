@@ -21,7 +21,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.input_section import ARROW_TYPES
 from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.stages.number_types import to_batch_type
+from sluice.ingest.flow.number_types import to_batch_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

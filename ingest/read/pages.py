@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.native import call_kernel
+from sluice.ingest.flow.decoded import DamagedPage
 from sluice.ingest.flow.place_rows import COLUMN, FUNCTIONS, PLACED, READ_BEYOND
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import (
@@ -156,10 +157,6 @@ def _take(buffers: Buffers, size: int) -> npt.NDArray[np.uint8]:
     """Returns an array of at least so many bytes. Arrays of few lengths can be used again."""
     step = 1 << max(_LEAST_STEP, size.bit_length() - 7)
     return buffers.take((-(-size // step) * step,), np.uint8)
-
-
-class DamagedPage(ValueError):
-    """A stored page is not what was written."""
 
 
 class StoredRows:

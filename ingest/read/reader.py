@@ -16,7 +16,7 @@ from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import SourceError
-from sluice.ingest.flow.decoded import Decoded, ReadTask
+from sluice.ingest.flow.decoded import DamagedPage, Decoded, ReadTask
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.file_types import difference, why_missing
@@ -28,7 +28,7 @@ from sluice.ingest.read.decoding import Decoding, StoredMemory
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import Fetched, KeptFiles
 from sluice.ingest.read.open_file import LocalFile, StoreFile
-from sluice.ingest.read.pages import DamagedPage, StoredRows
+from sluice.ingest.read.pages import StoredRows
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
     GroupRange,

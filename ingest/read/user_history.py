@@ -3,7 +3,7 @@
 
 A row sees the events of its own split and of the splits before it in the spec. Histories are views of events:
 those of the row group, those that its first user had in earlier row groups, and those that its users had in files of
-other splits. So memory holds an event once until batches are made (`sluice.ingest.stages.bags.bag_rows`).
+other splits. So memory holds an event once until batches are made (`sluice.ingest.flow.bags.bag_rows`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.ingest.choices import History, history_name
 from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.flow.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.stages.number_types import ValueRefused, arrow_array, filled_numbers
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable

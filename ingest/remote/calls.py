@@ -21,11 +21,11 @@ import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
 from sluice.etl.spec.permission import Permission
+from sluice.ingest.flow.number_types import same_bytes
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load, new_columns
 from sluice.ingest.process.worker import FunctionError
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer, check_package, package
-from sluice.ingest.stages.number_types import same_bytes
 
 _HEAD_BYTES = 2**18  # an error's text and traceback
 _PIECE_BYTES = 2**20

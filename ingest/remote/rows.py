@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sluice.ingest.flow.number_types import arrow_array
 from sluice.ingest.process.protocol import is_count
 from sluice.ingest.remote.calls import decode, encode
 from sluice.ingest.remote.unit import RemoteJob, Unit, WrongAnswer
-from sluice.ingest.stages.number_types import arrow_array
 
 _ENDS = "\0ends"
 """What the name of a column of bags is followed by, for the array of the places where bags end."""

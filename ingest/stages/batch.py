@@ -17,12 +17,12 @@ from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
+from sluice.ingest.flow.bags import copy_bags
 from sluice.ingest.flow.decoded import Placed
 from sluice.ingest.flow.series import Chunk, Chunks, most_steps
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
-from sluice.ingest.stages.bags import copy_bags
 from sluice.ingest.stages.quarantine import Quarantine
 
 LONG_S, SHORT_S = 0.25, 0.02

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from numpy.lib.array_utils import byte_bounds
 
 from sluice.ingest.columns import Columns
+from sluice.ingest.flow.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import BatchSeries, Cutter, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.counters import WorkerClock
-from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 

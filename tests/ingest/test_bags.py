@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.ingest.flow.bags import copy_bags, stored_bags
 from sluice.ingest.flow.place_rows import BAGS, COLUMN, PART, Scratch
-from sluice.ingest.stages.bags import copy_bags, stored_bags
 from tests.raises import raises
 
 BAG = st.lists(st.integers(0, 2**31 - 1), max_size=4) | st.none()

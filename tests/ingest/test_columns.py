@@ -16,11 +16,11 @@ from sluice.etl.schema import DataFile, Field
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.errors import SourceError
+from sluice.ingest.flow.number_types import ValueRefused, numbers
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.row_order import Read, WindowPart
-from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.open_loader import open_loader

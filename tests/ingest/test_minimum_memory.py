@@ -57,7 +57,7 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_before_with_it(tmp_path
     decoded = 100_000 * (1 + 8 + 8)
     single, two = footprint(metadata, epochs=1), footprint(metadata, epochs=2)
     assert 2 * decoded < single.row_groups < 2.6 * decoded
-    assert two.batches > single.batches, "the next epoch's rows come while this one's are in use"
+    assert two.orders > single.orders, "the next epoch has permutations of its own"
     stored = sum(metadata.row_group(0).column(n).total_compressed_size for n in range(3))
     assert single.decoding > stored
     assert single.orders >= 512 * 8, "the place of each row of a window"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -96,6 +97,20 @@ def test_memory_is_charged_for_moved_rows_until_batches_have_them():
     placed.give_away(16)
     assert governor.charged == 0
     assert placed.chunks == ()
+
+
+def test_a_read_of_which_a_rank_needs_no_row_holds_no_memory():
+    plan = RowsPlan(groups=((12,),), batch_size=8, streams=2, window_rows=16, last="pad")
+    columns = replace(COLUMNS, sparse=("id", "bag"), bags={"bag": 2.0})
+    bags = pa.array([[1, 2]] * 12, pa.list_(pa.int32()))
+    table = pa.table({"x": np.ones(12), "id": np.arange(12), "y": np.ones(12), "bag": bags})
+    schedule, charge = plan.schedule(0, 1, 2, step=1), Governor(2**40, 0).admit(9, True)
+    [read] = schedule.reads
+    emptied = replace(read, parts=tuple(replace(p, stop=p.start) for p in read.parts))
+    decoded = Decoded(ReadTask(schedule, emptied), table, charge)
+    placer = Placer(plan, columns, str, Buffers())
+    placed = placer.place(decoded, Chunks(plan, columns, 2, Buffers()), charge)
+    assert (placed.rows, placed.nbytes) == (0, 0)
 
 
 @pytest.mark.parametrize(("row", "is_needed"), [(10, False), (40, True)])

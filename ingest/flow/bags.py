@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sluice.common.native import call_kernel
 from sluice.etl.spec.nested_columns import is_bytes
-from sluice.ingest.stages.number_types import ValueRefused, arrow_array, numbers
+from sluice.ingest.flow.number_types import ValueRefused, arrow_array, numbers
 
 _ID_BYTES = 4  # bytes of an id
 
