@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sluice.etl.ops import OPERATORS, Operator
 from sluice.etl.ops.base import LISTS, Fitted
@@ -21,7 +20,7 @@ from sluice.etl.spec.input_section import ARROW_TYPES, INPUT_TYPES, THOUSANDS
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import transformed
 from sluice.etl.spec.toml_keys import SpecError
-from tests.etl.tables import section, toml
+from tests.etl.tables import section, toml, write_rows
 from tests.fuzz.case import KEY, LABEL, TIME_FORMAT, Case, Misfit
 
 MODULE = "tests.fuzz.drawn_specs"
@@ -675,8 +674,7 @@ def _write_side(
     if case.inputs[by] == "float":
         theirs = [key if key is None else float(key) for key in theirs]
     columns |= {"theirs": pa.array(theirs, ARROW_TYPES[case.inputs[by]])}
-    pq.write_table(pa.table({**columns, "since": pa.array(since, pa.float64())}), path)
-    return path
+    return write_rows(path, pa.table({**columns, "since": pa.array(since, pa.float64())}))
 
 
 def _drawn_transforms(draw: random.Random, case: Case) -> list[dict[str, Any]]:

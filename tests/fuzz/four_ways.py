@@ -194,6 +194,8 @@ def stored(table: FeatureTable) -> Columns:
         values = (
             [tuple(np.frombuffer(bag, "<u4").tolist()) for bag in column.to_pylist()]
             if field.layout == "bytes"
+            else bits(column.to_numpy().astype(np.float32))  # as a batch has it
+            if field.role == "label"
             else bits(column.to_numpy())
             if pa.types.is_floating(column.type) and not column.null_count
             else [repr(value) for value in column.to_pylist()]
@@ -209,6 +211,7 @@ def stored(table: FeatureTable) -> Columns:
 def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) -> Columns:
     """What batches hold of a table; rows that a batch cannot hold are set aside."""
     columns: dict[str, Rows] = {}
+    others = [field.name for field in table.fields if field.role in ("label", "weight")]
     for split in ("all",) if isinstance(table, ParquetFiles) else table.splits:
         how: dict[str, Any] = draw.choice([{"reader": "arrow"}, {"reader": "petastorm"}])
         errors = Errors(
@@ -226,7 +229,7 @@ def load(table: FeatureTable | ParquetFiles, folder: Path, draw: random.Random) 
             for batch in loader:
                 there = np.flatnonzero(batch.weight.numpy() > 0)
                 keys = batch[KEY].numpy()[there].astype(int).tolist()
-                for name in (*loader.dense_names, *loader.sparse_names):
+                for name in (*loader.dense_names, *loader.sparse_names, *others):
                     column = batch[name]
                     values = (
                         _bags(column.values.numpy(), column.lengths.numpy())

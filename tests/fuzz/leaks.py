@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.jobs.engine import JobFailure
@@ -22,6 +21,7 @@ from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, run, session
+from tests.etl.tables import write_rows
 from tests.fuzz.oracle import CannotJudge, OneLabel, find_leaks
 
 NAME = "leaks"
@@ -74,16 +74,9 @@ class Case:
         """Writes rows with the columns as they are now."""
         path = folder / f"rows-{len(list(folder.glob('rows-*')))}.parquet"
         names = {name: self.first_names.get(name, name) for name in self.inputs}
-        pq.write_table(
-            pa.table(
-                {
-                    name: pa.array([row[first] for row in rows], _TYPES[self.inputs[name]])
-                    for name, first in names.items()
-                }
-            ),
-            path,
-        )
-        return str(path)
+        columns = {name: [row[first] for row in rows] for name, first in names.items()}
+        kinds = {name: _TYPES[kind] for name, kind in self.inputs.items()}
+        return str(write_rows(path, kinds=kinds, **columns))
 
 
 def _rows(draw: random.Random, count: int, start: float, timed: bool) -> list[dict[str, Any]]:
@@ -268,17 +261,13 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     """The leaks in the versions of a drawn table, and whatever keeps the oracle from looking for them."""
     case, findings = drawn(seed), list[str]()
     spark, out = session() if case.spark else None, folder / "table"
-    pq.write_table(
-        pa.table(
-            {
-                "user": [f"u{n % 20}" for n in range(60)],
-                "from": [float(n * 7 % 100) for n in range(60)],
-                "age": [n * 3 % 17 for n in range(60)],
-            }
-        ),
+    side = write_rows(
         folder / "side.parquet",
+        user=[f"u{n % 20}" for n in range(60)],
+        age=[n * 3 % 17 for n in range(60)],
+        **{"from": [float(n * 7 % 100) for n in range(60)]},
     )
-    case.rules = [rule.replace("SIDE", str(folder / "side.parquet")) for rule in case.rules]
+    case.rules = [rule.replace("SIDE", str(side)) for rule in case.rules]
     case.files = [case.write(folder, case.rows)]
     options: dict[str, Any] = {"mode": "create", "input": case.files}
     for number in range(2 if case.spark else 3):

@@ -22,9 +22,8 @@ from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate
-from tests.storm.deviation import Deviation
 from tests.storm.functions import FUNCTIONS
-from tests.storm.scheduler import Crew, Ended, Scheduler, Way
+from tests.storm.scheduler import Crew, Deviation, Ended, Scheduler, Way
 from tests.storm.store import Weather
 from tests.storm.threads import Thread, Time, entered
 

@@ -11,8 +11,7 @@ from typing import Any
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Closed, Pool
-from tests.storm.deviation import Deviation
-from tests.storm.scheduler import Crew, Ended, Scheduler, Way
+from tests.storm.scheduler import Crew, Deviation, Ended, Scheduler, Way
 from tests.storm.threads import Thread, Time, entered
 
 

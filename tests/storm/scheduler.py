@@ -24,6 +24,10 @@ _UNFAIR_STEPS = 2000  # from then on everybody gets a turn: threads that look ag
 _priority = operator.attrgetter("priority")
 
 
+class Deviation(AssertionError):
+    """Not the twin's rows, an account that does not add up, or something left behind."""
+
+
 class Deadlock(AssertionError):
     """Nobody can go on, or it goes on without an end. The message says who waits for what."""
 

@@ -25,8 +25,7 @@ from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
-from tests.storm.deviation import Deviation
-from tests.storm.scheduler import Crew, Ended, Scheduler, Way
+from tests.storm.scheduler import Crew, Deviation, Ended, Scheduler, Way
 from tests.storm.steps import full_disk
 from tests.storm.threads import EPOCH_S, Thread, Time, entered
 
