@@ -205,8 +205,10 @@ def test_a_candidate_moves_each_stage_once(number):
     """The fourth stage is fused with the third, so it has no workers to move."""
     values, drawn, offered = Likes(), pipeline("hidden", number), set()
     stages = list(drawn.stages)
-    stages[3] = replace(stages[3], fusable=True, begins_fused=True)
+    stages[3] = replace(stages[3], fusable=True)
     scenario = replace(drawn, stages=stages, seconds=10)
+    knobs = replace(scenario.first_knobs, fused=frozenset({stages[3].name}))
+    vars(scenario)["first_knobs"] = knobs  # a cached value
     run(scenario, Chooser(values), seed=number)
     for seen, candidates in values.seen:
         computing = {
