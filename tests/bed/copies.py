@@ -57,6 +57,7 @@ class Copy:
         more = {
             "BED_FAILURES": str(self._report),
             "VIRTUAL_ENV": str(environment),
+            "PYTHONPATH": str(self._root),
             "TMPDIR": str(self._temporary),
         }
         if marked:

@@ -133,11 +133,11 @@ class Judge:
     def _judge(self, room: str, mutation: Mutation) -> dict[str, Any] | None:
         """Plants a fault, runs tests that execute its line, and returns what came of it. None: the time is over."""
         began = time.monotonic()
-        marks = "" if mutation.file.startswith("etl/spark/") else "not spark"
         seconds, run, left, files = self._given.each, 0, 0, 0
         verdict = Verdict("survived")
-        near = nearest_tests(mutation.file, 2 * self._given.near)
-        for name in dict.fromkeys([*near, *self._reach.measured(marks)]):
+        for name, marks, is_last_resort in self._list_tests(mutation.file):
+            if files and is_last_resort:
+                break
             if time.monotonic() > self._deadline:
                 return None
             self._reach.measure(name, marks)
@@ -158,6 +158,17 @@ class Judge:
         }
         self._write(line)
         return line
+
+    def _list_tests(self, file: str) -> Iterator[tuple[str, str, bool]]:
+        """Yields test files with marks of tests: the nearest ones, measured ones, then what is only tried if none of
+        these executes the line."""
+        marks = "" if file.startswith("etl/spark/") else "not spark"
+        names = nearest_tests(file)
+        first = dict.fromkeys([*names[: 2 * self._given.near], *self._reach.measured(marks)])
+        yield from ((name, marks, False) for name in first)
+        yield from ((name, marks, True) for name in names if name not in first)
+        if marks and file.startswith("etl/"):
+            yield from ((name, "", True) for name in names)
 
     def _plant(self, mutation: Mutation, tests: Sequence[ReachedTest], marks: str) -> Verdict:
         """Runs tests with a fault. A test that fails finds it, if it passes without the fault."""

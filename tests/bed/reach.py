@@ -112,11 +112,11 @@ class Reach:
         return sorted(found, key=lambda test: (test.seconds, test.name))
 
 
-def nearest_tests(file: str, most: int) -> list[str]:
-    """Returns the test files that most likely test a product file.
+def nearest_tests(file: str) -> list[str]:
+    """Returns the test files that may test a product file, the most likely first.
 
-    These are the ones that a table of faults names for it, then those that import it, then those of its room that
-    mention its name. Small files come first."""
+    These are the ones that a table of faults names for it, one of the same name, then those that import it, then those
+    of its room that mention its name. Small files come first."""
     texts = {
         name: (ROOT / name).read_text()
         for name in list_files()
@@ -135,8 +135,9 @@ def nearest_tests(file: str, most: int) -> list[str]:
         for name in texts
         if name.startswith(entry.partition("::")[0])
     ]
+    named += [name for name in near if Path(name).stem == f"test_{Path(file).stem}"]
     others = sorted(near, key=lambda name: (near[name], len(texts[name])))
-    return list(dict.fromkeys([*named, *others]))[:most]
+    return list(dict.fromkeys([*named, *others]))
 
 
 def module_of(file: str) -> str:
