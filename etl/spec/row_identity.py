@@ -62,7 +62,7 @@ class Identity:
     seed: int
     columns: tuple[KeyColumn, ...]
     """The hashed columns in the order in which they are hashed, that of the first version."""
-    named: bool = False
+    named: bool
     """Whether a spec named them in `table.key`. Otherwise they are the input columns of the first version."""
     split_by: tuple[KeyColumn, ...] = ()
     """The columns whose hash decides the split instead, if `table.split_by` names any."""

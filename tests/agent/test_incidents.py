@@ -157,6 +157,13 @@ def test_the_headline_of_a_resumed_run_is_of_its_last_part(tmp_path):
     assert_names(page.page(run), "Trainer waits, last third of part 2 of 2 (from 1 min on)</dt>")
 
 
+def test_each_line_is_in_the_part_whose_start_came_before_it_and_the_first_one_has_what_came_earlier(
+    tmp_path,
+):
+    run = _run(tmp_path, [{"at": at, "kind": "start"} for at in (1.5, 3.0)], [1.0] * 4)
+    assert [[look["at"] for look in part.looks()] for part in run.parts()] == [[1, 2], [3, 4]]
+
+
 def test_the_rates_of_a_part_are_those_of_its_own_ranks(tmp_path):
     config = {"kind": "train", "ranks": 1}
     starts = [{"at": 0.0, "kind": "start", "ranks": 2}, {"at": 60.5, "kind": "start", "ranks": 1}]

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from sluice.agent import __main__ as agent
-from sluice.agent.report import charts, narrative
+from sluice.agent.report import charts, figures, narrative
 from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate
 from sluice.agent.report.format import count, percent
+from sluice.agent.report.incidents import SMALL_STALL
 from sluice.agent.report.run_folder import Run, RunError, RunFolder
 from tests.agent.fake import FakePipeline, FakeStage, tune
 from tests.agent.grown_run import written
@@ -116,6 +117,20 @@ def test_the_page_opens_offline_and_marks_every_decision(tmp_path):
 )
 def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall, facts):
     assert_names(narrative.verdict(_run(tmp_path / "run", *_looks(*9 * [stall]))), *facts)
+
+
+@pytest.mark.parametrize(
+    ("busy", "stall", "is_marked"),
+    [(0.9, 0.5, True), (0.89, 0.5, False), (1.0, SMALL_STALL, False), (1.0, 0.11, True)],
+)
+def test_a_busy_stage_is_the_bottleneck_of_a_trainer_that_waits(tmp_path, busy, stall, is_marked):
+    of_stage = {
+        "knobs": {"workers": {"decode": 1}},
+        "stages": {"decode": {"workers": 1, "busy": busy}},
+    }
+    run = _run(tmp_path / "run", *_looks(*9 * [stall], **of_stage))
+    outcome = replace(narrative.outcome(run), stall_last=stall)
+    assert ("the bottleneck" in figures.stages(run, outcome)) is is_marked
 
 
 def test_page_and_explanation_show_the_same_waiting_and_rates(tmp_path):

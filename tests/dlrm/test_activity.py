@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
 import subprocess
+import threading
 from dataclasses import replace
 from datetime import timedelta
 
@@ -168,6 +170,16 @@ def beat(pulses: list[Heartbeat]) -> list[int]:
         except Left:
             ended.append(number)
     return ended
+
+
+def test_a_heartbeat_leaves_no_thread_and_no_signal_behind():
+    (_, pulse), *_ = ranks_of(Clock(), 1)
+    with pulse:
+        assert "sluice-pulse" in {thread.name for thread in threading.enumerate()}
+        assert faulthandler.unregister(signal.SIGUSR2)
+        faulthandler.register(signal.SIGUSR2)
+    assert "sluice-pulse" not in {thread.name for thread in threading.enumerate()}
+    assert not faulthandler.unregister(signal.SIGUSR2)
 
 
 def test_all_ranks_end_and_the_one_that_stands_still_shows_its_stacks(capfd):

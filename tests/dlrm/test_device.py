@@ -63,6 +63,11 @@ def test_a_cpu_takes_tensors_as_they_are():
     assert staging_for(torch.device("cpu")) is None
 
 
+def test_a_gpu_takes_them_by_way_of_pinned_buffers(monkeypatch):
+    monkeypatch.setattr("sluice.dlrm.staging.CudaLane", lambda _: LateLane())
+    assert isinstance(staging_for(torch.device("cuda", 0)), PinnedStaging)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("seed", range(5))

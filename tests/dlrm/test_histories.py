@@ -3,7 +3,9 @@ clicks on what the last events had."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pytest
 
 from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.options import Config, ConfigError, ModelConfig
+from sluice.etl.schema import Field
 from tests.dlrm.rig import last_json
 from tests.raises import assert_names, raises
 
@@ -77,5 +80,12 @@ def test_a_history_that_cannot_be_is_refused(tmp_path):
         with raises(ConfigError, text, "by=USER,time=TIME,columns=ITEM"):
             ModelConfig(kind="dien", history=text)
     model = ModelConfig(kind="dien", history="by=user,time=time,columns=item")
+    fields = (
+        Field(name="item", role="sparse", type="int32"),
+        Field(name="itm2", role="dense", type="float"),
+    )
+    wrong = Config(data="t", version=0, model=replace(model, history="by=u,time=t,columns=itm"))
+    with raises(ConfigError, "'itm'", "'item'"):
+        wrong.changed_table(SimpleNamespace(fields=fields))
     with raises(ConfigError, "--follow", "--history"):
         Config(data="t", version=0, follow="epochs", model=model)

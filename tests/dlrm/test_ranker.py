@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sluice.dlrm.follow.transplant import columns_of_tables
+from sluice.dlrm.model import ranker
 from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.model.spread_rows import spread_rows
@@ -175,3 +176,21 @@ class Looked(torch.nn.Module):
 
     def forward(self, _sparse: None) -> dict[str, torch.Tensor]:
         return self.pooled
+
+
+def test_a_part_of_a_table_has_the_first_weights_of_the_whole(monkeypatch):
+    """Which come in blocks of rows."""
+    name = "tower.embedding_bags.a.weight"
+    whole, parted = (
+        SimpleNamespace(state_dict=lambda w=w: {name: w}) for w in torch.zeros(2, 10, 3)
+    )
+    monkeypatch.setattr(ranker, "_BLOCK_ROWS", 4)
+    ranker.first_weights(whole, 5)
+    weight = parted.state_dict()[name]
+    places = [(0, 0, 3, 3), (3, 0, 3, 2), (3, 2, 3, 1), (6, 0, 4, 3)]
+    parts = [((y, x), weight[y : y + high, x : x + wide]) for y, x, high, wide in places]
+    monkeypatch.setattr(ranker, "local_parts", lambda _: parts)
+    ranker.first_weights(parted, 5)
+    assert torch.equal(weight, whole.state_dict()[name])
+    assert 0 < weight.abs().min() < weight.abs().max() <= 10**-0.5
+    assert len(weight.unique()) == 30

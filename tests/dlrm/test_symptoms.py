@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sluice.dlrm.evaluation.diagnosis import bad_predictions, falling, learned_by_heart, stuck
+from sluice.dlrm.evaluation.diagnosis import (
+    bad_predictions,
+    chance,
+    falling,
+    learned_by_heart,
+    stuck,
+)
 from sluice.dlrm.evaluation.metrics import Quality
 from sluice.dlrm.evaluation.split import Findings
 from sluice.dlrm.model.ranker import first_bias
@@ -25,6 +33,13 @@ def judged(*, rows=100_000, auc=0.5003, ne=None, calibration=None, **change) -> 
 
 def said(*, step=1000, after=0, lr=0.05, **change) -> str | None:
     return stuck(judged(**change), step=step, lr=lr, after=after)
+
+
+def test_chance_is_four_standard_deviations_of_the_auc_over_all_orders():
+    places = itertools.combinations(range(5), 2)  # of two positives among three negatives
+    aucs = [(sum(ranks) - 1) / (2 * 3) for ranks in places]
+    assert chance(5, 2) == pytest.approx(4 * statistics.pstdev(aucs))
+    assert chance(5, 0) == chance(5, 5) == 0.5
 
 
 def test_a_model_that_learns_gets_no_warning():

@@ -7,8 +7,10 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.features import Features
+from sluice.etl.ops.chain import FeatureError
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
+from tests.raises import raises
 
 TEXT = """
 [input]
@@ -80,6 +82,11 @@ def features() -> Features:
         for key in (f"C{n}/0", f"S{n}/1")
     }
     return Features(spec, FittedState(tables=tables))
+
+
+def test_an_error_of_columns_together_names_the_column_that_has_it(columns, features):
+    with raises(FeatureError, "'F2'"):
+        features.inputs(columns | {"F2": pa.array([None] * 50, pa.date32())})
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 50])

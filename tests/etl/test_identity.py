@@ -309,6 +309,7 @@ def test_a_sketch_is_the_same_however_its_rows_were_spread():
         == whole.to_json()
     )
     few = Sketch.of(hashes[:100])
+    assert list(bounds.sketches({("t", "train"): want, ("r", "train"): want})) == ["r", "t"]
     assert few.is_complete
     assert few.share_in(Sketch.of(hashes[50:150])) == 0.5
     assert Sketch().share_in(few) == 0.0

@@ -44,7 +44,7 @@ def write_side(folder, form: str, rows: list[tuple[int, str | None, int]]) -> No
     if form == "parquet":
         write_rows(folder / "side.parquet", pa.Table.from_pylist(objects))
         return
-    lines = [json.dumps(row) for row in objects]
+    lines = [json.dumps(row | {"plan": str(row["plan"])}) for row in objects]
     if form == "csv":
         lines = [",".join(names), *(f"{user},{at or ''},{plan}" for user, at, plan in rows)]
     (folder / f"side.{form}").write_text("\n".join(lines) + "\n")

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.small_table import small_table
 from sluice.etl.jobs.engine import MAPPED
 from sluice.etl.spark.fit import _count_rows
+from sluice.etl.spark.large import Large
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -160,3 +161,11 @@ def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_sta
     table = FeatureTable.open(copy)
     assert (table.version, table.state().hash) == (0, made[1].record.state)
     assert all(table.state()[key] == made[1].state()[key] for key in made[1].state().stored)
+
+
+@pytest.mark.parametrize(
+    ("most", "chosen"), [(14, []), (13, [2]), (8, [2]), (7, [2, 1]), (0, [2, 1, 3])]
+)
+def test_the_largest_vocabularies_go_to_files_until_the_driver_can_hold_the_others(most, chosen):
+    large = Large(None, None, "", values=most)
+    assert large.choose({1: 5, 2: 6, 3: 3}, [1, 2, 3, 4]) == chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.jobs.job_run import Result, TooManyRejects
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import build_table, rows_of, run, words_of
+from tests.etl.jobs import Said, rows_of, run, words_of
 from tests.etl.local.test_engines import alike
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
 
@@ -135,7 +136,11 @@ def test_a_row_that_shows_at_once_takes_no_part_in_what_is_learned_and_one_that_
 ):
     write(tmp_path / "rows", ROWS)
     text = HEAD % ("csv", "", "") + LATE
-    table = build_table(None, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.2)
+    said = Said()
+    run(None, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.2, said=said)
+    table = FeatureTable.open(tmp_path / "t")
+    more = said.text.partition("writing 2 more rejected rows")[2]
+    assert sum(map(int, re.findall(r"(\d+) rejected: ", more))) == 2, said.text
     # Five were set aside when they were parsed; two, once the others' spread was known.
     early, late = {"lost", "grown", "inf", "nan", "weight"}, {"far", "near"}
     assert set(words_of(table, "words/0")) & (early | late) == late

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sluice.etl.ops import OperatorError, online
+from sluice.etl.ops import OPERATORS, OperatorError, online
 from sluice.etl.ops.chain import make_labels, step
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.ids import _BUCKET_SALT, Categorify, Cross, Hash, Modulus, Vocabulary
@@ -263,6 +263,7 @@ def test_each_number_becomes_what_plain_python_makes_of_it(values, low, more, si
         (Replace, {"pattern": "a", "to": r"\1"}, ("pattern = ",)),
         (ParseTime, {"format": "%z %Y"}, ("%f", "%S")),
         (ParseTime, {"format": ("%Y", "%Y")}, ("several different",)),
+        (ParseTime, {"format": "%H:%f"}, ("%f", "%S")),
         (Python, {"inputs": ("numeral",), "output": "number"}, ("inputs = ", "'numeral'")),
         (Python, {"inputs": ("number",), "output": "id"}, ("size:", "ids")),
     ],
@@ -272,6 +273,21 @@ def test_an_operator_that_cannot_be_is_refused(kind, values, facts):
         values = {"function": f"{__name__}:double", **values}
     with raises(OperatorError, *facts):
         kind(**values)
+
+
+@pytest.mark.parametrize(
+    ("names", "promise"),
+    [
+        ("fill fill_mean fill_median missing one_hot target", lambda kind: not kind.may_be_null),
+        ("fill missing", lambda kind: kind.replaces_missing),
+        ("hour parse_time weekday", lambda kind: kind.reads),
+        ("clip fill log scale", lambda kind: kind.keeps_order),
+        ("hash", lambda kind: kind.takes_stored),
+    ],
+)
+def test_operators_keep_their_promises_on_missing_values(names, promise):
+    """What a dense column may end in, what fills a label, what unreadable values count for."""
+    assert {name for name, kind in OPERATORS.items() if promise(kind)} == {*names.split()}
 
 
 def test_an_operator_that_replaces_what_is_missing_does_so_in_a_label_too():

@@ -77,6 +77,12 @@ GOLDEN = [
 GOLDEN_ROWS = [0xDE47181F3AA2D734, 0x31B11FFBD5DE1CA2]
 
 
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.binary(), pa.large_binary()])
+def test_a_text_has_the_same_hash_in_every_type_of_column(kind):
+    texts = pa.array(["", "a", None, "a text of more than eight bytes", "ä"])
+    assert hash_texts(texts.cast(kind)).tolist() == hash_texts(texts).tolist()
+
+
 def test_the_hash_never_changes():
     assert hash_texts(pa.array(["", "a", "05db9164", "日本", None])).tolist() == GOLDEN
     assert hash_rows([pa.array([1, None]), pa.array(["a", "b"])], 7).tolist() == GOLDEN_ROWS

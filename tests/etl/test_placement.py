@@ -7,6 +7,7 @@ import pytest
 from sluice.common.settings import parse
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitError
 from sluice.etl.table.table import FeatureTable
@@ -37,6 +38,21 @@ def answer(tmp_path, words: str, *, text: str = SPEC, said: Said | None = None) 
     argv = f"--spec {tmp_path}/spec.toml --input {tmp_path}/log --engine local {words}".split()
     request = parse(JobRequest, argv=argv, prog="sluice etl")
     return request.answer(JobProgress(said or Said()), argv)
+
+
+def test_every_option_of_a_job_arrives(tmp_path, monkeypatch):
+    monkeypatch.setattr("sluice.etl.jobs.job.Job", dict)
+    (tmp_path / "spec.toml").write_text(SPEC)
+    choices = {"mode": "overwrite", "rejects": "r", "max_rejects": 0.5, "accept_nulls": ("C1",)}
+    choices |= dict.fromkeys(("reuse_state", "update_state", "refit"), True)
+    choices |= {"late": "reject", "split_moved": "accept"}
+    files = {"spec": str(tmp_path / "spec.toml"), "input": ("a", "b"), "output": str(tmp_path)}
+    job = JobRequest(**files, worker_memory=64, **choices).job()
+    assert (job.pop("spec").columns, job.pop("store").uri) == (
+        Spec.parse(SPEC).columns,
+        str(tmp_path),
+    )
+    assert job == {**choices, "inputs": ("a", "b"), "worker_bytes": 2**26}
 
 
 def test_a_table_whose_operators_are_left_to_the_loader_gives_the_same_batches(tmp_path):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sluice.common.suggest import BY_WAY
+from sluice.etl.apply.features import cardinalities
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.numeric import Fill, Log
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
-from tests.etl.tables import MISTAKES, column
+from sluice.etl.table.fitted_state import FittedState
+from tests.etl.tables import MISTAKES, column, write_spec
 from tests.raises import raises
 
 GOOD = """
@@ -94,8 +96,26 @@ def test_levels_are_the_operators_that_learn_one_after_the_other():
     spec = Spec.parse(text)
     assert spec.levels == 2
     assert {learned.key: learned.level for learned in spec.fitted}["I1/2"] == 1
+    two, three = (", ".join(['{op = "standardise"}'] * times) for times in (2, 3))
+    assert Spec.parse(text.replace('{op = "standardise"}', two)).levels == 3
     with raises(SpecError, "column[1].ops:", 3):
-        Spec.parse(text.replace('{op = "standardise"}', ", ".join(['{op = "standardise"}'] * 3)))
+        Spec.parse(text.replace('{op = "standardise"}', three))
+
+
+@pytest.mark.parametrize(
+    ("ops", "rows"),
+    [("hash, size = 9; hash, size = 5", 7), ("hash, size = 5; modulus, size = 9", 11)],
+)
+def test_a_column_of_ids_has_the_rows_of_its_last_ids(ops, rows):
+    spec = Spec.parse(write_spec("label:int C1:text", column("x", "sparse", ops, "C1")))
+    assert cardinalities(spec, FittedState()) == {"x": rows}
+
+
+def test_each_column_of_one_hot_has_the_operators_before_it():
+    ops = 'lower; replace, pattern = "x", to = "a"; one_hot, values = ["a"]'
+    text = GOOD + column("kind", "dense", ops, "C1")
+    (made,) = (c for c in Spec.parse(text).columns if c.name == "kind=a")
+    assert [op.name for op in made.ops] == ["lower", "replace", "one_hot"]
 
 
 def test_one_column_becomes_several():

@@ -39,6 +39,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
         synthesize(tmp_path / name, rows=500, seed=seed)
     a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
     assert a == b != c
+    always = [0.23376293958354755, 0.1865614566824453, 0.5747558801035214, 0.008217260928382725]
+    assert Clicks(1).rows(0, 500).probability[:4].tolist() == pytest.approx(always, rel=1e-9)
 
 
 def test_the_program_says_what_it_wrote(tmp_path, capsys):

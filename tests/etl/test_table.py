@@ -348,6 +348,13 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
     assert vacuum(store, keep=2, now=later).kept_versions == (3, 4)
 
 
+def test_vacuum_ends_where_every_kept_version_is_pinned(table):
+    store, now = TableStore(table.uri), time.time()
+    Pin(name="trainer", version=0, expires=now + 60).save(store)
+    done = vacuum(store, keep=1, now=now)
+    assert (done.kept_versions, done.pinned, done.files) == ((0,), (0,), ())
+
+
 def test_vacuum_leaves_files_and_files_of_jobs_that_are_younger_than_a_day(table):
     small_table(table.uri, rows=100, mode="overwrite", first=5000)
     young = Path(table.uri, "data", "20200101T000000-dead", "split=train", "a.parquet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.fs as pafs
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
+from sluice.etl.spark import read_input
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
@@ -39,6 +42,20 @@ def write_lines(folder: Path) -> list[str]:
         else:
             (folder / f"{number}.tsv").write_bytes(content)
     return every
+
+
+@pytest.mark.parametrize(
+    ("size", "cores", "most"), [(0, 4, 4), (76, 8, 10), (76, 1, 64), (54, 1, 58), (60, 1, 64)]
+)
+def test_a_task_has_a_cores_share_and_no_more_than_spark_allows(monkeypatch, size, cores, most):
+    """Of one file, in MiB. Each file counts for as much as it costs to open it."""
+    conf = SimpleNamespace(filesMaxPartitionBytes=lambda: 64 << 20)
+    session = SimpleNamespace(sessionState=lambda: SimpleNamespace(conf=lambda: conf))
+    context = SimpleNamespace(defaultParallelism=cores)
+    files = SimpleNamespace(bytes=size << 20, files=[0], tasks=lambda most: most)
+    monkeypatch.setattr(read_input, "number_tasks", lambda _, tasks: tasks)
+    spark = SimpleNamespace(_jsparkSession=session, sparkContext=context)
+    assert RawInput(spark, None, files, 0, {}, ())._tasks == most << 20
 
 
 @pytest.mark.parametrize("task_bytes", [1, 7, 100, 10_000, 2 * OPEN_BYTES + 2000, 1 << 30])

@@ -15,7 +15,7 @@ from pyarrow import csv
 
 from sluice.etl.spec.spec import Spec
 from sluice.ingest.plain.guess import proposals
-from sluice.ingest.plain.time_guess import guess_times
+from sluice.ingest.plain.time_guess import guess_times, unit_of_times
 from sluice.ingest.read.source_files import facts_of
 from sluice.tools.guess import main
 from tests.raises import assert_names
@@ -33,13 +33,38 @@ def test_whole_numbers_are_times_if_they_are_known_to_lie_in_a_unit(
     tmp_path, has_statistics, unit, seconds
 ):
     values = [None if at is None else at * unit for at in seconds]
-    table = pa.table({"x": pa.array(values, pa.int64()), "click": [0, 1] + [0] * (len(values) - 2)})
+    whole, clicks = pa.array(values, pa.int64()), [0, 1] + [0] * (len(values) - 2)
+    table = pa.table({"x": whole, "event_time": whole, "click": clicks})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2, write_statistics=has_statistics)
     facts, rows, _, _ = facts_of(str(tmp_path))
-    guessed = proposals(facts, rows)["x"]
+    proposed = proposals(facts, rows)
+    guessed, named = proposed["x"], proposed["event_time"]
     known = [at for at in seconds if at]
+    assert (named.time, named.unit) == (("int", unit) if known else ("", 1))
     is_known = known and max(known) >= min(known) + 3600
     assert (guessed.time, guessed.unit) == (("int", unit) if is_known else ("", 1))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_is_known_from_1990_to_2100_and_not_one_beyond(unit):
+    low, high = (
+        int(datetime.datetime(year, 1, 1, tzinfo=UTC).timestamp()) * unit for year in (1990, 2100)
+    )
+    assert {unit_of_times(*ends) for ends in ((low, low), (low, high), (high, high))} == {unit}
+    assert unit_of_times(low - 1, high) == unit_of_times(low, high + 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "is_time"),
+    [(1, 100, True), (1, 99, False), (2, 200, True), (3, 300, False)],
+)
+def test_a_hundredth_of_the_values_and_a_fiftieth_of_the_distinct_ones_may_be_no_times(
+    words, values, is_time
+):
+    """Of 100 distinct values, of which some are words."""
+    days = [f"2026-{1 + n // 28:02}-{1 + n % 28:02}" for n in range(100 - words)]
+    texts = [*(f"word {n}" for n in range(words)), *days * 4][:values]
+    assert ("at" in guess_times({"at": pa.array(texts)})) is is_time
 
 
 NEAR = ("iso", "seconds", "milliseconds", "timestamp", "date")

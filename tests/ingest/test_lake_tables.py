@@ -356,6 +356,7 @@ def test_what_is_no_table_and_what_is_gone_is_named(tmp_path, rows):
         ("/t/day=/part.parquet", {"day": ""}),
         ("/t/=3/part.parquet", {}),
         ("/day=1/t/part.parquet", {}),
+        ("day=1/part.parquet", {"day": "1"}),
     ],
 )
 def test_folders_right_above_a_file_are_columns(path, columns):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from sluice.ingest.stages.quarantine import (
     isolate,
     kinds_of,
 )
+from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
 SET_ASIDE = Errors(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
@@ -197,3 +199,20 @@ def test_something_of_every_kind_stands_for_a_row_group_that_cannot_be_read(tmp_
     assert (table.num_rows, table.schema.field("x").type) == (3, kind)
     assert books.summary()["rows_set_aside"] == 3
     books.close()
+
+
+@pytest.mark.parametrize(("streams", "window_rows"), [(1, 50), (4, 30), (8, None)])
+def test_each_row_of_an_epoch_has_one_origin(table, streams, window_rows):
+    order = {"streams": streams, "window_rows": window_rows, "last": "pad"}
+    with open_loader(table, batch_size=80, **order) as loader:
+        steps = [loader._origins.batch(1, step) for step in range(-(-4000 // 80) + 1)]
+    assert {len(rows) for rows in steps} == {80}
+    origins = Counter(row for rows in steps for row in rows if row is not None)
+    groups = loader._input.groups.row_groups
+    every = [
+        (f, g, n)
+        for f, file in enumerate(groups)
+        for g, rows in enumerate(file)
+        for n in range(rows)
+    ]
+    assert origins == dict.fromkeys(every, 1)

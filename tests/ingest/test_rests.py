@@ -14,6 +14,7 @@ from sluice.agent.policies.planner.planner import Planner
 from sluice.ingest import progress
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.progress import Rests
+from sluice.ingest.stats import READY
 from tests.agent.fake import FakePipeline, FakeStage
 
 
@@ -135,6 +136,7 @@ def test_a_rest_of_the_loader_is_left_out_until_its_rows_are_taken(table, monkey
         now[0] += 2
         stats = loader.stats()
         assert (stats.rows, stats.wait_s, stats.compute_s) == (160, 0, 1 + 1 + 2)
+        assert sum(stats.durations[READY]) == 2, "the wait for the first batch does not count"
         for _ in batches:
             loader.tunable.snapshot()
         assert loader.tunable.snapshot().rows > before.rows

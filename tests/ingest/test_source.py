@@ -7,6 +7,7 @@ import random
 import traceback
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from sluice.ingest.errors import SourceError
 from sluice.ingest.read.open_file import OpenFile
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.source_files import find_files
 from sluice.ingest.row_order import Read, WindowPart
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
@@ -199,3 +201,11 @@ def test_hostile_metadata_is_never_unpickled(own, tmp_path):
         folder = os.path.dirname(folder)
     load(own, "petastorm")
     assert not marker.exists()
+
+
+def test_the_files_of_a_folder_come_in_the_order_of_their_names(tmp_path):
+    for number in range(20):
+        write_rows(tmp_path / f"{number * 7 % 20:02}.parquet", 0, 1)
+    names = [f"{number:02}.parquet" for number in range(20)]
+    for source in (tmp_path, tmp_path / "*.parquet"):
+        assert [Path(path).name for path in find_files(str(source)).paths] == names

@@ -170,6 +170,8 @@ def test_of_a_long_log_the_end_is_looked_at_too(tmp_path, monkeypatch):
         spec = Spec.own(guessed_spec(str(tmp_path / name)))
         share = (spec.table.split_from[1] - FIRST.timestamp()) / 3600 / 3000
         assert share == pytest.approx(0.8, abs=0.01)
+    sample = log_sample.LogSample.of(log_sample.text_files([str(tmp_path / "a.csv")]))
+    assert sample.rows == pytest.approx(3000, rel=0.05)
     monkeypatch.setattr(log_sample, "_PIECES", 1)
     assert Spec.own(guessed_spec(str(tmp_path / "b.csv.gz"))).table.split_by == ("user",)
 

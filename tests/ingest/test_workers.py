@@ -319,3 +319,11 @@ def test_a_process_that_ends_before_its_first_word_leaves_nothing_open(monkeypat
     with WorkerProcess(NAME + "double") as worker, raises(WorkerError, "double", "exit code"):
         worker.start()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_that_cannot_start_leaves_nothing_open(monkeypatch):
+    monkeypatch.setattr(child.interpreter, "command", lambda *_: ["/no/such/program"])
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        child.Child(NAME + "double", 0)
+    assert os.listdir("/proc/self/fd") == before

@@ -64,6 +64,8 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
         servable = Servable.load(hostile / "run", allow_code=allowed(*words))
         assert ran()
         assert len(servable.probabilities(columns, {})) == 5
+    both = parse(ServerOptions, argv=["run", "--spec", str(own)], prog="serve").code
+    assert both.permission_with(["mine:cut:C1>C1"]).functions == {f"{MODULE}:halved", "mine:cut"}
     table = FeatureTable.open(hostile / "table", allow_code=(MODULE,))
     assert table.spec().import_functions().keys() == {f"{MODULE}:halved"}
     # A module that is allowed gives what it defines, not what it has imported from elsewhere.

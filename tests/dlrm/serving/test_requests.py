@@ -127,6 +127,24 @@ def test_a_bad_request_is_a_status_and_a_line(body, status, facts):
     assert len(error) < 300
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"%s": 1, "rows": []}',
+        '{"rows": [{"%s": 1}]}',
+        '{"rows": [{"I1": "%s"}]}',
+        '{"rows": [{"%s": 1, "%s": 2}]}',
+    ],
+)
+def test_an_error_shows_sixty_letters_of_what_is_wrong(body):
+    shown = posted(body.replace("%s", "x" * 61).encode()).json()["error"]
+    assert max(map(len, re.findall("x+", shown))) == 60 - ('"I1"' in body)  # and a quotation mark
+
+
+def test_an_error_has_the_letters_of_a_name_as_they_are():
+    assert "größe" in posted('{"rows": [{"größe": 1}]}'.encode()).text
+
+
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_and_one_without_a_length_at_the_limit():
     async def nothing():
         raise AssertionError("the body is read")

@@ -36,6 +36,18 @@ def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_
     assert fleet.lease(()) is asked[0]
 
 
+def test_a_worker_is_charged_once_for_the_most_that_it_used(monkeypatch):
+    fleet, charged = Fleet([SimpleNamespace(address="host:1")]), []
+    fleet.charge, least = charged.append, fleet_file.WORKER_PROCESS_BYTES
+    monkeypatch.setattr(Fleet, "here", {1: fleet.workers[0]})
+    for used in (0, 5, 5, 3, 7):
+        monkeypatch.setattr(
+            fleet_file, "anonymous_bytes", lambda _, used=used: used and least + used
+        )
+        fleet.measure_memory()
+    assert charged == [least, 5, 2]
+
+
 class Process(contextlib.AbstractContextManager):
     """Stands in for a worker's process, which says when it listens."""
 
