@@ -52,7 +52,7 @@ class Forecast:
     demand: float
     """Rows a second that the trainer would take if it never waited."""
     base_bytes: float
-    """Memory that belongs to no worker and no buffer: windows being shuffled, the trainer, libraries."""
+    """Memory that belongs to no worker and no buffer: batches being filled, the trainer, libraries."""
     memory_limit: int
     admitted_bytes: int
     """Memory in use, and what the governor still admits. It holds back the work of a setting that needs more."""

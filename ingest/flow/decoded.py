@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read
@@ -56,13 +55,14 @@ class Decoded:
         self.rows = rows
         self.in_order = in_order
         self.charge = charge
-        self.nbytes: int = 0  # of a dict
-        if isinstance(rows, pa.Table):
-            self.nbytes = rows.get_total_buffer_size()
-        elif not isinstance(rows, dict):
-            self.nbytes = rows.nbytes
         self._holders = 1
         self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of an Arrow table."""
+        size: int = self.rows.get_total_buffer_size()
+        return size
 
     def share(self, holders: int) -> None:
         """Lets so many holders share the memory. Each calls `release`."""

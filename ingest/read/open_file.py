@@ -126,9 +126,8 @@ class LocalFile(OpenFile):
 
     def read_piece(self, piece: Read, columns: Sequence[str]) -> pa.Table:
         """Decodes the rows of a piece. Reads only the pages that have them."""
-        size = os.fstat(self.state).st_size
         # The needed pages, as if each column began with them. Only what is written takes memory.
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | _NO_RESERVE)
+        memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | _NO_RESERVE)
         file, decoded = self._open(pa.BufferReader(memory)), {}
         for name in columns:
             pages = self._pages(piece.group, name)

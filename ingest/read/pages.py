@@ -187,8 +187,6 @@ class StoredRows:
         self.others = others
         fields = {field.name: field for field in (*self._fields, *others.schema)}
         self.schema = pa.schema([fields[name] for name in columns])
-        stored = sum(array.nbytes for array in self._data)
-        self.nbytes = stored + others.get_total_buffer_size()
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column as Arrow's reader decodes it."""

@@ -180,9 +180,8 @@ class Cutter:
                     break
                 allowed = min(2 * allowed, chunks.steps)
                 chunk = chunks.take(schedule.epoch, step // chunks.steps)
-                shares = [(one, one.rows_in(step, steps)) for one in held]
-                shares = [(one, rows) for one, rows in shares if rows]
-                yield self._take(schedule, step, steps, chunk, tuple(shares))
+                shares = tuple((one, rows) for one in held if (rows := one.rows_in(step, steps)))
+                yield self._take(schedule, step, steps, chunk, shares)
                 del chunk, shares
                 step += steps
                 held = [one for one in held if one.first_step + len(one.moved) > step]

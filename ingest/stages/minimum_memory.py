@@ -74,14 +74,14 @@ def footprint_of(
     one has ended."""
     ranks = share.readers
     steps = most_steps(plan, ranks, columns.row_bytes)
-    chunk = steps * (plan.batch_size // ranks)  # a chunk may be partly used on either side
+    a_rank = plan.batch_size // ranks
+    chunk = steps * a_rank  # a chunk may be partly used on either side
     series = chunk * (columns.row_bytes + 4)
     # After each of these stages one series is done, and the next stage works on another.
     stages_with_series = sum(stage.holds_series for stage in stages)
     transforms = sum(stage.transforms for stage in stages)
     # While ids beyond int32 are copied, they are there twice.
     held = 2 * stages_with_series + columns.wide
-    a_rank = plan.batch_size // ranks
     series_bytes = held * series + transforms * a_rank * columns.row_bytes
     # Allocators may still keep the one before, and functions give another one.
     row_groups = decoding.decoded(plan.largest_group) * (3 if functions else 2)

@@ -26,7 +26,6 @@ _ARGUMENTS = {
     "copy_bags": 5,
     "cut_lines": 12,
     "encode_texts": 7,
-    "find_places": 5,
     "gather_texts": 5,
     "hash_digits": 5,
     "hash_texts": 6,

@@ -397,14 +397,6 @@ void compose_order(const u32 *outer, const u32 *inner, i64 size, i64 rows, u64 *
     }
 }
 
-/* For each row of a window, its place in the window's order. */
-void find_places(const u32 *outer, const u32 *inner, i64 size, i64 rows, u32 *places) {
-    for (i64 n = 0, count = 0; n < size && count < rows; n++) {
-        u32 row = outer[inner[n]];
-        if (row < (u64)rows) places[row] = (u32)count++;
-    }
-}
-
 typedef struct {
     i64 window;     /* the rows of the window */
     i64 low, high;  /* these of its rows are read now */
@@ -492,25 +484,31 @@ static i64 order_shuffled(Group *g, const Part *p, i64 k) {
     return k;
 }
 
-/* The same for a small part of a window, from the places of its rows. A run has the rows of a batch
-   if the window has rows in few batches. */
+/* Those of some rows of a window that lie in one batch, from the places of all its rows. */
+static i64 order_batch(Group *g, const Part *p, i64 step, i64 low, i64 high, i64 k) {
+    const u32 *places = (const u32 *)p->places;
+    i64 from = step * g->each - p->first, begin = k;
+    for (i64 row = low; row < high; row++) {
+        i64 at = places[row] - from;
+        g->source[k] = (u32)(p->start + row - p->low);
+        g->place[k] = (u32)(p->lane + at);
+        k += at >= 0 && at < g->each;
+    }
+    return add_run(g, step, begin, k, 0);
+}
+
+/* A small part of a window: batch by batch if its rows are in few batches, else row by row. */
 static i64 order_few(Group *g, const Part *p, i64 k) {
     enum { FEW = 64 };
     const u32 *places = (const u32 *)p->places;
     i64 first = p->first / g->each, last = (p->first + p->window - 1) / g->each;
-    int are_few = last - first < FEW;
-    for (i64 n = 0; n < (are_few ? last - first + 1 : p->high - p->low); n++) {
-        i64 step = are_few ? first + n : (p->first + places[p->low + n]) / g->each;
-        i64 from = step * g->each - p->first, begin = k;
-        for (i64 row = are_few ? p->low : p->low + n; row < (are_few ? p->high : p->low + n + 1);
-             row++) {
-            i64 at = places[row] - from;
-            g->source[k] = (u32)(p->start + row - p->low);
-            g->place[k] = (u32)(p->lane + at);
-            k += at >= 0 && at < g->each;
-        }
-        k = add_run(g, step, begin, k, 0);
+    if (last - first < FEW) {
+        for (i64 step = first; step <= last; step++)
+            k = order_batch(g, p, step, p->low, p->high, k);
+        return k;
     }
+    for (i64 row = p->low; row < p->high; row++)
+        k = order_batch(g, p, (p->first + places[row]) / g->each, row, row + 1, k);
     return k;
 }
 
@@ -718,6 +716,7 @@ i64 place_rows(Group *g) {
             return -1;
         i64 runs = p->places ? width : smaller(width, p->window / g->each + 2);
         if (g->run_count + runs > g->most_runs) return -1;
+        if (p->outer && p->size < p->window) return -1;
         k = p->places ? order_few(g, p, k)
                       : (p->outer ? order_shuffled(g, p, k) : order_stored(g, p, k));
     }
