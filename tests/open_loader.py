@@ -1,12 +1,9 @@
 """Opens a BatchLoader from keywords that may come from a dictionary: `open_loader`."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
+from sluice import Order, Reading
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 
 
 def open_loader(source, *, epochs=1, **options):

@@ -1,7 +1,5 @@
 """`raises` and `assert_names`: a message is asserted by the facts that it names, not by its wording."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The planted faults of `python -m tests.bed` still fit the sources."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.bed.faults import ROOMS, read_faults

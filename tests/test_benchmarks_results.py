@@ -1,7 +1,5 @@
 """Measurements in pieces: what is known is not measured again, and a case that failed is."""
 
-from __future__ import annotations
-
 import json
 
 from benchmarks import results

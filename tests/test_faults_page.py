@@ -1,7 +1,5 @@
 """docs/faults.md has a test in every row, and every test that it names exists."""
 
-from __future__ import annotations
-
 import re
 
 ROW = re.compile(r"^\|[^|]+\|[^|]+\|[^|]+\|[^|]*`tests/[^|]+\|$")

@@ -12,13 +12,13 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from sluice import Errors
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.loader_options import LoaderOptions
 from sluice.common.program import run, say
 from sluice.dlrm.telemetry.journal import Journal, TrainingProgress
-from sluice.ingest.choices import Errors
 from sluice.ingest.stages.quarantine import Quarantine, QuarantineError
 from tests.agent.fake import FakeStage
 from tests.agent.test_knob_memory import FakeLoader

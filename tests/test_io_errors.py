@@ -6,23 +6,23 @@ import os
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from sluice.dlrm.checkpoint.meta import CheckpointError, check, latest
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.engine import clearly as clearly_here
 from sluice.etl.table.pins import PinKeeper
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import TableError
 from sluice.ingest.errors import SourceError
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader
 from tests.dlrm.test_checkpoint import META, Alone, parts_of
 from tests.etl.jobs import run
+from tests.etl.tables import write_rows
 from tests.io_errors import fail_from_now_on, is_known, struck
 from tests.raises import assert_names, raises
 
@@ -62,10 +62,11 @@ def table(tmp_path_factory):
 @pytest.fixture
 def rows(tmp_path):
     (tmp_path / "in").mkdir()
-    pq.write_table(
-        pa.table({"click": np.arange(400) % 2, "item": [f"i{n % 30}" for n in range(400)]}),
+    write_rows(
         tmp_path / "in" / "0.parquet",
         row_group_size=100,
+        click=np.arange(400) % 2,
+        item=[f"i{n % 30}" for n in range(400)],
     )
     return tmp_path / "in"
 

@@ -24,6 +24,7 @@ from sluice.petastorm import (
     make_reader,
     make_spark_converter,
 )
+from tests.etl.tables import write_rows
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
@@ -160,7 +161,7 @@ def test_columns_predicates_and_transforms_are_petastorms(folder):
 
 @pytest.mark.parametrize("lists", [[[1], [2, 3]], [[1], None]])
 def test_lists_that_make_no_array_are_refused_by_column_and_file(tmp_path, lists):
-    pq.write_table(pa.table({"id": [1, 2], "seen": lists}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", id=[1, 2], seen=lists)
     facts = "a.parquet, row group 0", "'seen'", "schema_fields"
     with make_batch_reader(f"file://{tmp_path}") as reader, raises(SourceError, *facts):
         next(reader)
@@ -251,9 +252,9 @@ def test_names_of_folders_hold_columns(tmp_path):
 
     for day, place in itertools.product((1, 2), ("se", "no")):
         (tmp_path / f"day={day}" / f"place={place}").mkdir(parents=True)
-        pq.write_table(
-            pa.table({"id": [day * 10 + n for n in range(4)]}),
+        write_rows(
             tmp_path / f"day={day}" / f"place={place}" / "part.parquet",
+            id=[day * 10 + n for n in range(4)],
         )
     url = f"file://{tmp_path}"
     with make_batch_reader(url, shuffle_row_groups=False) as reader:

@@ -1,7 +1,5 @@
 """`.ci/plain.py`: each room has a budget, with 3 % of slack; what is hard to read has none."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,16 +1,15 @@
 """What a path or a URI means, in the one place that decides it."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os
 
 import pytest
 
+from sluice import FeatureTable
 from sluice.common.program import run, say
 from sluice.common.stores import Place, StoreError, _s3
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import TableError
 from tests.raises import raises
 
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice import Knobs
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.tunable import Policy, Tunable
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 _SLICE_S = 0.01

@@ -1,7 +1,5 @@
 """`allocate` against trying everything, and the costs that it is given."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """What no decision caused is noticed once, whatever tunes the pipeline."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """One choice at every look: its candidates, the value that decides, what is recorded, and the labels that teach it."""
 
-from __future__ import annotations
-
 import itertools
 import types
 from dataclasses import replace

@@ -1,14 +1,13 @@
 """Rates, and what others take of the cores: by arithmetic, and in the simulator, where it is known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import rates
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import Limits
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates
 
 

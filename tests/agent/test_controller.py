@@ -7,10 +7,11 @@ import json
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.tunable import Policy, Reason
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import KnobError
 from sluice.ingest.stats import Snapshot
 from tests.agent.fake import FakePipeline, FakeStage, decisions, tune
 from tests.raises import assert_names

@@ -1,14 +1,13 @@
 """What fits into memory and into the cores, by arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.costs.forecast import Forecast, what_if
 from sluice.agent.costs.stage_cost import Point, StageCost
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import Limits
 from tests.agent.made_figures import pipeline_rates, stage_rates
 
 MIB = 2**20

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice import Loader
 from sluice.agent.report import narrative, page
 from sluice.agent.report.format import seconds
 from sluice.agent.report.narrative import RunOutcome, headline, largest_loss
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.row_order import RowsPlan
-from sluice.loader import Loader
 from tests.agent.grown_run import written
 from tests.etl.tables import write_rows
 from tests.raises import assert_names

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import sluice
-from sluice.agent.report.headroom import Headroom, HeadroomError, report
+from sluice import report
+from sluice.agent.report.headroom import Headroom, HeadroomError
 from tests.raises import assert_names, raises
 
 

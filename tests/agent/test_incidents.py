@@ -1,7 +1,5 @@
 """Incidents of a run, read from its folder: cause, notice, what was done, how long recovery took."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,11 +1,10 @@
 """The reimplementation of InTune: its reward, its steps, what it learns, and a simulated run."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
 
+from sluice import Knobs
 from sluice.agent.lab.intune_teacher import Explorer, teach
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario_json import shipped
@@ -24,7 +23,7 @@ from sluice.agent.policies.intune import (
     reward,
     values,
 )
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import Limits
 
 CHOICES = np.arange(PLACES) % len(STEPS)
 

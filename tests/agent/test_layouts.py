@@ -1,21 +1,17 @@
 """The knobs that a policy chooses are the knobs in force, whatever the layout before them was."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from sluice import Knobs, Transform
 from sluice.agent.controller import Controller
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.tunable import Policy, Reason
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.stages.transform import Transform
 from tests.agent.test_host import MemoryStore, untold
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 
 HERE = "tests.agent.test_layouts"
@@ -67,9 +63,7 @@ class Drawn(Policy):
 def texts(tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "a.parquet"
     rows = np.arange(200)
-    pq.write_table(
-        pa.table({"label": rows % 2, "row": rows, "query": [f"q{row}" for row in rows]}), path
-    )
+    write_rows(path, label=rows % 2, row=rows, query=[f"q{row}" for row in rows])
     return path
 
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.controller import Controller
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report import run_folder
 from sluice.agent.report.looks import read
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.agent.tunable import Policy, Reason
-from sluice.ingest.knobs import Knobs
 from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import raises
 

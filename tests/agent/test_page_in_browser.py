@@ -1,7 +1,5 @@
 """The run's page in a real browser: nothing overlaps or leaves the screen, all text can be read, values are shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.agent.report import page

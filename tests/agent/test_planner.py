@@ -1,7 +1,5 @@
 """The planner on pipelines whose best setting is known by arithmetic."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

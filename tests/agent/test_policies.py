@@ -1,7 +1,5 @@
 """The product's policies: the contract of each, `auto` without a learned policy, and unknown names."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

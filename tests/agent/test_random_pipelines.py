@@ -1,7 +1,5 @@
 """Random pipelines: what their splits have in common, and what not."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

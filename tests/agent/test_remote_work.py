@@ -1,17 +1,16 @@
 """Remote workers: their time at work, and how many of them are worth their price, by arithmetic."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.remote_work import at_work
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.planner_settings import PlannerSettings
-from sluice.ingest.knobs import REQUESTS_A_CORE, Knobs, Limits
+from sluice.ingest.knobs import REQUESTS_A_CORE, Limits
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
 
 

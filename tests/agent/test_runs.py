@@ -1,7 +1,5 @@
 """Run folders: who may write, what survives a crash, what a reader tolerates."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The agent's numbers: they are nowhere else, what cannot be is refused by name, another number decides otherwise."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.agent.costs.stage_cost import Point, StageCost

@@ -1,13 +1,12 @@
 """Layouts of stages: which stage may hold the lock, and which stages are fused."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.costs.stage_layouts import locked
@@ -17,7 +16,7 @@ from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import Limits
 from tests.agent.made_figures import pipeline_rates, stage_rates
 
 NAMES = ("decode", "shuffle", "python", "collate")

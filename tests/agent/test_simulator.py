@@ -7,13 +7,14 @@ import random
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.lab.simulator.flow import steady
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
 from sluice.agent.lab.simulator.random_pipelines import pipeline as drawn
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest import stage_spec
-from sluice.ingest.knobs import BACKENDS, Knobs, Limits
+from sluice.ingest.knobs import BACKENDS, Limits
 
 pytestmark = pytest.mark.slow
 

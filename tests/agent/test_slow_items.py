@@ -1,10 +1,9 @@
 """Transforms whose items take seconds: judged by items, not by looks, of which most see none finish."""
 
-from __future__ import annotations
-
 import pytest
 
-from sluice.ingest.knobs import Knobs, Limits
+from sluice import Knobs
+from sluice.ingest.knobs import Limits
 from tests.agent.fake import decisions, tune
 from tests.agent.made_figures import snapshot, stage_stats
 

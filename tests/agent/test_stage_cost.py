@@ -1,7 +1,5 @@
 """What is learned of a stage: from full intervals, through empty ones, resizes, saturation and change."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,12 +1,10 @@
 """When a change is kept, when it is undone, and when it is too early to say."""
 
-from __future__ import annotations
-
 import pytest
 
+from sluice import Knobs
 from sluice.agent.policies.planner.state import ticks
 from sluice.agent.policies.planner.trial_change import TrialChange
-from sluice.ingest.knobs import Knobs
 from tests.agent.made_figures import pipeline_rates
 
 

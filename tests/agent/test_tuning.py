@@ -1,7 +1,5 @@
 """A run's tuning from its first batch to its end: who turns the knobs, what is written, and that it always ends."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

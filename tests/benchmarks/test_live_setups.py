@@ -1,13 +1,12 @@
 """Live set-ups: their settings are ones that their pipelines take, and a session measures whole stretches."""
 
-from __future__ import annotations
-
 import pytest
 
+from sluice import Knobs
 from sluice.benchmarks import live_setups
 from sluice.benchmarks.live_setups import SETUPS
 from sluice.ingest import stage_spec
-from sluice.ingest.knobs import BACKENDS, Knobs
+from sluice.ingest.knobs import BACKENDS
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: s.name)

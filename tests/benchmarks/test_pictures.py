@@ -1,7 +1,5 @@
 """The pictures of docs/benchmarks.md show what the log's tables say."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

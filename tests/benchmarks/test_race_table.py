@@ -1,7 +1,5 @@
 """The tables of the races say what the log says."""
 
-from __future__ import annotations
-
 from benchmarks.pictures import read_log
 from benchmarks.race_table import BEGIN, END, PAGES, written
 

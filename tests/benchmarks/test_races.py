@@ -1,7 +1,5 @@
 """The races: lanes by name, the batches of every lane, a change, what a table says, and a tiny run of each race."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import closing

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sluice import FeatureTable
 from sluice.etl.apply.features import Features, cardinalities
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.spec.row_split import row_keys
@@ -24,7 +25,6 @@ from sluice.etl.table.profile import Profile
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import under_rule
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
 
 COLUMNS = {
     "label": "int",

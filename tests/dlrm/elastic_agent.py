@@ -3,8 +3,6 @@
 `python -m tests.dlrm.elastic_agent` takes torchrun's words. The module that they name has a function `train`.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from importlib import import_module

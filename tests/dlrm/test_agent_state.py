@@ -1,7 +1,5 @@
 """What the agent has learned, in a checkpoint and out of it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Training on a table in a bucket that refuses requests, over the real S3 protocol on 127.0.0.1."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which checkpoints stay, and what is left when one cannot be written. Nothing here is sharded: see test_ranks.py."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.common.errors import UsageError
 from sluice.common.settings import make
@@ -19,7 +20,6 @@ from sluice.dlrm import options
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders, signals
 from sluice.dlrm.training.signals import StopSignals
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.options import RunOptions
 from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.raises import raises

@@ -1,7 +1,5 @@
 """Schedules as functions of the step, and clipping."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,19 +1,17 @@
 """What a job and a run say before training of what is likely not meant: empty splits, too few steps; and the settings
 that follow the rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from sluice import FeatureTable
 from sluice.dlrm.options import Config
 from sluice.dlrm.session.check import early_warnings
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, describe_defaults
 from sluice.etl.spec.table_section import TableSpec, empty_splits
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
 from tests.etl.drawn_rows import draw_rows
 from tests.etl.jobs import Said, run

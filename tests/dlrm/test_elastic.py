@@ -1,7 +1,5 @@
 """A rank is killed: all start anew and go on, with no row lost or repeated in the epoch. Lost hosts: test_hosts.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.dlrm import epochs

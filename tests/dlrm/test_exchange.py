@@ -1,7 +1,5 @@
 """Messages between ranks arrive unchanged, and values that cannot be sent are refused before."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

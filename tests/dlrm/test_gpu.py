@@ -1,7 +1,5 @@
 """What only a GPU can run. These wait for one; what leads to them is tested on a CPU (test_sharding, test_ranks)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

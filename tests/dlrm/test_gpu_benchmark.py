@@ -1,7 +1,5 @@
 """The parts of benchmarks/gpu.py that need no GPU."""
 
-from __future__ import annotations
-
 import json
 from unittest.mock import Mock
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sluice import FeatureTable
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table import FeatureTable
 from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import complete_checkpoints, latest
-from sluice.etl.table.table import FeatureTable
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.dlrm.test_train import spoil

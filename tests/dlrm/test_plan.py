@@ -1,7 +1,5 @@
 """`sluice plan`, and the machines it reads."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,8 +1,6 @@
 """What SIGTERM, as before a preemption, leaves behind: on two ranks of which one is slow, and where saving takes too
 long. That the resumed run is the unbroken one: test_train."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """A spread table: each id has a row of its own, and neighbours are far apart."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of 16 bits: rounding by chance, updates against the formula; and what a backward pass holds at its peak."""
 
-from __future__ import annotations
-
 import json
 import os
 

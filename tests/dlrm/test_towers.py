@@ -1,7 +1,5 @@
 """Each model against a twin in numpy that follows its formula sample by sample, and against TorchRec's own layers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Transforms in training, evaluation and serving alike: found by a run that goes on, follows a table, or is served."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -9,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 
+from sluice import FeatureTable
 from sluice.dlrm import evaluate, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.follow.table_diff import between
 from sluice.dlrm.options import Config, StartOptions
 from sluice.dlrm.session.run import TrainingRun
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.transformed_table import DOUBLED, MODULE, ROWS, SPEC

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from sluice import FeatureTable
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.follow import versions
 from sluice.dlrm.options import Config
-from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 
 ROWS = 500

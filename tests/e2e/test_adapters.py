@@ -12,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.test_readme import blocks
+from tests.etl.tables import write_rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ADAPTERS = {"fuxictr": "fuxictr_loader.py", "lightning": "lightning_data.py"}
@@ -97,7 +96,7 @@ def prepared(tmp_path):
         "clicked": random.integers(0, 2, rows).astype(np.float64),
     }
     history = random.integers(0, 50, (rows, 4))
-    pq.write_table(pa.table({**columns, "history": list(history)}), tmp_path / "train.parquet")
+    write_rows(tmp_path / "train.parquet", **columns, history=list(history))
     features = {
         "price": {"type": "numeric"},
         "item": {"type": "categorical", "vocab_size": rows},

@@ -1,7 +1,5 @@
 """The demo of a schema change: its page agrees with the two runs, and with few rows the whole of it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 from tests.etl import jobs
 from tests.run_program import ROOT
 

@@ -1,7 +1,5 @@
 """What the examples that train models compute, on the smallest sizes."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

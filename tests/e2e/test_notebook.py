@@ -1,7 +1,5 @@
 """examples/tuned_loop.ipynb: its cells run one after another in any folder, without Jupyter."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 

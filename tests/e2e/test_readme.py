@@ -10,11 +10,10 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.dlrm.rig import SMALL_MODEL
+from tests.etl.tables import write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -44,15 +43,11 @@ def place(tmp_path, monkeypatch) -> Path:
     (tmp_path / "features").symlink_to(ROOT / "features")
     (tmp_path / "clicks").mkdir()
     ids = np.arange(3000)
-    pq.write_table(
-        pa.table(
-            {
-                "clicked": (ids % 2).astype(np.int8),
-                "price": (ids / 7).astype(np.float32),
-                "item": ids % 50,
-            }
-        ),
+    write_rows(
         tmp_path / "clicks" / "part-0.parquet",
+        clicked=(ids % 2).astype(np.int8),
+        price=(ids / 7).astype(np.float32),
+        item=ids % 50,
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,7 +1,5 @@
 """The recipes of docs/recipes.md on synthetic lines, with sizes made small: the harder one from lines to an AUC."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

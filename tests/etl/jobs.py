@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice import FeatureTable
 from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import InputParser
@@ -19,7 +20,6 @@ from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
 
 
 def session() -> Any:

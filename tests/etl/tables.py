@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 
 MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("utf-8"))
 """Mistakes that are refused: each has what is written, and what the message names."""
@@ -75,6 +75,7 @@ def write_rows(
     path: Path | str,
     rows: pa.Table | Sequence[dict[str, Any]] | None = None,
     kinds: Mapping[str, pa.DataType] | None = None,
+    row_group_size: int | None = None,
     **columns: Any,
 ) -> Path:
     """Writes a Parquet file of rows or of columns, and returns its path."""
@@ -84,7 +85,8 @@ def write_rows(
         columns = {name: [row[name] for row in rows] for name in rows[0]}
     kinds = kinds or {}
     made = {n: pa.array(v, kinds[n]) if n in kinds else v for n, v in columns.items()}
-    pq.write_table(rows if isinstance(rows, pa.Table) else pa.table(made), path)
+    table = rows if isinstance(rows, pa.Table) else pa.table(made)
+    pq.write_table(table, path, row_group_size=row_group_size)
     return path
 
 

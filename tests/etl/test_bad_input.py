@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from sluice import FeatureTable
 from sluice.common.errors import InputError
 from sluice.common.stores import StoreError
 from sluice.etl.jobs.engine import JobFailure
@@ -21,7 +22,7 @@ from sluice.etl.jobs.job import Job
 from sluice.etl.spark.errors import clearly
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import TableError
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.raises import raises

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice import FeatureTable
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.rejected import check_rejects_folder
@@ -19,7 +20,6 @@ from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
 from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.tables import batch_of, column, lines_in, write_spec
 from tests.raises import raises

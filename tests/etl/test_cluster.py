@@ -1,8 +1,6 @@
 """The job on a real standalone cluster: our code travels, workers need little, the table is the same, whatever is
 killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -14,9 +12,9 @@ import pytest
 
 from benchmarks.spark_scale import Submitted, kill
 from examples.demo.__main__ import spark_cluster
+from sluice import FeatureTable
 from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -1,7 +1,5 @@
 """docs/features.md names every key of a spec, and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import get_args

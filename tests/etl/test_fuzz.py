@@ -5,8 +5,6 @@ same code always tries the same seeds, so that a commit that passed once is not 
 saw. `make fuzz` begins with the same seed and goes on for longer; `FIRST=n` tries others.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest

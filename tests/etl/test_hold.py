@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from sluice.etl.table import vacuum as vacuum_file
 from sluice.etl.table.pins import LASTS_S, Pin, PinKeeper, announce_removal, being_removed, pins
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, LostVersion, Unreadable
+from sluice.etl.table.table import LostVersion, Unreadable
 from sluice.etl.table.vacuum import DAY_S, vacuum
 from tests.raises import assert_names, raises
 

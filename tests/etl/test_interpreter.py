@@ -1,7 +1,5 @@
 """The command line of a fresh interpreter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 from tests.etl.tables import column, write_spec
 from tests.raises import assert_names
 

@@ -1,7 +1,5 @@
 """Keys of joins over several columns, whose texts hold what stands between them: no key is taken for another."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from hypothesis import given

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 
 pytestmark = pytest.mark.slow
 

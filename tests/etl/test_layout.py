@@ -1,7 +1,5 @@
 """A table's files are stored for speed or for size. The rows are the same, and other programs read both."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -9,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from sluice import FeatureTable
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.new_files import _is_repetitive
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
 from tests.etl.test_placement import SPEC, answer
 

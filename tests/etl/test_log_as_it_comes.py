@@ -1,13 +1,11 @@
 """The logs of docs/features.md, made into tables by the specs beside them; both engines run this."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
+from sluice import FeatureTable
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run, words_of
 from tests.raises import assert_names, raises
 

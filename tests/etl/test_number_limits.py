@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sluice import FeatureTable
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.jobs.job_run import Result, TooManyRejects
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run, words_of
 from tests.etl.local.test_engines import alike
 from tests.etl.tables import column, rejects_of, write_rows, write_spec

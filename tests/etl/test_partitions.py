@@ -1,7 +1,5 @@
 """How a Spark session begins: with shuffles as wide as the input needs."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.etl.spark.session import partitions_for

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from sluice import FeatureTable, Order
 from sluice.common.settings import parse
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitError
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import Order
 from tests.etl.jobs import Said
 from tests.etl.tables import column, write_spec
 

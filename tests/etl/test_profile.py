@@ -1,7 +1,5 @@
 """Profiles of parts add up to the same profile in any order of the parts."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Specs: what is read, and that every mistake is named by its path and its nearest right name."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.common.suggest import BY_WAY

@@ -1,7 +1,5 @@
 """Synthetic clicks: their shape, that seeds mean bytes, and that the planted model can be learned only with crosses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

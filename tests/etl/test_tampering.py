@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from sluice.etl.jobs.job import Job
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, StateError
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
 from tests.etl.tables import column, write_spec
 from tests.raises import raises
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pyarrow.fs as pafs
 import pytest
 
+from sluice import FeatureTable
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
 from sluice.etl.spark import read_input
 from sluice.etl.spark.read_input import RawInput
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
 from tests.etl.test_build import content

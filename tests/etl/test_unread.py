@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sluice import FeatureTable
 from sluice.common.errors import InputError
 from sluice.dlrm.follow.table_diff import between
 from sluice.etl.apply.counts import unread
@@ -20,7 +21,6 @@ from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, write_rows, write_spec
 from tests.raises import assert_names, raises

@@ -5,8 +5,6 @@ meant: name the change in CHANGELOG.md, run `python -m tests.frozen write tests/
 git shows.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

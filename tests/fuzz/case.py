@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.etl.spec.input_section import ARROW_TYPES, NUMBERS
-from tests.etl.tables import section
+from tests.etl.tables import section, write_rows
 
 KEY = "number"
 """The input column, and the dense column, that tells rows apart."""
@@ -194,7 +193,7 @@ class Case:
             ):
                 array = array.cast(pa.int32())
             columns[name] = array
-        pq.write_table(pa.table(columns), path, row_group_size=draw.choice([7, 50, 1000]))
+        write_rows(path, row_group_size=draw.choice([7, 50, 1000]), **columns)
 
     # ---- as a request
 

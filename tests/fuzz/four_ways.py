@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice import BagColumn, Errors, FeatureTable
 from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.etl.apply.lookups import needed_columns
 from sluice.etl.jobs.job import Job
@@ -28,9 +29,6 @@ from sluice.etl.ops.base import Fitted
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.batch import BagColumn
-from sluice.ingest.choices import Errors
 from sluice.ingest.read.parquet_files import ParquetFiles
 from tests.dlrm.serving.stub import decoded
 from tests.dlrm.serving.test_left_ids import served

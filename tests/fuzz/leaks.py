@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluice import FeatureTable
 from sluice.common.errors import UsageError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, run, session
 from tests.etl.tables import write_rows
 from tests.fuzz.oracle import CannotJudge, OneLabel, find_leaks

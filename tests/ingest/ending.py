@@ -12,13 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
+from sluice import FeatureTable, Knobs, Order, Transform
 from sluice.common.program import run
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.row_order import Order
-from sluice.ingest.stages.transform import Transform
 
 
 def make_loader(function: str = "shifted") -> BatchLoader:

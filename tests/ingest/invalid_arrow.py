@@ -3,8 +3,6 @@
 It is a program of its own, because offsets that are believed end the process that follows them. The last line of its
 output has how often each place refused an array, and what it did wrong."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
@@ -13,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from sluice import takes_matrix
 from sluice.common.errors import OperatorError
 from sluice.etl.ops.user_function import Python
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import new_columns
-from sluice.ingest.process.matrix_function import takes_matrix
 from sluice.ingest.process.row_call import asking_for, call_on_rows, decode, encode
 
 ROWS = 6

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 from tests.dlrm import clicks_table
 
 COLUMNS = {**clicks_table.COLUMNS, "user": "text", "price": "float", "count": "int"}

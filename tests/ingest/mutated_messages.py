@@ -3,8 +3,6 @@
 It is a program of its own, because a message that is believed too far ends the process that reads it. The last line of
 its output has the number of messages in each direction, and of those that were refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

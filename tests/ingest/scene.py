@@ -1,7 +1,5 @@
 """Worker functions that hold an item until a test lets them go: `Scene`, and `assert_gone` for their processes."""
 
-from __future__ import annotations
-
 import os
 import select
 

@@ -1,7 +1,5 @@
 """Transforms in threads and in processes, as a loader runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,19 +11,18 @@ from contextlib import suppress
 from random import Random
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice import Errors, Knobs, Transform
+from sluice.ingest.knobs import KnobError
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import worker
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import Transform, TransformError
+from sluice.ingest.stages.transform import TransformError
 from sluice.ingest.stages.transform_worker import TransformStage
+from tests.etl.tables import write_rows
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -284,7 +281,7 @@ def bags(tmp_path_factory):
         "x": chance.random(2000, np.float32),
         "b": [chance.integers(0, 99, size).tolist() for size in chance.integers(0, 5, 2000)],
     }
-    pq.write_table(pa.table(table), folder / "a.parquet", row_group_size=500)
+    write_rows(folder / "a.parquet", row_group_size=500, **table)
     return {"table": folder, "roles": {"label": "label", "dense": ["x"], "id_list": ["b"]}}
 
 

@@ -1,7 +1,5 @@
 """Bags against what plain Python makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

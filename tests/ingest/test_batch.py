@@ -1,18 +1,16 @@
 """A batch by the names of its columns, and in the forms that other programs take."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice import Errors, Loader, Order
-from sluice.ingest.batch import FORMS, BagColumn, Batch
+from sluice import BagColumn, Batch, Errors, Loader, Order
+from sluice.ingest.batch import FORMS
 from sluice.ingest.errors import LoaderError, LoadingError
+from tests.etl.tables import write_rows
 from tests.raises import raises
 
 ROWS = 600
@@ -24,19 +22,15 @@ def files(tmp_path_factory):
     """Rows that tell what they are: the label from the price, ids from the row's number, as many ids as it says."""
     folder = tmp_path_factory.mktemp("forms")
     numbers = np.arange(ROWS)
-    pq.write_table(
-        pa.table(
-            {
-                "clicked": (numbers % 2).astype(np.int8),
-                "price": numbers.astype(np.float32),
-                "size": (numbers / 2).astype(np.float32),
-                "item": (numbers % 50).astype(np.int32),
-                "shop": (numbers % 7).astype(np.int32),
-                "seen": pa.array([[int(n)] * (n % 4) for n in numbers], pa.list_(pa.int32())),
-            }
-        ),
+    write_rows(
         folder / "part-0.parquet",
         row_group_size=100,
+        clicked=(numbers % 2).astype(np.int8),
+        price=numbers.astype(np.float32),
+        size=(numbers / 2).astype(np.float32),
+        item=(numbers % 50).astype(np.int32),
+        shop=(numbers % 7).astype(np.int32),
+        seen=pa.array([[int(n)] * (n % 4) for n in numbers], pa.list_(pa.int32())),
     )
     return str(folder)
 
@@ -174,7 +168,7 @@ def test_what_cannot_be_is_refused_at_once(files, more, facts):
 
 
 def test_a_feature_that_has_the_name_of_the_weights_is_not_replaced_by_them(tmp_path):
-    pq.write_table(pa.table({"y": [0.0, 1.0] * 8, "weight": [70.5] * 16}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", y=[0.0, 1.0] * 8, weight=[70.5] * 16)
     with Loader(
         str(tmp_path), batch_size=16, roles="label=y;dense=weight", tuning="fixed"
     ) as loader:

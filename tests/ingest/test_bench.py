@@ -11,8 +11,6 @@ from collections import deque
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.agent.report import page
@@ -24,6 +22,7 @@ from sluice.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.tools.bench_run import consume
 from tests.agent.run_figures import assert_same_figures
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
@@ -114,10 +113,7 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
     """As the shell gives them in place of a pattern without quotes."""
     for folder, rows in (("a", 320), ("b", 160)):
         (tmp_path / folder).mkdir()
-        pq.write_table(
-            pa.table({"y": [0, 1] * (rows // 2), "x": np.arange(rows) / 2}),
-            tmp_path / folder / "c.parquet",
-        )
+        write_rows(tmp_path / folder / "c.parquet", y=[0, 1] * (rows // 2), x=np.arange(rows) / 2)
     figures = main(
         (
             f"bench {tmp_path}/a {tmp_path}/b/c.parquet --batch-size 80 --epochs 1"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.report.format import measurement
 from sluice.agent.tuning import TuningStatus, advice
-from sluice.ingest.knobs import Knobs
 from tests.raises import assert_names
 
 

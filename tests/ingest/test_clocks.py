@@ -1,7 +1,5 @@
 """A clock on the wall may jump; what is measured and waited for goes by the monotonic one alone."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice import Errors, Transform
 from sluice.etl.schema import DataFile, Field
-from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.errors import SourceError
 from sluice.ingest.flow.number_types import ValueRefused, numbers
@@ -22,7 +22,7 @@ from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import Transform, TransformError
+from sluice.ingest.stages.transform import TransformError
 from tests.open_loader import open_loader
 from tests.raises import raises
 

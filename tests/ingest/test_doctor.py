@@ -20,6 +20,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.tools import doctor_checks
 from sluice.tools.doctor import main
+from tests.etl.tables import write_rows
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -58,11 +59,9 @@ def test_all_well(tidy, table, capsys):
 def test_what_a_loader_takes_of_plain_files_is_named_and_a_label_that_it_cannot_guess_is_no_problem(
     tidy, tmp_path, capsys
 ):
-    pq.write_table(
-        pa.table({"label": [0, 1] * 50, "x": np.arange(100) / 2}), tmp_path / "a.parquet"
-    )
+    write_rows(tmp_path / "a.parquet", label=[0, 1] * 50, x=np.arange(100) / 2)
     assert_names(said(capsys, str(tmp_path))[2], "✓ table", "100 rows", "✓ columns", "1 dense")
-    pq.write_table(pa.table({"x": np.arange(100) / 2}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", x=np.arange(100) / 2)
     code, result, text = said(capsys, str(tmp_path))
     assert (code, result["problems"]) == (0, [])
     assert_names(text, "– columns", "--label")

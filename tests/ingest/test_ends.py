@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice import Knobs, Transform
 from sluice.ingest.errors import LoaderError
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.pool import Pool
-from sluice.ingest.stages.transform import Transform
 from tests.e2e.test_readme import blocks
 from tests.ingest import twin
 from tests.ingest.scene import assert_gone

@@ -12,13 +12,11 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import Errors, FeatureTable, Knobs, Transform
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import TableError
 from sluice.etl.table.vacuum import vacuum
-from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.stages.transform import Transform
 from tests.ingest.twin import eventually
 from tests.open_loader import open_loader
 

@@ -1,7 +1,5 @@
 """`--inject`: what the text means, when it is due, and that it happens."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

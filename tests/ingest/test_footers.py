@@ -1,7 +1,5 @@
 """Footers: damaged ones give our errors, and another file in the place of the first is noticed."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
 from contextlib import suppress
@@ -28,6 +26,7 @@ from sluice.ingest.read.footers import HeldFooters
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.user_history import HistoryError
+from tests.etl.tables import write_rows
 from tests.raises import raises
 from tests.run_program import run_program
 from tests.thrift_structs import read_footer, write_footer
@@ -130,8 +129,8 @@ def test_three_hundred_mutated_footers_give_our_errors_only(folder, tmp_path_fac
 @pytest.mark.parametrize(("value", "is_same"), [(1.0, True), (2.0, False)])
 def test_a_file_in_the_place_of_another_is_the_same_if_its_footer_is(tmp_path, value, is_same):
     path, other, held = tmp_path / "a.parquet", tmp_path / "b.parquet", HeldFooters()
-    pq.write_table(pa.table({"d": [1.0] * 300}), path, row_group_size=100)
-    pq.write_table(pa.table({"d": [value] * 300}), other, row_group_size=100)
+    write_rows(path, row_group_size=100, d=[1.0] * 300)
+    write_rows(other, row_group_size=100, d=[value] * 300)
     with path.open("rb") as file:
         assert held.is_unchanged(0, file.fileno())
     before = path.stat()
@@ -175,7 +174,7 @@ def test_rows_that_a_file_cannot_hold_are_refused_before_anything_counts_them_of
 
 def test_a_row_without_a_time_is_in_no_split_where_footers_tell_the_others(tmp_path):
     path = str(tmp_path / "a.parquet")
-    pq.write_table(pa.table({"label": [0, 1, 0], "s": [3, None, 5]}), path)
+    write_rows(path, label=[0, 1, 0], s=[3, None, 5])
     counts = RowSelection(Spec.parse(BY_TIME), "train").counts({path: FileColumns()})
     assert counts == {"train": [(2,)], "test": [(0,)], "": [(1,)]}
 
@@ -221,7 +220,7 @@ def test_no_flipped_bit_ends_the_process_where_statistics_are_read():
 def contradicting(tmp_path):
     """A file with one flipped bit, by which a column has another type than in the schema."""
     path = tmp_path / "damaged.parquet"
-    pq.write_table(pa.table({"label": np.arange(30) % 2, "s": np.arange(30)}), path)
+    write_rows(path, label=np.arange(30) % 2, s=np.arange(30))
     good, schema = path.read_bytes(), pq.read_metadata(path).schema.to_arrow_schema()
     for bit in range(8 * (len(good) - 8 - int.from_bytes(good[-8:-4], "little")), 8 * len(good)):
         data = bytearray(good)

@@ -1,17 +1,14 @@
 """What a user's function returns is checked before anything believes it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from sluice import Knobs, Transform
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.stages.transform import Transform
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
 from tests.run_program import run_program
@@ -39,7 +36,7 @@ def point_outside(columns):
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_lists_that_point_outside_of_their_values_are_an_error_with_their_rows(tmp_path, backend):
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"label": [0, 1] * 500, "row": range(1000)}), path)
+    write_rows(path, label=[0, 1] * 500, row=range(1000))
     call = Transform(f"{__name__}:point_outside", reads=["row"], gives={"lists": "list<int32>"})
     with (
         raises(ColumnError, "a.parquet, row group 0, rows 0 to 1000", "'lists'", "not valid"),

@@ -1,21 +1,18 @@
 """Stages that are fused and split while batches come: rows, order, errors and counters stay what they were."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from random import Random
 
 import pytest
 
-from sluice.ingest.knobs import Knobs
+from sluice import Knobs, Transform
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.batch import series_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import Transform
 from tests.ingest.test_pool import WAIT_S, Clock
 from tests.ingest.worker_functions import minus, plus, twice
 from tests.open_loader import open_loader

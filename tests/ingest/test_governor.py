@@ -1,7 +1,5 @@
 """What the governor admits, with senses and a clock of the test's own; and that real runs stay inside their limit."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading

@@ -21,6 +21,7 @@ from sluice.ingest.plain.probe import ColumnFacts, probe
 from sluice.ingest.plain.roles import GuessError, ParquetError
 from sluice.ingest.read.parquet_files import table_of
 from sluice.tools.guess_spec import guessed_spec
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -168,7 +169,7 @@ def test_what_folders_know_is_a_column_and_names_that_no_table_can_have_are_chan
         "pair": pa.array(rng.integers(0, 50, (ROWS, 2)).tolist(), pa.list_(pa.int64(), 2)),
         "vector": pa.array(rng.normal(size=(ROWS, 2)).tolist(), pa.list_(pa.float32(), 2)),
     }
-    pq.write_table(pa.table(columns), folder / "a.parquet")
+    write_rows(folder / "a.parquet", **columns)
     text = guessed_spec(tmp_path / "logs")
     assert_names(text, "#   vector:", 'op = "bag"')
     spec = Spec.own(text)
@@ -195,7 +196,7 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
         "profit": rng.standard_t(1.5, ROWS) * 1000,
         "same": np.full(ROWS, 3.5),
     }
-    pq.write_table(pa.table({"click": clicks(rng), **columns}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", click=clicks(rng), **columns)
     spec = Spec.own(guessed_spec(tmp_path))
     views = next(column for column in spec.columns if column.name == "views")
     assert [operator.name for operator in views.ops] == ["fill", "log", "scale"]
@@ -231,7 +232,7 @@ def test_a_few_broken_cells_change_no_guess_and_are_named(tmp_path, broken, form
                 rows[name][row] = wrong[name]
         cells = list(zip(*rows.values(), strict=True))
         if form == "parquet":
-            pq.write_table(pa.table(rows), path)
+            write_rows(path, **rows)
         elif form == "json":
             path.write_text(
                 "\n".join(json.dumps(dict(zip(rows, row, strict=True))) for row in cells)
@@ -325,7 +326,7 @@ def test_what_a_spec_cannot_read_is_left_out_with_the_reason(tmp_path):
         "visits": [[{"page": 1}], []] * 200,
         "country": [f"c{n % 5}" for n in range(400)],
     }
-    pq.write_table(pa.table(columns), path)
+    write_rows(path, **columns)
     spec = Spec.own(text := guessed_spec(path, exclude=("country",)))
     reasons = ("#   seen: list<element: uint64>, which a spec cannot read", "#   visits: list<")
     assert_names(text, *reasons, "#   country: by --exclude")

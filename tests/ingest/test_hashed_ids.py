@@ -1,7 +1,5 @@
 """Ids by hashing what plain Parquet holds: the same as the ETL's operator makes, for each place of a value."""
 
-from __future__ import annotations
-
 from itertools import compress
 
 import numpy as np
@@ -16,6 +14,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -94,21 +93,15 @@ def files(tmp_path):
     for part in range(2):
         rows = 500
         number = np.arange(rows) + part * rows
-        pq.write_table(
-            pa.table(
-                {
-                    "label": (number % 2).astype(np.int8),
-                    "number": number.astype(np.float32),
-                    "user": [f"u{n % 7}" for n in number],
-                    "note": [f"note {n} of {random.integers(1000)}" for n in number],
-                    "item": (number * 10**10).astype(np.int64),
-                    "tags": pa.array(
-                        [[f"t{k}" for k in range(n % 3)] for n in number], pa.list_(pa.string())
-                    ),
-                }
-            ),
+        write_rows(
             tmp_path / f"part-{part}.parquet",
             row_group_size=100,
+            label=(number % 2).astype(np.int8),
+            number=number.astype(np.float32),
+            user=[f"u{n % 7}" for n in number],
+            note=[f"note {n} of {random.integers(1000)}" for n in number],
+            item=(number * 10**10).astype(np.int64),
+            tags=pa.array([[f"t{k}" for k in range(n % 3)] for n in number], pa.list_(pa.string())),
         )
     return tmp_path
 

@@ -16,15 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice import History
+from sluice import Errors, History, Knobs, Transform
 from sluice.common.errors import UsageError
-from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.stages.transform import Transform
 from tests.etl.jobs import build_table
 from tests.etl.jobs import rows_of as stored_rows
 from tests.open_loader import open_loader

@@ -1,7 +1,5 @@
 """Runs inside a real memory cgroup, where one can be made."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

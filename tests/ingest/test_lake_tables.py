@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.small_table import small_table
-from sluice import Loader
+from sluice import Loader, Order, Reading
 from sluice.common.errors import UsageError
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table_columns import PartitionError, folders_of, partitions_of
@@ -24,8 +24,6 @@ from sluice.etl.table.table_files import TableFiles, TableFilesError
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.read.pages import StoredColumns
 from sluice.ingest.read.parquet_files import ParquetError
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order
 from sluice.tools import guess, pack
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.lake_tables import (

@@ -5,10 +5,9 @@ from __future__ import annotations
 import subprocess
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from tests.etl.tables import write_rows
 from tests.raises import assert_names
 from tests.run_program import run_program
 
@@ -32,16 +31,12 @@ with BatchLoader(sys.argv[1], batch_size=512, reading=Reading(reader=sys.argv[2]
 @pytest.fixture
 def files(tmp_path):
     rows = 2048
-    pq.write_table(
-        pa.table(
-            {
-                "label": np.arange(rows, dtype=np.int8) % 2,
-                "d": np.ones(rows, np.float32),
-                "c": np.arange(rows, dtype=np.int32),
-            }
-        ),
+    write_rows(
         tmp_path / "part.parquet",
         row_group_size=512,
+        label=np.arange(rows, dtype=np.int8) % 2,
+        d=np.ones(rows, np.float32),
+        c=np.arange(rows, dtype=np.int32),
     )
     return tmp_path
 

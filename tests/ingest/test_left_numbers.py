@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sluice.ingest.choices import Errors
+from sluice import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.quarantine import QuarantineError

@@ -10,9 +10,8 @@ from collections import Counter
 import psutil
 import pytest
 
-from sluice.ingest.knobs import Knobs
+from sluice import Knobs, Transform
 from sluice.ingest.row_order import PlanError
-from sluice.ingest.stages.transform import Transform
 from tests.open_loader import open_loader
 from tests.run_program import run_program
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 from tests.etl.jobs import run
 from tests.open_loader import open_loader
 

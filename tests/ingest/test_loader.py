@@ -10,21 +10,22 @@ import threading
 from collections import deque
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from benchmarks.small_table import small_table
+from sluice import Knobs, Transform
 from sluice.common.control_groups import MemoryGroup
 from sluice.ingest.errors import LoaderError, SourceError
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.knobs import KnobError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.row_order import PlanError, Position
-from sluice.ingest.stages.transform import Transform, TransformError
+from sluice.ingest.stages.transform import TransformError
+from tests.etl.tables import write_rows
 from tests.ingest import twin
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -383,16 +384,12 @@ def test_what_cannot_be_is_refused_at_the_start(table, options, error, facts):
 def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path, rows, ranks):
     """Also where a run is resumed at that batch, and where there are fewer rows than ranks."""
     path = str(tmp_path / "part.parquet")
-    pq.write_table(
-        pa.table(
-            {
-                "label": np.zeros(rows, np.float32),
-                "x": np.arange(rows, dtype=np.float32),
-                "a": np.arange(rows, dtype=np.int32),
-            }
-        ),
+    write_rows(
         path,
         row_group_size=5,
+        label=np.zeros(rows, np.float32),
+        x=np.arange(rows, dtype=np.float32),
+        a=np.arange(rows, dtype=np.int32),
     )
     source = ParquetFiles.open([path], {"label": "label", "dense": "x", "sparse": "a"})
     files, empty = twin.Table(source.files), 0

@@ -1,7 +1,5 @@
 """The probe of the interpreter's lock, with a clock of its own: what it counts, and when its thread ends."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,14 +1,10 @@
 """Functions that take a matrix of equal columns: the same rows as functions over single columns, in every back end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from sluice import takes_matrix
-from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.stages.transform import Transform, TransformError
+from sluice import Errors, Knobs, Transform, takes_matrix
+from sluice.ingest.stages.transform import TransformError
 from tests.dlrm import clicks_table
 from tests.ingest.test_backend import NAME, all_of, loading
 from tests.ingest.test_backend import contents as contents_of

@@ -1,7 +1,5 @@
 """What another process or host sends is checked before it is believed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

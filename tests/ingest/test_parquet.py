@@ -11,6 +11,7 @@ from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.stages.transform import TransformError
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -179,7 +180,7 @@ def test_missing_values_are_filled_as_asked(tmp_path):
 def test_few_of_many_columns_are_read(tmp_path):
     wide = {f"x{n}": np.full(500, n, np.float32) for n in range(300)}
     wide["y"] = np.zeros(500, np.int8)
-    pq.write_table(pa.table(wide), tmp_path / "wide.parquet", row_group_size=100)
+    write_rows(tmp_path / "wide.parquet", row_group_size=100, **wide)
     roles = {"label": "y", "dense": ["x7", "x29?"]}
     with open_loader(tmp_path, batch_size=80, roles=roles) as loader:
         assert loader._input.groups.schema.names == [*loader.dense_names, "y"]
@@ -211,15 +212,10 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, source, roles, facts):
 
 def test_mixed_schemas_are_named(tmp_path):
     write(tmp_path)
-    pq.write_table(
-        pa.table({**columns(3, 0), "number": pa.array(["1", "2", "3"])}),
-        tmp_path / "part-9.parquet",
-    )
+    write_rows(tmp_path / "part-9.parquet", **columns(3, 0) | {"number": pa.array(["1", "2", "3"])})
     with raises(ParquetError, "part-9.parquet", "'number'", "string", "part-0.parquet", "double"):
         ParquetFiles.open(tmp_path, ASKED)
-    pq.write_table(
-        pa.table({"click": pa.array([1], pa.int8()), "number": [2.0]}), tmp_path / "part-9.parquet"
-    )
+    write_rows(tmp_path / "part-9.parquet", click=pa.array([1], pa.int8()), number=[2.0])
     with raises(ParquetError, "part-9.parquet", "'user'", "input.optional"):
         ParquetFiles.open(tmp_path, ASKED)
     assert (

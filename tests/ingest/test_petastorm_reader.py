@@ -1,27 +1,22 @@
 """The loader reads every row group by Petastorm's Reader and worker. Its predicates and transforms
 work as in Petastorm."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from sluice.ingest.choices import Errors
+from sluice import Errors, Knobs, Transform
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoaderError, SourceError
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions
-from sluice.ingest.stages.transform import Transform
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -44,17 +39,13 @@ def clicks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clicks")
     for part in range(2):
         rows = np.arange(part * ROWS // 2, (part + 1) * ROWS // 2)
-        pq.write_table(
-            pa.table(
-                {
-                    "label": rows % 2,
-                    "number": rows.astype(np.float32),
-                    "row": rows,
-                    "text": TEXTS[rows % 3],
-                }
-            ),
+        write_rows(
             folder / f"part-{part}.parquet",
             row_group_size=GROUP,
+            label=rows % 2,
+            number=rows.astype(np.float32),
+            row=rows,
+            text=TEXTS[rows % 3],
         )
     return folder
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice import FeatureTable
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.ids import Hash
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import SourceError
 from sluice.ingest.loader import BatchLoader
@@ -27,6 +27,7 @@ from sluice.tools import guess
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -481,10 +482,7 @@ def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
 def test_a_label_of_texts_is_asked_for_by_the_comparison_that_makes_it(tmp_path, kind):
-    pq.write_table(
-        pa.table({"bought": pa.array(["no", "yes"] * 8).cast(kind), "x": [1.0] * 16}),
-        tmp_path / "a.parquet",
-    )
+    write_rows(tmp_path / "a.parquet", bought=pa.array(["no", "yes"] * 8).cast(kind), x=[1.0] * 16)
     for asked in (
         lambda: guessed_spec(tmp_path, "bought"),
         lambda: table_of(tmp_path, "label=bought"),
@@ -556,7 +554,7 @@ class TestGuesses:
     def test_what_is_no_number_among_floats_is_filled_as_a_spec_fills_it(self, tmp_path, capsys):
         values = pa.array([1.0, np.nan, np.inf, 4.0, None, -np.inf, 7.0, 8.0], pa.float32())
         path = tmp_path / "a.parquet"
-        pq.write_table(pa.table({"y": [0, 1] * 4, "none": [2.0] * 8, "x": values}), path)
+        write_rows(path, y=[0, 1] * 4, none=[2.0] * 8, x=values)
         how = {"batch_size": 8, "shuffle": False, "streams": 1}
         with open_loader(path, **how) as loader:
             batch = next(iter(loader))
@@ -574,7 +572,7 @@ class TestGuesses:
             "event": [f"e{n}" for n in rows],
             "site": [f"s{n % 30}" for n in rows],
         }
-        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        write_rows(tmp_path / "a.parquet", **columns)
         text = guessed_spec(tmp_path)
         assert "#   event: text" in text
         spec = Spec.own(text)
@@ -627,7 +625,7 @@ class TestGuesses:
                 "tags": pa.array([["a", "b"], []], kind),
                 "at": pa.array([FIRST, FIRST], pa.timestamp(at)),
             }
-            pq.write_table(pa.table(rows), tmp_path / f"{part}.parquet")
+            write_rows(tmp_path / f"{part}.parquet", **rows)
         with open_loader(str(tmp_path), batch_size=6, streams=1, shuffle=False) as loader:
             guessed = next(iter(loader))
         assert "several types" not in capsys.readouterr().err
@@ -663,7 +661,7 @@ class TestGuesses:
     ):
         columns = {"y": [0, 1, 0][: len(texts)], "x": [0.5] * len(texts), "at": texts}
         said = json.dumps(formats)
-        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        write_rows(tmp_path / "a.parquet", **columns)
         with open_loader(str(tmp_path), batch_size=1, streams=1):
             assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(formats)
         text = guessed_spec(tmp_path)
@@ -682,7 +680,7 @@ class TestGuesses:
             "u": ["a", "b", "a", None],
             "at": pa.array([FIRST] * 4, pa.timestamp("s", "Asia/Tokyo")),
         }
-        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        write_rows(tmp_path / "a.parquet", **columns)
         with raises(ParquetError, "roles=", "--label", "bought, x"):
             open_loader(str(tmp_path), batch_size=4)
         with open_loader(str(tmp_path), batch_size=4, roles=roles, shuffle=False) as loader:
@@ -699,5 +697,5 @@ class TestGuesses:
     def test_a_rating_becomes_a_label_by_a_comparison(self, tmp_path, asked):
         """About half of the rows are positive."""
         rows = {"rating": [1, 5, 3, 4], "x": [1.0, 2.0, 3.0, 4.0]}
-        pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+        write_rows(tmp_path / "a.parquet", **rows)
         assert first_batch(tmp_path, guessed_spec(tmp_path, asked)).label.tolist() == [0, 1, 0, 1]

@@ -1,11 +1,8 @@
 """Petastorm's predicates and TransformSpecs over plain Parquet as it is: what they give is what roles and specs are
 of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader
@@ -18,6 +15,7 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_o
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.reader import RowGroupReader
+from tests.etl.tables import write_rows
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -164,7 +162,7 @@ def test_columns_of_drawn_files_are_checked_before_the_first_batch(tmp_path, fau
     for number in range(6):
         columns = {"label": rows % 2, "item": rows + number, "price": rows * 0.5}
         columns |= changes[fault] if number == due else {"extra": rows}
-        pq.write_table(pa.table(columns), tmp_path / f"part-{number}.parquet")
+        write_rows(tmp_path / f"part-{number}.parquet", **columns)
     edits = [("price", np.float32, (), False)]
     options = {
         "batch_size": 8,

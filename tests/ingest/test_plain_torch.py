@@ -1,7 +1,5 @@
 """The example without our ETL, run as a person runs it, on fewer rows."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 

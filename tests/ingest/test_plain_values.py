@@ -8,18 +8,16 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sluice import Errors, FeatureTable
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import SourceError
 from sluice.ingest.loader import BatchLoader
@@ -27,6 +25,7 @@ from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_o
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 
@@ -63,7 +62,7 @@ HOUR = (
 
 def write(folder, name: str, rows: int = ROWS, **columns):
     path = folder / f"{name}.parquet"
-    pq.write_table(pa.table({"y": np.arange(rows) % 2, **columns}), path, row_group_size=ROWS // 2)
+    write_rows(path, row_group_size=ROWS // 2, **{"y": np.arange(rows) % 2} | columns)
     return path
 
 
@@ -366,7 +365,7 @@ def test_a_number_that_is_none_is_refused_or_quarantined_unless_an_option_gives_
     path = tmp_path / "a.parquet"
     stored = {"y": np.float32([0, 1, 1, 0]), "x": np.float32([1, 2, 3, 4])}
     stored[column][1] = value
-    pq.write_table(pa.table(stored), path)
+    write_rows(path, **stored)
 
     def rows(**how):
         roles = {"label": "y", "dense": ["x"]}
@@ -409,7 +408,7 @@ def test_what_a_transform_makes_no_number_is_quarantined_with_its_reason_but_in_
 def test_labels_that_are_no_clicks_are_loaded_as_they_are_after_a_warning(
     tmp_path, capsys, values, facts
 ):
-    pq.write_table(pa.table({"y": values, "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", y=values, x=[1.0, 2.0, 3.0, 4.0])
     rows = rows_of(str(tmp_path), ["y"], batch_size=4, roles="label=y;dense=x")
     assert [value for (value,) in rows] == values
     warning = capsys.readouterr().err
@@ -548,7 +547,7 @@ def test_a_label_that_all_rows_share_is_named_with_what_its_column_holds(
         "x": np.arange(rows) / 2,
     }
     columns["late"] = columns["late"].astype(np.float32)
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1_000)
+    write_rows(tmp_path / "a.parquet", row_group_size=1_000, **columns)
     with BatchLoader(table_of(tmp_path, f"{role};dense=x"), batch_size=1_000):
         said = capsys.readouterr().err
     name = role.removeprefix("label=").split()[0]
@@ -560,7 +559,7 @@ def test_a_label_that_all_rows_share_is_named_with_what_its_column_holds(
 def write_nullable(folder, **columns) -> str:
     """Writes a file of 2,000 rows with a label and a number, and these columns instead or beside them."""
     made = {"y": np.resize([0, 1], 2_000), "x": np.arange(2_000) / 2} | columns
-    pq.write_table(pa.table(made), folder / "a.parquet", row_group_size=500)
+    write_rows(folder / "a.parquet", row_group_size=500, **made)
     return str(folder / "a.parquet")
 
 

@@ -1,7 +1,5 @@
 """The error policy as arithmetic, the list of quarantined rows, and the search for bad rows."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
@@ -11,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from sluice.ingest.choices import Errors
+from sluice import Errors
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.quarantine import (
     Quarantine,

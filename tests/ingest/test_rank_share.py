@@ -1,15 +1,13 @@
 """Which numbers of ranks share the batches, and that they get the same global batches: also more ranks than streams."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.row_order import RowsPlan
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 
 ROLES = "label=label;dense=x;sparse=a;id_list=b"
@@ -21,17 +19,13 @@ def clicks(tmp_path_factory):
     path, random = tmp_path_factory.mktemp("clicks") / "part.parquet", np.random.default_rng(3)
     rows = 1000
     bags = [random.integers(0, 9, n).tolist() for n in random.integers(0, 5, rows)]
-    pq.write_table(
-        pa.table(
-            {
-                "label": np.zeros(rows, np.float32),
-                "x": np.arange(rows, dtype=np.float32),
-                "a": np.arange(rows, dtype=np.int32),
-                "b": pa.array(bags, pa.list_(pa.int32())),
-            }
-        ),
+    write_rows(
         path,
         row_group_size=150,
+        label=np.zeros(rows, np.float32),
+        x=np.arange(rows, dtype=np.float32),
+        a=np.arange(rows, dtype=np.int32),
+        b=pa.array(bags, pa.list_(pa.int32())),
     )
     return path
 

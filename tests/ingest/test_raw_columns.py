@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from sluice import FeatureTable
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import Recipe
 from tests.dlrm import clicks_table

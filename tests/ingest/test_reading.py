@@ -1,7 +1,5 @@
 """A loader whose files lie in stores, misbehave, or are damaged."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading
@@ -14,9 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.ingest.choices import Errors
+from sluice import Errors, Knobs
 from sluice.ingest.errors import SourceError
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read import remote_files
 from sluice.ingest.read.files import FileOpener

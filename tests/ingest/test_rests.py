@@ -1,7 +1,5 @@
 """What happens while the trainer rests is part of no rate, and no change is judged by it."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Functions over rows as they are stored: `Transform(function, reads=…, gives=…)`."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -10,17 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice import Loader, Transform
-from sluice.ingest.choices import Errors, History
+from sluice import Errors, History, Knobs, Loader, Order, Transform
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoaderError, SourceError
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.process import shared_memory
 from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
 from sluice.ingest.process.shared_memory import Region
 from sluice.ingest.read import open_file, reader
-from sluice.ingest.row_order import SLICE_ROWS, Order, RowsPlan
+from sluice.ingest.row_order import SLICE_ROWS, RowsPlan
 from sluice.ingest.stages.transform import TransformError
+from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
 
@@ -246,7 +243,7 @@ def test_a_run_goes_on_in_the_middle_of_a_row_group(queries):
 
 
 def test_a_rank_without_rows_gets_padding(tmp_path):
-    pq.write_table(pa.table({"label": [0], "row": [0], "query": ["a"]}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", label=[0], row=[0], query=["a"])
     for rank in range(2):
         options = {"roles": ROLES | {"dense": "length"}, "rank": rank, "ranks": 2, "last": "pad"}
         with open_loader(tmp_path, batch_size=8, transforms=[PARSE], **options) as loader:
@@ -280,7 +277,7 @@ def test_hashed_columns_may_come_from_a_function(queries, tmp_path):
         gives={"query": "string"},
     )
     texts = [str(query(row)).upper() for row in range(ROWS)]
-    pq.write_table(pa.table({"label": np.arange(ROWS) % 2, "query": texts}), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", label=np.arange(ROWS) % 2, query=texts)
     ids = []
     for source, transforms in ((queries, [upper]), (tmp_path, [])):
         with Loader(

@@ -1,7 +1,5 @@
 """The rows plan on a grid: it is the order's contract, so what is checked here must hold for ever."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,18 +1,15 @@
 """`latency://60ms/PATH`: a local path behind a slow store, in each place that names a table or a file."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections import deque
 
 import pytest
 
+from sluice import FeatureTable, Knobs
 from sluice.common.errors import UsageError
 from sluice.common.stores import Place, plain_path
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles

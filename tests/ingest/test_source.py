@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from sluice.common.errors import UsageError
 from sluice.etl.schema import DataFile
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.errors import SourceError
 from sluice.ingest.read.open_file import OpenFile
 from sluice.ingest.read.parquet_files import ParquetFiles

@@ -1,7 +1,5 @@
 """What is known of a pipeline's stages before it runs, and what follows from that for limits and memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.ingest.knobs import BACKENDS

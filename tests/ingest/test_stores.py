@@ -1,7 +1,5 @@
 """Stores: the same bytes from anywhere, through errors, short reads and stalls; no test waits for real."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 

@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
+from sluice import Errors, FeatureTable, Knobs
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import TransformError
 from tests.dlrm import clicks_table
+from tests.etl.tables import write_rows
 from tests.ingest import transform_functions
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -143,7 +140,7 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
     assert twice["ratio"] == once["ratio"], "the spec's own come first"
     assert table.fingerprint.layout != FeatureTable.open(made).fingerprint.layout
     numbers = {"label": [0, 1] * 100, "C1": [1, 2] * 100, "I1": np.arange(200, dtype=np.float32)}
-    pq.write_table(pa.table(numbers), tmp_path / "a.parquet")
+    write_rows(tmp_path / "a.parquet", **numbers)
     files = table_of(
         str(tmp_path / "a.parquet"), "label=label;dense=I1;sparse=C1", (MODULE,)
     ).transformed(short_transforms([f"{MODULE}:doubled"]))

@@ -1,7 +1,5 @@
 """Worker processes: the same results as in place, and every fault struck while the victim holds an item."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -10,16 +10,13 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from sluice import Errors, Knobs, Order, Reading, Transform
 from sluice.ingest import stage_spec
-from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.flow import series
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, RowsPlan
+from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate
 from tests.storm.functions import FUNCTIONS

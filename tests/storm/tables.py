@@ -15,6 +15,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from sluice import FeatureTable
 from sluice.common.stores import StoreError
 from sluice.etl.schema import Field
 from sluice.etl.table import commit
@@ -23,7 +24,7 @@ from sluice.etl.table.job_record import FileRecord, JobRecord
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import TableError
 from sluice.etl.table.vacuum import vacuum
 from tests.storm.scheduler import Crew, Deviation, Ended, Scheduler, Way
 from tests.storm.steps import full_disk

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from sluice import Knobs
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
 from sluice.benchmarks.rivals.contest import (
     contest,
     score,
 )
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import Limits
 
 STORE = TrueCosts(
     SimMachine(cores=2, timer_noise=0),

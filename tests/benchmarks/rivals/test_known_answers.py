@@ -1,7 +1,5 @@
 """Each baseline against an answer that was worked out by hand, by enumeration, or is published."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

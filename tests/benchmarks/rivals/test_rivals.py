@@ -1,7 +1,5 @@
 """The rivals are found by their names wherever the product's policies are, and keep what every policy keeps."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests that a server reads together are read as alone."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of more than 2³¹ rows, as they are served."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchrec import KeyedJaggedTensor

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import torch
 
+from sluice import FeatureTable
 from sluice.dlrm.options import ModelConfig, profile_of, tables_of
 from sluice.dlrm.serving.served_model import Servable, online_of
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.column_transforms import ColumnTransforms
 from tests.ingest import left_ids
 

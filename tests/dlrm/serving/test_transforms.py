@@ -1,15 +1,13 @@
 """A server makes of raw rows, transforms included, what the loader gave the trainer; and asks for the code again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
+from sluice import FeatureTable
 from sluice.dlrm.options import Config
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import loaders
 from sluice.etl.ops.base import OperatorError
-from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.transformed_table import MODULE, ROWS
 from tests.raises import raises

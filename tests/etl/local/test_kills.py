@@ -1,7 +1,5 @@
 """Local jobs in processes of their own: killed or interrupted, nothing of them is published, or all."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

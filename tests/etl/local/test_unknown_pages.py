@@ -1,7 +1,5 @@
 """Parquet with pages that Arrow cannot decode: an encoding of a later format, or bytes that are none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

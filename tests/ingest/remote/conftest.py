@@ -1,7 +1,5 @@
 """Workers in this process, on a port of 127.0.0.1, for tests that need no process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 

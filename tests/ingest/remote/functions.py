@@ -1,7 +1,5 @@
 """Functions that remote workers call in tests."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

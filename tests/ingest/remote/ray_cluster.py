@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 from benchmarks.small_table import small_table
+from sluice import Knobs
 from sluice.common.program import run, say
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote.unit import RemoteError
 from tests.ingest.remote.test_processes import ended, hashes

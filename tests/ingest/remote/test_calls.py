@@ -1,7 +1,5 @@
 """Transforms that remote workers run: the same rows and errors as here, and no function that differs there."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -10,12 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from sluice import Errors, Knobs, Transform
 from sluice.etl.spec.permission import Permission
-from sluice.ingest.choices import Errors
-from sluice.ingest.knobs import Knobs
 from sluice.ingest.process.worker import FunctionError
 from sluice.ingest.remote import calls
 from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
@@ -23,7 +19,8 @@ from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError, WrongAnswer
 from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import Transform, TransformError
+from sluice.ingest.stages.transform import TransformError
+from tests.etl.tables import write_rows
 from tests.ingest.remote.conftest import TOKEN
 from tests.ingest.remote.test_units import hashes, same
 from tests.open_loader import open_loader
@@ -144,7 +141,7 @@ def test_functions_over_rows_run_there_as_here_and_the_same_rows_are_quarantined
 ):
     texts = ["a" * (n % 50) + "!" * (n == 1234) for n in range(4000)]
     path = str(tmp_path / "a.parquet")
-    pq.write_table(pa.table({"label": [0, 1] * 2000, "query": texts}), path, row_group_size=900)
+    write_rows(path, row_group_size=900, label=[0, 1] * 2000, query=texts)
     lengths = Transform(f"{HERE}:length", "mine", reads=["query"], gives={"length": "float32"})
     outcomes = []
     for name, more in (("here", {}), ("there", {"workers": named(calling()), "knobs": REMOTE})):

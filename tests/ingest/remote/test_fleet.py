@@ -1,7 +1,5 @@
 """The fleet of this host: who is started, and when."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue

@@ -1,7 +1,5 @@
 """A worker takes its threads and its memory from its control group, not from the host."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.ingest.memory.governor import Governor, MemoryLimitError
