@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sluice.common.program import command_of, run, say
+from sluice.common.lines import say
+from sluice.common.program import command_of, run
 from sluice.common.settings import parse, setting
 
 _EXAMPLES = """examples:

@@ -7,7 +7,6 @@ reaches the training loop. If the limits change during a decision, that is no er
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from sluice.agent.runtime.change_detector import ChangeDetector
 from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Reason, Tunable
+from sluice.common.lines import say
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -331,8 +331,8 @@ class Controller:
             self._record({"kind": "fault", "text": text, "where": "agent"})
         except Exception as unrecorded:
             text += f" (and it could not be recorded: {unrecorded})"
-        with suppress(OSError, ValueError):  # The program may have closed its standard error.
-            print("sluice:", *text.split(), file=sys.stderr, flush=True)
+        with suppress(BrokenPipeError):
+            say(" ".join(["sluice:", *text.split()]))
 
     def learned(self) -> Mapping[str, Any] | None:
         """Returns what the policy has learned so far, as plain data. None: nothing.

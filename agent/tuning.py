@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import functools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from sluice.agent.report.headroom import NO_STEP, NOISE
 from sluice.agent.report.run_folder import Line, RunFolder
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
+from sluice.common.lines import say
 from sluice.ingest.knobs import KnobError, Knobs, nearest
 
 _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
@@ -240,9 +240,8 @@ class TunedRun:
         except OSError as error:
             self._is_full = True
             path = error.filename or folder.path
-            print(
-                f"{path}: nothing more is written there ({error.strerror or error}); the run goes on",
-                file=sys.stderr,
+            say(
+                f"{path}: nothing more is written there ({error.strerror or error}); the run goes on"
             )
 
     def figures(self) -> dict[str, Any]:
@@ -308,7 +307,7 @@ class TunedRun:
         # Imported here, because a first batch does not need the report.
         from sluice.agent.report import page
 
-        self.report = page.written(folder.path, functools.partial(print, file=sys.stderr))
+        self.report = page.written(folder.path, say)
 
 
 @atexit.register

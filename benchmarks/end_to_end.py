@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import run_python, table
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.etl.synth.raw_logs import synthesize
 
 LAYERS = {"dense": (128, 64), "over": (128, 64)}

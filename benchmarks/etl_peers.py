@@ -19,7 +19,8 @@ from benchmarks.etl_arms import ARMS
 from benchmarks.results import ROOT, run_python, table
 from benchmarks.spark_scale import submit
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.etl.synth.raw_logs import synthesize
 
 PYTHON = ROOT / ".venv-peers-etl/bin/python"

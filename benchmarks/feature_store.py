@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT, run_python
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 
 sys.path.insert(0, str(ROOT / "examples"))
 from feature_store import FeatureStore

@@ -32,7 +32,8 @@ from benchmarks.gpu_cases import CASES, compare
 from benchmarks.results import ROOT, table
 from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
-from sluice.common.program import FAILED, run, say
+from sluice.common.lines import say
+from sluice.common.program import FAILED, run
 
 LOOK_S = 0.2
 BEFORE = ("--tuning", "fixed", "--knobs", "fetch=1,decode=1")

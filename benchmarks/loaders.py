@@ -23,7 +23,8 @@ from benchmarks.decode_limit import decode_rows_per_s
 from benchmarks.results import median_ratio
 from benchmarks.small_table import small_table
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import BatchLoader

@@ -22,7 +22,8 @@ from typing import Any
 
 from benchmarks.results import ROOT, Results, run_python, table
 from benchmarks.trainer import learned
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.dlrm.options import MODELS, Config, ModelConfig, OptimConfig
 from sluice.dlrm.ranks import Ranks, world
 from sluice.dlrm.session.defaults import defaults

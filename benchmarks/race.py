@@ -33,7 +33,8 @@ from benchmarks.loaders import decode_only, made_table
 from benchmarks.peers.peer import BY_HAND, OURS, PEERS, Kind, Peer, PeerError, installed
 from benchmarks.peers.serve import Job, Turn, turn
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 

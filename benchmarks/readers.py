@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks.results import run_python
 from benchmarks.small_table import small_table
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 
 _TURN = """
 import json, sys, time

@@ -32,7 +32,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks
 
 _ROWS = 2000

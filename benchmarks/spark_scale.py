@@ -37,7 +37,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from benchmarks.results import ROOT
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 from sluice.etl.table.table import FeatureTable
 

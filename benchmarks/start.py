@@ -23,7 +23,8 @@ from typing import Any
 import psutil
 
 from benchmarks.results import ROOT, table
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 
 _IMPORT = "import sluice; print('imported')"
 _FIRST_BATCH = """

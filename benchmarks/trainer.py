@@ -19,7 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.dlrm import run_plan
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import loss_of

@@ -35,7 +35,8 @@ from benchmarks.peers.serve import Job, Turn
 from benchmarks.race import Screen
 from benchmarks.results import median_ratio, table
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.common.suggest import nearest
 from sluice.ingest.machine import Machine
 

@@ -22,8 +22,8 @@ from sluice.agent.lab.simulator.rollout import reference, run, score
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.lab.yardsticks import make_policy
 from sluice.common.errors import UsageError
+from sluice.common.lines import say
 from sluice.common.program import run as program
-from sluice.common.program import say
 
 _COLUMN_S = {"load": 120e-9, "shuffle": 25e-9, "batch": 30e-9, "udf": 400e-9, "prefetch": 20e-9}
 _ITEM_S = 2e-3  # of each stage for a batch, whatever its size

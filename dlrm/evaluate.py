@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.common.settings import parse, setting
 from sluice.dlrm.rank_exit import RankExit, end_with_torchrun, tell_torchrun
 from sluice.etl.spec.code_options import CodeOptions

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from sluice.common.lines import say
+
 _GRACE_S = 3.0
 """How long a rank that ends may clean up."""
 _FAULT = "sluice/fault"
@@ -58,7 +60,7 @@ class RankExit:
         if not self._claim.acquire(blocking=False):
             return
         with suppress(OSError):  # the reader may be gone
-            print(f"error: {text}", file=sys.stderr, flush=True)
+            say(f"error: {text}")
             if self.first if speak is None else speak:
                 print(json.dumps({"error": text}), flush=True)
             tell_torchrun(text)

@@ -22,7 +22,8 @@ import socket
 from typing import Any, NoReturn
 
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.common.settings import parse
 from sluice.dlrm.serving.options import ServerOptions
 

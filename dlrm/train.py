@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 from sluice.common.collector import without_collections
 from sluice.common.errors import Preempted, UsageError
 from sluice.common.extras import advice
-from sluice.common.program import FAILED, INTERRUPTED, USAGE, run, say
+from sluice.common.lines import say
+from sluice.common.program import FAILED, INTERRUPTED, USAGE, run
 from sluice.dlrm import options
 from sluice.dlrm.rank_exit import (
     Elsewhere,

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sluice.common.program import FAILED, command_of, run, say
+from sluice.common.lines import say
+from sluice.common.program import FAILED, command_of, run
 from sluice.common.settings import parse, setting
 from sluice.etl.table_commands import CheckRequest, Say, ShowRequest, SynthRequest
 

@@ -79,24 +79,25 @@ def main() -> None:
     try:
         program = import_module(module).program
     except ModuleNotFoundError as error:
-        from sluice.common.extras import advice
+        missing = error
 
-        if not (missing := advice(error, words[0])):
-            raise
-        print(f"error: {missing}", file=sys.stderr)
-        raise SystemExit(2) from None
+        def fail(_words: list[str]) -> None:
+            raise missing
+
+        run(fail, argv=words)
     program()
 
 
 def _answer(words: list[str]) -> None:
     """Answers a command line without a verb."""
+    from sluice.common.errors import UsageError
     from sluice.common.extras import DISTRIBUTION
     from sluice.common.program import command_of
 
     if words[:1] == ["--version"]:
         print(f"sluice {metadata.version(DISTRIBUTION)}")
-    else:
-        command_of(words, VERBS, usage())
+    elif verb := command_of(words, VERBS, usage()):
+        raise UsageError(f"write the options of {verb!r} after it")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from sluice.agent.report.run_folder import start_or_resume
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
+from sluice.common.lines import say
 from sluice.common.suggest import left
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
@@ -272,10 +272,9 @@ class Loader(BatchLoader):
             reasons = ", ".join(
                 f"{reason}: {rows:,}" for reason, rows in quarantined["reasons"].items()
             )
-            print(
+            say(
                 f"{quarantined['rows_set_aside']:,} rows were quarantined ({reasons}); {quarantined['file']} lists "
-                "them",
-                file=sys.stderr,
+                "them"
             )
 
 
@@ -300,12 +299,11 @@ def _refuse_without_weights(
 def _report_plan(table: str, plan: RowsPlan) -> None:
     """Prints what the order of rows costs: a late first batch, and skipped rows."""
     if plan.huge_group:
-        print(f"{table}: {plan.describe_huge_group()}", file=sys.stderr)
+        say(f"{table}: {plan.describe_huge_group()}")
     if plan.dropped > _REPORTED_SKIPS * plan.rows:
-        print(
+        say(
             f"{table}: each epoch skips {plan.dropped:,} of {plan.rows:,} rows, because they do not fill a batch of "
-            f"{plan.batch_size:,}. Every epoch skips different rows. To keep them, pass order=Order(last='pad')",
-            file=sys.stderr,
+            f"{plan.batch_size:,}. Every epoch skips different rows. To keep them, pass order=Order(last='pad')"
         )
 
 

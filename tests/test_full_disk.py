@@ -17,7 +17,8 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.loader_options import LoaderOptions
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.dlrm.telemetry.journal import Journal, TrainingProgress
 from sluice.ingest.stages.quarantine import Quarantine, QuarantineError
 from tests.agent.fake import FakeStage

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from sluice import FeatureTable
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.common.stores import Place, StoreError, _s3
 from sluice.etl.table.table import TableError
 from tests.raises import raises

@@ -34,8 +34,8 @@ from sluice.agent.policies.intune import (
     learned,
 )
 from sluice.agent.weights import write
+from sluice.common.lines import say
 from sluice.common.program import run as program
-from sluice.common.program import say
 from sluice.common.settings import parse, setting
 
 _REMEMBERED, _BATCH, _LEAST_CHANCE = 40_000, 64, 0.05

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent import policies
 from sluice.agent.lab.yardsticks import YARDSTICKS, default_policies, describe, make_policy
 from sluice.common.errors import UsageError
+from sluice.common.lines import say
 from sluice.common.program import run as program
-from sluice.common.program import say
 from sluice.common.settings import parse, setting
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.lab.yardsticks import describe, make_policy
+from sluice.common.lines import say
 from sluice.common.program import run as program
-from sluice.common.program import say
 from sluice.common.settings import parse, setting
 
 if TYPE_CHECKING:

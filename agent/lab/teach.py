@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sluice.common.lines import say
 from sluice.common.program import run as program
-from sluice.common.program import say
 from sluice.common.settings import parse, setting
 
 _PIPELINES = 5  # in a shard

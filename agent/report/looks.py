@@ -6,7 +6,6 @@ has the values of its snapshot in a fixed order. [] stands for a value that has 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import metadata
@@ -16,6 +15,7 @@ from typing import Any
 from sluice.agent.report.run_folder import RunError, read_lines
 from sluice.common.errors import UsageError
 from sluice.common.extras import DISTRIBUTION
+from sluice.common.lines import say
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
@@ -113,10 +113,7 @@ class LookWriter:
             self._write(line())
         except Exception as error:
             self._write = None
-            print(
-                f"looks are no longer recorded in looks.jsonl: {error}",
-                file=sys.stderr,
-            )
+            say(f"looks are no longer recorded in looks.jsonl: {error}")
 
 
 @dataclass(frozen=True, slots=True)

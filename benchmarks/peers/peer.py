@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.peers.memory import Memory
 from benchmarks.peers.serve import Job, Turn
 from sluice.common.errors import UsageError
-from sluice.common.program import say
+from sluice.common.lines import say
 from sluice.common.suggest import nearest
 
 ROOT = Path(__file__).resolve().parents[2]

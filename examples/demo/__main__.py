@@ -26,7 +26,8 @@ from examples.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchr
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.common.settings import parse, setting
 
 _LOCAL_ETL = ("sluice", "etl", "--engine", "local")

@@ -27,7 +27,8 @@ from sluice.agent.report.incidents import Incident, find_incidents
 from sluice.agent.report.narrative import DecisionEffect, changes
 from sluice.agent.report.page import filled
 from sluice.agent.report.run_folder import Run
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.common.settings import parse, setting
 from sluice.ingest.knobs import Knobs
 

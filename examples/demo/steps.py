@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from sluice.common.errors import UsageError
-from sluice.common.program import say
+from sluice.common.lines import say
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent

@@ -16,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sluice.common.errors import UsageError
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.remote.credentials import read_file, read_token

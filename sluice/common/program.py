@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import inspect
 import io
 import json
 import os
@@ -16,10 +17,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.common.errors import Preempted, RunFailure, UsageError, printable, without_keys
+from sluice.common.errors import Preempted, RunFailure, UsageError, without_keys
 from sluice.common.extras import advice
+from sluice.common.lines import JsonLines, say
+from sluice.common.settings import LOG_FORMATS
 from sluice.common.suggest import left, nearest
 
 DONE = 0
@@ -30,17 +34,6 @@ PREEMPTED = 143
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
 _NAMES = sys.getfilesystemencoding()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
-
-def say(text: str) -> None:
-    """Prints a line for people (`printable`). If standard error is a file on a full disk, the line is
-    lost."""
-    try:
-        print(printable(text), file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError:
-        pass
 
 
 def command_of(argv: Sequence[str], known: Collection[str], usage: str) -> str | None:
@@ -72,6 +65,8 @@ def run(
         code = end.code or DONE
     with contextlib.suppress(OSError):
         sys.stdout.flush()
+        if isinstance(sys.stderr, JsonLines):
+            sys.stderr.finish()
         sys.stderr.flush()
     if at_once:
         os._exit(code if isinstance(code, int) else FAILED)
@@ -79,12 +74,42 @@ def run(
     raise SystemExit(code)
 
 
+def take_log_format(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns what --log-format says, and the other words of a command line."""
+    until = list(argv).index("--") if "--" in argv else len(argv)
+    chosen, words = "text", iter(argv[:until])
+    others = []
+    for word in words:
+        name, given, value = word.partition("=")
+        if name != "--log-format":
+            others.append(word)
+            continue
+        chosen = value if given else next(words, "")
+        if chosen not in LOG_FORMATS:
+            raise UsageError(f"--log-format: {chosen!r} is none of {', '.join(LOG_FORMATS)}")
+    return chosen, [*others, *argv[until:]]
+
+
+def _name(main: Callable[..., Any], argv: Sequence[str]) -> str:
+    """Returns the name of a program's file, or its verb if the file has several."""
+    name = Path(inspect.getfile(inspect.unwrap(main))).stem
+    if name != "__main__":
+        return name
+    return argv[0] if argv and not argv[0].startswith("-") else "sluice"
+
+
 def _run(main: Callable[[list[str]], Mapping[str, Any] | None], argv: list[str]) -> int:
     """Runs `main` and prints its result, or what went wrong. Returns the exit code."""
+    program = _name(main, argv)
     try:
         for stream in (sys.stdout, sys.stderr):  # this program prints UTF-8 in every locale
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        log_format, argv = take_log_format(argv)
+        if log_format == "json" and sys.stderr is not None:
+            lines = JsonLines(sys.stderr, program)
+            for name in ("stderr", "__stderr__"):
+                setattr(sys, name, lines)
         for word in argv:  # Arrow and stores take all names for UTF-8
             word.encode("utf-8" if _NAMES == "utf-8" else "ascii")
         code = DONE
@@ -104,7 +129,7 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], argv: list[str])
     except BrokenPipeError:  # `| head` has read enough
         os._exit(FAILED)
     except Exception as error:
-        text, code = _describe(error, main.__module__.rpartition(".")[2])
+        text, code = _describe(error, program)
         say(text)
         return code
 

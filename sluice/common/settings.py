@@ -25,6 +25,7 @@ from sluice.common.errors import UsageError
 from sluice.common.suggest import left, meant
 
 T = TypeVar("T")
+LOG_FORMATS = ("text", "json")
 Given = dict[str, Any]
 """Field → value, of the options that a command line gives."""
 
@@ -132,6 +133,11 @@ def read(
         description=inspect.cleandoc(description or ""),
         epilog=epilog,
         argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(  # for --help: `program.run` takes it from the command line
+        "--log-format",
+        choices=LOG_FORMATS,
+        help="json: each message on standard error is an object of one line (default: text)",
     )
     groups: dict[str, Any] = {"options": parser}  # argparse's own title
     for title, field, hint in (option for part in parts for option in _options(part)):

@@ -22,7 +22,7 @@ from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.tuning import TunedRun, advice
-from sluice.common.program import say
+from sluice.common.lines import say
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.options import table_named
 from sluice.ingest.process.stacks import on_signal

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.common.errors import UsageError, printable
+from sluice.common.errors import UsageError
+from sluice.common.lines import say
 from sluice.common.settings import parse, setting
 
 _EXAMPLES = """\
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     text = guessed_spec(files, options.label, options.exclude)
     for line in text.splitlines():
         if line.startswith(TWO_READINGS):
-            print(f"sluice: {printable(line.removeprefix('# '))}", file=sys.stderr)
+            say(f"sluice: {line.removeprefix('# ')}")
     # Refuses what a loader would refuse. Its notes are not printed, because the spec has them as comments.
     if (spec := Spec.own(text, "the guessed spec")).input.format in ("parquet", "delta", "iceberg"):
         ParquetFiles.open(files, spec=spec, say=lambda _: None)
@@ -66,4 +66,4 @@ def main(argv: list[str]) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(f"--out {options.out}: {error.strerror}; name a new file") from None
-    print(f"sluice: wrote {options.out}. Read it, and change what is wrong.", file=sys.stderr)
+    say(f"sluice: wrote {options.out}. Read it, and change what is wrong.")

@@ -20,7 +20,11 @@ from tests.run_program import run_program
 ROOT = Path(__file__).resolve().parents[2]
 CRITEO = f"--spec {ROOT}/features/criteo.toml"
 PRELUDE = (
-    "from sluice.common.errors import UsageError\nfrom sluice.common.program import run, say\n"
+    "\n".join(
+        f"from sluice.common.{names}"
+        for names in ("errors import UsageError", "lines import say", "program import run")
+    )
+    + "\n"
 )
 
 

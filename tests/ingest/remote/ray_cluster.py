@@ -27,7 +27,8 @@ import psutil
 
 from benchmarks.small_table import small_table
 from sluice import Knobs
-from sluice.common.program import run, say
+from sluice.common.lines import say
+from sluice.common.program import run
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote.unit import RemoteError
 from tests.ingest.remote.test_processes import ended, hashes
