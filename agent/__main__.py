@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from sluice.common.errors import printable
 from sluice.common.lines import say
 from sluice.common.program import command_of, run
 from sluice.common.settings import parse, setting
@@ -65,7 +66,7 @@ def explain(argv: list[str]) -> dict[str, Any]:
     from sluice.agent.report.run_folder import Run
 
     run = Run.read(options.run)
-    print(narrative.tell(run))
+    print(printable(narrative.tell(run)))
     return {"verdict": narrative.verdict(run), **narrative.summary(run)}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from sluice.common.lines import say
 from sluice.dlrm.rank_exit import RankExit
 from sluice.ingest.process.stacks import own_stacks
 
@@ -360,14 +361,7 @@ class Heartbeat:
 
     def _end(self, judgement: Mapping[str, Any]) -> None:
         if self._rank in judgement["ranks"]:
-            print(
-                f"what rank {self._rank} does now:",
-                own_stacks(),
-                self._workers(),
-                sep="\n",
-                file=sys.__stderr__,
-                flush=True,
-            )
+            say(f"what rank {self._rank} does now:\n{own_stacks()}\n{self._workers()}")
         elif judgement["silent"]:
             beats = [_beat(self._store.get(_beat_key(rank))) for rank in judgement["ranks"]]
             # In containers, torchrun has the same process id on every host.

@@ -81,9 +81,10 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         missing = advice(error, "train")
         wrong_input = bool(missing) or isinstance(error, UsageError)
         if first:  # it speaks for all ranks
+            trace = ""
             if not wrong_input and not isinstance(error, (Elsewhere, LostRanks)):
-                traceback.print_exc()
-            say(f"error: {missing or error}")
+                trace = traceback.format_exc()
+            say(f"{trace}error: {missing or error}")
             tell_torchrun(missing or str(error))
             print(json.dumps({"error": missing or str(error)}), flush=True)
         raise SystemExit(USAGE if wrong_input else FAILED) from None

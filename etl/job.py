@@ -62,10 +62,11 @@ def program() -> NoReturn:
         own = _HERE.parent / ".venv/bin/python"
         if _SUBMITTED in os.environ and own.exists() and own != Path(sys.executable):
             os.execv(own, [str(own), *sys.argv])
-        print(
+        from sluice.common.lines import say
+
+        say(
             f"error: {sys.executable} has no {missing[0]}; tell spark-submit which Python has it: "
-            "--conf spark.pyspark.python=PYTHON",
-            file=sys.stderr,
+            "--conf spark.pyspark.python=PYTHON"
         )
         sys.exit(2)
     from sluice.common.program import run

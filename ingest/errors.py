@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from sluice.common.errors import UsageError, printable
+from sluice.common.errors import UsageError
+from sluice.common.lines import say
 
 
 class LoadingError(UsageError):
@@ -23,7 +22,7 @@ class SourceError(LoadingError):
 
 def warn(line: str) -> None:
     """Prints a line on standard error."""
-    print(f"sluice: {printable(line)}", file=sys.stderr, flush=True)
+    say(f"sluice: {line}")
 
 
 class NoWorkerAnswers(Exception):

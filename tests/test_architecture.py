@@ -270,6 +270,20 @@ def test_nothing_counts_references_or_asks_the_collector_who_refers_to_what():
     assert found == set()
 
 
+def test_messages_are_printed_by_say_alone():
+    """So names are shown safely, and --log-format reaches every message."""
+    found = [
+        f"{name}: line {node.lineno}"
+        for name, path in with_facade().items()
+        if name not in ("sluice.common.lines", "sluice.agent.lab.policies")  # a bar of numbers
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and "stderr" in "".join(map(ast.dump, node.keywords))
+        and "print" in ast.dump(node.func) + "".join(map(ast.dump, node.args))
+    ]
+    assert not found
+
+
 def test_the_table_is_complete():
     """Every program named here exists, and a new top-level package must be listed."""
     packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}

@@ -80,6 +80,6 @@ class JobProgress:
 
     def _watch(self, name: str, start: float, done: threading.Event) -> None:
         while not done.wait(self._every_s):
-            line = f"{name} {self._so_far()} {time.monotonic() - start:.0f} s"
+            line = printable(f"{name} {self._so_far()} {time.monotonic() - start:.0f} s")
             self._out.write(f"\r\x1b[2K{line}" if self._moves else f"{line}\n")
             self._out.flush()

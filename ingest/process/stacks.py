@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sluice.common.lines import say
+
 
 def own_stacks() -> str:
     """Returns the stacks of all threads of this process, taken under the interpreter's lock. faulthandler is not used,
@@ -21,11 +23,10 @@ def own_stacks() -> str:
 
 
 def tell(workers: Callable[[], str]) -> None:
-    """Writes stacks to the real standard error. `workers` returns those of worker processes, as `Pipeline.stacks` does.
+    """Writes stacks to standard error. `workers` returns those of worker processes, as `Pipeline.stacks` does.
     A new thread writes, because workers may take a second to answer, and the interrupted thread may hold any lock."""
-    to = sys.__stderr__ or sys.stderr
     threading.Thread(
-        target=lambda: print(own_stacks(), workers(), sep="\n", file=to, flush=True),
+        target=lambda: say(f"{own_stacks()}\n{workers()}"),
         name="sluice-stacks",
         daemon=True,
     ).start()

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sluice.common.errors import printable
+from sluice.common.lines import say
 from sluice.common.stores import Place, plain_path
 from sluice.etl.schema import DataFile, Field, Fingerprint, abridged
 from sluice.etl.spec.permission import NOTHING, Permission
@@ -350,7 +349,7 @@ def _refuse_with_spec(
 def _print_once(line: str) -> None:
     """Prints a line on standard error, once, and of all ranks only on the first."""
     if os.environ.get("RANK", "0") == "0":
-        print(printable(line), file=sys.stderr)
+        say(line)
 
 
 def _report_guesses(

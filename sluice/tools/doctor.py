@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.common.errors import printable
+from sluice.common.lines import say
 from sluice.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 
@@ -60,9 +59,9 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     # What is wrong comes first.
     for finding in sorted(findings, key=lambda finding: finding.well is not False):
         mark = {True: "✓", False: "✗", None: "–"}[finding.well]
-        print(f"{mark} {finding.what:<{width}}  {printable(finding.value)}", file=sys.stderr)
+        say(f"{mark} {finding.what:<{width}}  {finding.value}")
         if finding.advice:
-            print(f"  {'':<{width}}  → {printable(finding.advice)}", file=sys.stderr)
+            say(f"  {'':<{width}}  → {finding.advice}")
     if result["problems"]:
         print(json.dumps(result), flush=True)
         raise SystemExit(1)
