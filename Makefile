@@ -29,14 +29,15 @@ demo-schema: setup  ## a table gets new columns while 2 ranks train: with the ag
 	@$(PY) -m examples.demo.schema_change --out demo-schema-out
 
 # Many tests wait for what they started, so fewer processes would leave the two cores idle. tests/conftest.py says which
-# files a process takes. They start many programs, which share what one of them has compiled.
+# files a process takes. They start many programs, which share what one of them has compiled. A process that ends is
+# named and ends the run, since xdist does not end one whose last test took its process down.
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup  ## the tests of the product, in four processes that share one queue; those of PYTEST_ARGS in one process
-	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n 4 $(WITHOUT_HOUSE))
+	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n 4 --max-worker-restart=0 $(WITHOUT_HOUSE))
 
 .PHONY: quick
 quick: setup  ## the tests that need neither Spark nor torchrun, two to three minutes: for the time between two edits
-	@$(PY) -m pytest -n 2 -m "not spark and not slow" $(WITHOUT_HOUSE) $(PYTEST_ARGS)
+	@$(PY) -m pytest -n 2 --max-worker-restart=0 -m "not spark and not slow" $(WITHOUT_HOUSE) $(PYTEST_ARGS)
 
 test-petastorm: setup  ## the tests of Petastorm's part on Petastorm 0.12
 	@bash .ci/peers petastorm-0.12

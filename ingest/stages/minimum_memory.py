@@ -106,19 +106,24 @@ def _most_rows(plan: RowsPlan, share: RankShare, epochs: int) -> int:
     after the other. With several epochs, the next one begins before the last one has ended."""
     placed: list[int] = []
     """The rows of each read."""
-    complete: list[int] = []
-    """The read that completes each batch."""
-    for epoch in range(min(2, epochs)):
+    waiting: list[tuple[int, int]] = []
+    """For each window the read that completes it, and the first batch that waits for it."""
+    epochs = min(2, epochs)
+    for epoch in range(epochs):
         schedule = plan.schedule(epoch, share.reader, share.readers)
-        last = np.zeros(plan.steps, np.int64)
-        for number, read in enumerate(schedule.reads, len(placed)):
-            for part in read.parts:
-                window = schedule.windows[part.window]
-                begin = window.first // plan.stream_rows
-                end = -(-(window.first + window.rows) // plan.stream_rows)
-                last[begin:end] = number  # reads come in order, so it rises
+        last = {
+            part.window: number
+            for number, read in enumerate(schedule.reads, len(placed))
+            for part in read.parts
+        }
+        for window, number in last.items():
+            batch = schedule.windows[window].first // plan.stream_rows
+            waiting.append((number, epoch * plan.steps + min(batch, plan.steps)))
         placed += [sum(part.stop - part.start for part in read.parts) for read in schedule.reads]
-        complete += np.maximum.accumulate(last).tolist()
-    before = np.searchsorted(complete, np.arange(len(placed)))  # batches complete before a read
-    rows = np.cumsum(placed) - before * (plan.batch_size // share.readers)
+    complete = np.full(len(placed), epochs * plan.steps)
+    for number, batch in waiting:
+        complete[number] = min(complete[number], batch)
+    # Before a read, those batches are complete that wait neither for it nor for a later one.
+    complete = np.minimum.accumulate(complete[::-1])[::-1]
+    rows = np.cumsum(placed) - complete * (plan.batch_size // share.readers)
     return int(rows.max(initial=0))

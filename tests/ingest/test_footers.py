@@ -168,8 +168,12 @@ def test_rows_that_a_file_cannot_hold_are_refused_before_anything_counts_them_of
     footer[3][1] = sum(group[3][1] for group in footer[4][1][1])
     write_footer(path, footer)
     # What the last case claims is little enough for its bytes, and too much for the memory.
+    tracemalloc.start()
     with raises(UsageError, *([] if rows < 2**31 else [path, rows, "the file is damaged"])):
         Loader(str(folder), batch_size=10, roles=ROLES, memory_limit=2**34)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**25
 
 
 def test_a_row_without_a_time_is_in_no_split_where_footers_tell_the_others(tmp_path):
