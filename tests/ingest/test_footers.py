@@ -154,7 +154,7 @@ def test_row_groups_that_do_not_add_up_to_the_files_rows_are_damage(folder):
 
 
 @pytest.mark.parametrize(
-    ("rows", "groups"), [(2**40, (1,)), (2**31, (0, 2)), (2**31 - 1, (0, 1, 2)), (2**62, (0,))]
+    ("rows", "groups"), [(2**40, (1,)), (2**31, (0, 2)), (2**31 - 1, (1,)), (2**62, (0,))]
 )
 def test_rows_that_a_file_cannot_hold_are_refused_before_anything_counts_them_off(
     folder, rows, groups
@@ -173,7 +173,7 @@ def test_rows_that_a_file_cannot_hold_are_refused_before_anything_counts_them_of
         Loader(str(folder), batch_size=10, roles=ROLES, memory_limit=2**34)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 2**25
+    assert most < 2**28
 
 
 def test_a_row_without_a_time_is_in_no_split_where_footers_tell_the_others(tmp_path):
