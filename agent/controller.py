@@ -113,7 +113,9 @@ class Controller:
             self._decide(snapshot)
 
     def _measure(self) -> Snapshot | None:
-        """Takes a snapshot and records it. Returns it if enough work was done since the last one that was returned."""
+        """Takes a snapshot and records it. Returns it if enough work was done since the last one.
+
+        A policy with `every_look` gets each new snapshot."""
         snapshot = self._tunable.snapshot()
         before = self._last
         if before is not None and (
@@ -133,7 +135,7 @@ class Controller:
             # Rates with another number of cores cannot be compared.
             self._recent.clear()
         if self._recent and not did_enough(self._recent[-1], snapshot):
-            return None
+            return snapshot if self._policy.every_look else None
         self._recent.append(snapshot)
         if self._pending_effect is not None and len(self._recent) > RUNTIME.effect_looks:
             self._log_effect()

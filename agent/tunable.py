@@ -59,6 +59,8 @@ class Policy(ABC):
     The other methods are optional: for policies that decide sooner than usual, learn, or explain themselves."""
 
     name: str
+    every_look = False
+    """Whether it also decides at looks at which stages have finished little, because it weighs work under way."""
 
     @abstractmethod
     def initial(self, limits: Limits, knobs: Knobs) -> Any:

@@ -1,6 +1,8 @@
 """The policies by their names: one file each, all behind `decide(snapshot, state) -> (knobs, state, reason)`.
 
-The product has five. Other published tuners are in `benchmarks/rivals` of the repository, and are imported when one of
+The product has six. `next` is to replace `auto` and `planner` once it is judged.
+
+Other published tuners are in `benchmarks/rivals` of the repository, and are imported when one of
 them is first requested.
 """
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 PRODUCT = {
     "auto": "",
+    "next": "sluice.agent.tuner.tuner:Tuner",
     "planner": "sluice.agent.policies.planner.planner:Planner",
     "intune": "sluice.agent.policies.intune:InTune",
     "shadow": "sluice.agent.policies.shadow:Shadow",

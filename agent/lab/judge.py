@@ -1,0 +1,176 @@
+"""`python -m sluice.agent.lab.judge`: compares policies in pairs on drawn pipelines or shipped scenarios.
+
+Each pipeline is one pair: both policies run it with the same seed, against the same clairvoyant reference. Results are
+kept in a folder, by the digest of the code that made them, so the command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sluice.agent.lab.yardsticks import describe, make_policy
+from sluice.common.lines import say
+from sluice.common.program import run as program
+from sluice.common.settings import parse, setting
+
+if TYPE_CHECKING:
+    from sluice.agent.lab.simulator.scenario import Scenario
+
+_AGENT = Path(__file__).resolve().parent.parent
+_CODE = {
+    "next": ("tuner", "costs"),
+    "auto": ("choice", "policies", "costs"),
+    "planner": ("policies", "costs"),
+}
+"""Policy → the folders of the agent whose code decides for it. Results of other code are not used again."""
+_DRAWS = 4000
+_POINT = 0.01
+
+
+@functools.cache
+def digest(policy: str) -> str:
+    """Returns a digest of the code and the weights of a policy, and of the simulator."""
+    folders = (*_CODE.get(policy, ("policies",)), "lab/simulator")
+    files = [p for f in folders for p in sorted((_AGENT / f).rglob("*")) if p.is_file()]
+    kept = [p for p in files if p.suffix in (".py", ".safetensors", ".json")]
+    return hashlib.sha256(b"".join(p.read_bytes() for p in kept)).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultStore:
+    """Keeps the results of simulated runs as JSON files in a folder."""
+
+    folder: Path
+
+    def get(self, policy: str, case: str, make: Callable[[], Any]) -> Any:
+        """Returns the result of a policy in a case. It is made if this code has not made it yet."""
+        name = "".join(c if c.isalnum() else "-" for c in case)
+        path = self.folder / digest(policy) / policy / f"{name}.json"
+        if path.exists():
+            return json.loads(path.read_text())
+        result = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result))
+        return result
+
+
+def bounds(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the mean difference of pairs and its 95 % interval, by drawing the pairs anew."""
+    pairs = np.asarray(differences)
+    means = np.random.default_rng(0).choice(pairs, (_DRAWS, len(pairs))).mean(1)
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(pairs.mean()), float(low), float(high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """The options of `python -m sluice.agent.lab.judge`."""
+
+    title = "what"
+    policy: tuple[str, ...] = setting(
+        ("next", "auto"), "these policies; the others are compared with the last", again=True
+    )
+    split: str = setting(
+        "held out", "family of drawn pipelines: held out, hidden or training", metavar="SPLIT"
+    )
+    first: int = setting(0, "number of the first drawn pipeline", least=0)
+    count: int = setting(
+        0, "drawn pipelines; each second one changes. 0: shipped scenarios", least=0
+    )
+    python: bool = setting(False, "only pipelines of pure Python that may run in processes")
+    folder: Path = setting(Path("build/judge"), "keeps the results", metavar="DIR")
+
+
+def scenarios(options: JudgeOptions) -> list[tuple[Scenario, int]]:
+    """Returns the scenarios with their seeds."""
+    from sluice.agent.lab.simulator.random_pipelines import pipeline
+    from sluice.agent.lab.simulator.scenario_json import shipped
+
+    if not options.count:
+        return [(scenario, 0) for scenario in shipped()]
+    drawn: list[tuple[Scenario, int]] = []
+    number = options.first
+    while len(drawn) < options.count:
+        scenario = pipeline(options.split, number, changing=number % 2 == 1)
+        if not options.python or any(s.lock and len(s.backends) > 1 for s in scenario.stages):
+            drawn.append((scenario, number))
+        number += 1
+    return drawn
+
+
+def run_one(policy: str, scenario: Scenario, seed: int, store: ResultStore) -> Mapping[str, Any]:
+    """Returns the scores of one policy in one scenario."""
+    from sluice.agent.lab.simulator.rollout import reference, run
+
+    case = f"{scenario.name} {seed}"
+
+    def go_best() -> dict[str, Any]:
+        best = reference(scenario, seed=seed)
+        return {"rows": best.rows, "first": sum(best.rates[:10])}
+
+    def go() -> dict[str, Any]:
+        began, looks = time.process_time(), []
+        outcome = run(
+            scenario, make_policy(policy, scenario), seed=seed, observe=lambda *_: looks.append(1)
+        )
+        return {
+            "score": outcome.rows / max(1e-9, best["rows"]),
+            "first": sum(outcome.rates[:10]) / max(1e-9, best["first"]),
+            "killed": outcome.killed,
+            "changes": sum(outcome.changed),
+            "ms": 1000 * (time.process_time() - began) / max(1, len(looks)),
+        }
+
+    best = store.get("reference", case, go_best)
+    found: Mapping[str, Any] = store.get(policy, case, go)
+    return found
+
+
+def main(argv: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the object for the last line of output."""
+    options = parse(
+        JudgeOptions, argv, "python -m sluice.agent.lab.judge", description=describe(__doc__)
+    )
+    store, names = ResultStore(options.folder), options.policy
+    rows = []
+    for scenario, seed in scenarios(options):
+        rows.append({name: run_one(name, scenario, seed, store) for name in names})
+        told = (f"{r['score']:.3f} {r['first']:.2f} {r['changes']:3d}" for r in rows[-1].values())
+        say(f"{scenario.name[:36]:36s} {' | '.join(told)}")
+    figures = {}
+    for name in names:
+        scores = np.array([row[name]["score"] for row in rows])
+        figures[name] = {
+            "mean": float(scores.mean()),
+            "median": float(np.median(scores)),
+            "p5": float(np.percentile(scores, 5)),
+            "first_10_s": float(np.mean([row[name]["first"] for row in rows])),
+            "killed": sum(row[name]["killed"] for row in rows),
+            "changes": float(np.mean([row[name]["changes"] for row in rows])),
+            "ms_a_look": float(np.mean([row[name]["ms"] for row in rows])),
+        }
+        say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures[name].items()))
+    pairs = {}
+    for name in names[:-1]:
+        gained = [row[name]["score"] - row[names[-1]]["score"] for row in rows]
+        mean, low, high = (100 * value for value in bounds(gained))
+        worse = sum(g < -_POINT for g in gained) / len(gained)
+        say(
+            f"{name} − {names[-1]}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}); "
+            f"{100 * worse:.0f} % are worse by more than a point"
+        )
+        pairs[name] = {"mean": mean, "low": low, "high": high, "worse": worse}
+    return {"policies": figures, f"over {names[-1]}": pairs, "simulated": True}
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,1 @@
+"""One tuner: costs of the stages → forecast → candidates → value → choice. Read `tuner.py` last."""

@@ -1,0 +1,391 @@
+"""What a stage costs, as level × shape: `StageModel`. Pure: `observe` returns a new object.
+
+The level is the logarithm of a row's seconds with one worker. The shape says how that grows with the workers. A fault
+moves the level, and workers move along the shape, so one look at any setting tells the cost at all settings.
+
+The shape is one of some sixty hypotheses (`SHAPES`), each with a probability. The level may jump at any time, which is
+a change point. Both are weighed by their likelihood. Items under way that are older than usual are evidence too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from sluice.ingest.stats import StageStats
+
+KINDS = ("flat", "queue", "crowd", "cap", "cliff")
+_CAPS = (1.0, 1.5, 2.25, 3.4, 5.0, 7.6, 11.4, 17.0, 26.0, 38.0, 58.0, 86.0)
+_CLIFFS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64)
+
+
+def _list_shapes() -> ndarray:
+    """Returns the kind and the parameters of each hypothesis."""
+    rows = [(0, 0.0, 0.0)]
+    rows += [(1, share, 0.0) for share in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)]
+    rows += [(2, share, 0.0) for share in (1e-4, 5e-4, 2e-3, 1e-2, 5e-2)]
+    rows += [(3, most, 0.0) for most in _CAPS]
+    rows += [(4, edge, factor) for edge in _CLIFFS for factor in (1.5, 2.5, 4.5)]
+    return np.array(rows)
+
+
+SHAPES = _list_shapes()
+COMPUTES = np.isin(SHAPES[:, 0], (2, 4))
+"""The shapes whose added cost is processor time, and not only waiting."""
+_BY_HAND = {False: (0.70, 0.08, 0.03, 0.14, 0.05), True: (0.62, 0.07, 0.09, 0.15, 0.07)}
+"""Whether a stage mostly computes → the probability of each kind, without a network."""
+
+_MISFIT = 0.03  # no shape is known better than this, as a share of the cost
+_COARSE = 0.2  # the shapes lie so far apart, as a share of a shape's logarithm
+_DRIFT = 0.01  # by which a level may wander in a second
+_HAZARD = 0.01  # change points a look, before any data
+_JUMP = 0.8  # how far a level jumps
+_ODDS = 3.0  # log odds at which a change point is believed
+_SUSPECT = -2.0  # log odds from which the next look must tell
+_LEAST_STEP = math.log(1.12)  # a smaller step is no change point
+_FLOOR = 0.03  # least noise of a look
+_KEPT = 12  # sightings
+_HELD = 0.1  # of the time: if the lock is held less, a wait for it cannot be measured
+
+
+@functools.cache
+def log_shape(workers: int) -> ndarray:
+    """Returns the logarithm of each shape at this number of workers."""
+    kind, a, factor = SHAPES.T
+    growth = np.ones(len(SHAPES))
+    growth = np.where(kind == 1, 1 + a * (workers - 1), growth)
+    growth = np.where(kind == 2, 1 + a * workers * (workers - 1), growth)
+    growth = np.where(kind == 3, np.maximum(1.0, workers / np.maximum(a, 1e-9)), growth)
+    return np.log(np.where((kind == 4) & (workers > a), factor, growth))
+
+
+@functools.lru_cache(maxsize=4096)
+def _log_prior(kinds: tuple[float, ...]) -> ndarray:
+    """Returns the logarithm of each shape's prior. The shapes of a kind share its probability."""
+    of = SHAPES[:, 0].astype(int)
+    return np.asarray(np.log(np.array(kinds)[of] / np.bincount(of, minlength=len(KINDS))[of]))
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The mean cost at one number of workers since one change point."""
+
+    epoch: int
+    workers: int
+    log_s: float
+    """The logarithm of a row's seconds."""
+    weight: float
+    """One over the variance of `log_s`."""
+    at: float
+
+
+@functools.lru_cache(maxsize=512)
+def _posterior(
+    seen: tuple[Sighting, ...], now: int, kinds: tuple[float, ...], at: float | None
+) -> tuple[ndarray, ndarray, ndarray]:
+    """Returns the probability of each shape, and the mean and the variance of the present level under each."""
+    log_p = _log_prior(kinds).copy()
+    newest = max(s.at for s in seen) if at is None else at
+    level = variance = np.zeros(len(SHAPES))
+    for epoch in {s.epoch for s in seen}:
+        group = [s for s in seen if s.epoch == epoch]
+        spread = np.array(
+            [1 / s.weight + _MISFIT**2 + _DRIFT**2 * max(0.0, newest - s.at) for s in group]
+        )
+        shapes = _log_shapes(tuple(s.workers for s in group))
+        away = _COARSE * (shapes - shapes[np.argmin(spread)])
+        weight = 1 / (spread[:, None] + away**2)
+        levels = np.array([s.log_s for s in group])[:, None] - shapes
+        mean = (weight * levels).sum(0) / weight.sum(0)
+        if len(group) > 1:
+            misfit = weight * (levels - mean) ** 2 - np.log(weight * spread[:, None])
+            log_p -= 0.5 * misfit.sum(0)
+        if epoch == now:
+            level, variance = mean, 1 / weight.sum(0)
+    p = np.exp(log_p - log_p.max())
+    return p / p.sum(), level, variance
+
+
+@functools.lru_cache(maxsize=512)
+def _log_shapes(counts: tuple[int, ...]) -> ndarray:
+    return np.array([log_shape(n) for n in counts])
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A look that may be a change point. The next look tells."""
+
+    log_s: float
+    variance: float
+    log_odds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModel:
+    """All that is known of a stage on its present back end, and the sightings of those that it has left."""
+
+    name: str
+    backend: str = "thread"
+    seen: tuple[Sighting, ...] = ()
+    epoch: int = 0
+    """How many change points there were."""
+    factor: float = 1.0
+    """How many times dearer the last change point made a row."""
+    cpu_share: float = 0.0
+    """Processor time as a share of the useful time."""
+    cpu_s: float = 0.0
+    """Processor seconds of a row at the present number of workers."""
+    turn_s: float | None = None
+    """Seconds for which an item waits for a lock that is always held, in a stage that hardly holds it itself. None: not
+    measured yet."""
+    item_rows: float = 0.0
+    item_bytes: float = 0.0
+    process_bytes: int = 0
+    noise: float = 0.15
+    """Relative noise of one item, learned."""
+    elsewhere: Mapping[str, tuple[tuple[Sighting, ...], int]] = field(default_factory=dict)
+    """Back end → its sightings and their epoch."""
+    suspicion: Suspicion | None = None
+    kinds: tuple[float, ...] = ()
+    """The probability of each kind of shape. Empty: by hand."""
+    _from: tuple[StageStats, float] | None = None
+    _skip_to: int = 0  # items that began before a resize end until this count
+
+    @property
+    def known(self) -> bool:
+        """Whether the present cost was seen, or guessed after a move."""
+        return any(s.epoch == self.epoch for s in self.seen)
+
+    def is_fresh(self, workers: int) -> bool:
+        """Whether the cost with so many workers was seen since the last change point."""
+        return any(
+            s.epoch == self.epoch and s.workers == workers and s.weight > 1 / 0.34**2
+            for s in self.seen
+        )
+
+    # ---- learning
+
+    def observe(
+        self, now: StageStats, at: float, lock_share: float = 0.0, held: float = 0.0
+    ) -> StageModel:
+        """Returns the model after one more look.
+
+        `lock_share`: how much of the working time waited for the lock. `held`: how much of all time another held it,
+        if this stage hardly holds it itself."""
+        if now.process_bytes > self.process_bytes:
+            return replace(self, process_bytes=now.process_bytes).observe(now, at, lock_share, held)
+        if now.backend != self.backend:
+            return self._move(now, at)
+        guessed = self.seen and not any(s.epoch == self.epoch and s.weight > 1.5 for s in self.seen)
+        if self._from is None or now.items < self._from[0].items or (now.starting and guessed):
+            return replace(self, _from=(now, at))
+        then, then_at = self._from
+        if (then.workers, then.starting) != (now.workers, now.starting):
+            # Work that began before a resize belongs to the old number of workers.
+            busy = (now.busy_s - then.busy_s) / max(1e-6, at - then_at)
+            old = min(then.workers, math.ceil(busy)) if now.finished_s < now.busy_s - 1e-9 else 0
+            if not old or now.items - then.items < 3 * old:
+                left = old - (now.items - then.items)
+                skip = now.items + left if left > 0 else 0
+                return replace(self, _from=(now, at), _skip_to=skip, suspicion=None)
+        elif self._skip_to:
+            return self if now.items < self._skip_to else replace(self, _from=(now, at), _skip_to=0)
+        if now.items == then.items or now.rows <= then.rows or now.finished_s <= then.finished_s:
+            return self._watch(now, then, at - then_at, at)
+        if now.items - then.items < 2 and at - then_at < 1.0 and self.suspicion is None:
+            return self
+        return self._measure(now, then, at, lock_share, held)
+
+    def _move(self, now: StageStats, at: float) -> StageModel:
+        """Returns the model on another back end. A row is first taken to be as dear as it was."""
+        past = {**self.elsewhere, self.backend: (self.seen, self.epoch)}
+        seen, epoch = past.pop(now.backend, ((), 0))
+        if not seen and self.known:
+            workers = max(1, now.workers)
+            seen = (Sighting(epoch, workers, self.level(workers)[0], 1.0, at),)
+        return replace(
+            self,
+            backend=now.backend,
+            seen=seen,
+            epoch=epoch,
+            elsewhere=past,
+            suspicion=None,
+            _from=(now, at),
+            _skip_to=0,
+        )
+
+    def _measure(
+        self, now: StageStats, then: StageStats, at: float, lock_share: float, held: float
+    ) -> StageModel:
+        """Returns the model after finished items."""
+        items, rows = now.items - then.items, now.rows - then.rows
+        busy_s, finished_s = now.busy_s - then.busy_s, now.finished_s - then.finished_s
+        # Waits for a core, and processor time, are counted of all work, also of items under way.
+        whole = max(busy_s, 1e-12)
+        cpu = min(1.0, (now.cpu_s - then.cpu_s) / whole)
+        waited = (now.core_wait_s - then.core_wait_s) / whole + lock_share
+        useful = max(1 - waited, cpu, 1e-3)
+        share = min(1.0, max(0.0, cpu / useful))
+        cpu_s = cpu * finished_s / rows
+        turn_s = self.turn_s
+        if held > _HELD:
+            new = lock_share * finished_s / items / held
+            turn_s = new if turn_s is None else turn_s + 0.3 * (new - turn_s)
+        learned = replace(
+            self,
+            _from=(now, at),
+            cpu_s=self.cpu_s + 0.5 * (cpu_s - self.cpu_s) if self.known else cpu_s,
+            turn_s=turn_s,
+            item_rows=rows / items,
+            item_bytes=max(0.99 * self.item_bytes, (now.bytes - then.bytes) / items),
+            cpu_share=self.cpu_share + 0.4 * (share - self.cpu_share) if self.known else share,
+        )
+        variance = _FLOOR**2 + self.noise**2 / items + (0.3 * lock_share) ** 2
+        workers = max(1, now.workers - now.starting)
+        return learned._take(workers, math.log(useful * finished_s / rows), variance, items, at)
+
+    def _watch(self, now: StageStats, then: StageStats, seconds: float, at: float) -> StageModel:
+        """Returns the model after a look at which nothing had ended. Items under way may be older than usual."""
+        active = (now.busy_s - then.busy_s) / max(seconds, 1e-6)
+        if not self.known or not self.item_rows or active < 0.5 or seconds < 0.1:
+            return self
+        if self.cpu_share > 0.5:  # perhaps it waits for a core
+            return self
+        age = (now.busy_s - now.finished_s) / active
+        workers = max(1, now.workers - now.starting)
+        usual = math.exp(self.level(workers)[0]) * self.item_rows
+        if age < 1.35 * usual * (1 + self.noise):
+            return self
+        # The age is a lower bound. The true cost is about a quarter more, and uncertain.
+        return self._begin_epoch(workers, math.log(1.25 * age / self.item_rows), 0.35**2, at)
+
+    def _take(
+        self, workers: int, log_s: float, variance: float, items: float, at: float
+    ) -> StageModel:
+        """Returns the model with one measured cost: a sighting, a suspicion or a change point."""
+        if not self.known:
+            first = Sighting(self.epoch, workers, log_s, 1 / variance, at)
+            return replace(self, seen=(*self.seen[1 - _KEPT :], first))
+        mean, spread = self.level(workers, at)
+        error = log_s - mean
+        same = spread**2 + variance
+        log_same = -0.5 * error * error / same - 0.5 * math.log(same)
+        before = self.suspicion
+        if before is not None:
+            both = before.variance + variance
+            log_new = -0.5 * (log_s - before.log_s) ** 2 / both - 0.5 * math.log(both)
+            odds = before.log_odds + log_new - max(log_same, -8.0)
+        else:
+            jumped = _JUMP**2 + same
+            log_new = -0.5 * error * error / jumped - 0.5 * math.log(jumped)
+            odds = math.log(_HAZARD) + log_new - max(log_same, -9.0 if items < 30 else -14.0)
+        if abs(error) > _LEAST_STEP and odds > _ODDS:
+            weight = 1 / variance
+            if before is not None and abs(log_s - before.log_s) < abs(error) / 2:
+                old = 1 / before.variance
+                log_s = (weight * log_s + old * before.log_s) / (weight + old)
+                weight += old
+            return self._begin_epoch(workers, log_s, 1 / weight, at)
+        if abs(error) > _LEAST_STEP and odds > _SUSPECT:
+            return replace(self, suspicion=Suspicion(log_s, variance, odds))
+        return self._average(workers, log_s, variance, items, at, error)
+
+    def _average(  # noqa: PLR0917
+        self, workers: int, log_s: float, variance: float, items: float, at: float, error: float
+    ) -> StageModel:
+        """Returns the model with a cost that is no surprise."""
+        off = math.sqrt(max(0.0, error * error - _FLOOR**2) * min(items, 50))
+        kept, new = [], Sighting(self.epoch, workers, log_s, 1 / variance, at)
+        for s in self.seen:
+            if (s.epoch, s.workers) == (self.epoch, workers):
+                old = 1 / (1 / s.weight + _DRIFT**2 * max(0.0, at - s.at))
+                total = old + new.weight
+                mean = s.log_s + (log_s - s.log_s) * new.weight / total
+                new = Sighting(self.epoch, workers, mean, min(total, 1 / 0.01**2), at)
+            else:
+                kept.append(s)
+        return replace(
+            self,
+            seen=(*kept, new)[-_KEPT:],
+            noise=min(2.5, max(0.03, self.noise + 0.1 * (off - self.noise))),
+            suspicion=None,
+        )
+
+    def _begin_epoch(self, workers: int, log_s: float, variance: float, at: float) -> StageModel:
+        """Returns the model after a change point."""
+        first = Sighting(self.epoch + 1, workers, log_s, 1 / variance, at)
+        return replace(
+            self,
+            epoch=self.epoch + 1,
+            factor=math.exp(log_s - self.level(workers)[0]),
+            seen=(*self.seen[1 - _KEPT :], first),
+            suspicion=None,
+        )
+
+    # ---- knowing
+
+    def posterior(self, at: float | None = None) -> tuple[ndarray, ndarray, ndarray]:
+        """Returns the probability of each shape, and the mean and the variance of the level under each."""
+        return _posterior(self.seen, self.epoch, self.kinds or _BY_HAND[self.cpu_share > 0.5], at)
+
+    def level(self, workers: int, at: float | None = None) -> tuple[float, float]:
+        """Returns the expected logarithm of a row's seconds with so many workers, and its spread."""
+        p, level, variance = self.posterior(at)
+        costs = level + log_shape(workers)
+        mean = float(p @ costs)
+        near = min(
+            (s.workers for s in self.seen if s.epoch == self.epoch), key=lambda n: abs(n - workers)
+        )
+        coarse = (_COARSE * (log_shape(workers) - log_shape(near))) ** 2
+        return mean, math.sqrt(float(p @ ((costs - mean) ** 2 + variance + coarse)))
+
+    def curve(self, workers: ndarray, favour: float = 0.0) -> ndarray:
+        """Returns the seconds of a row with each of these numbers of workers.
+
+        With `favour`, the cost is as low as it is with that probability."""
+        p, level, _ = self.posterior()
+        costs = level + _log_shapes(tuple(workers.tolist()))
+        if not favour:
+            return np.asarray(np.exp(costs @ p))
+        order = np.argsort(costs, axis=1)
+        rows = np.arange(len(workers))
+        lowest = np.argmax(np.cumsum(p[order], axis=1) >= favour, axis=1)
+        return np.asarray(np.exp(costs[rows, order[rows, lowest]]))
+
+    def on(self, backend: str) -> StageModel | None:
+        """Returns the model on a back end that the stage has left. None: it was never seen there."""
+        seen, epoch = self.elsewhere.get(backend, ((), 0))
+        left = replace(self, backend=backend, seen=seen, epoch=epoch, elsewhere={})
+        return left if seen and left.known else None
+
+    # ---- for the next run
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what another run can use, for JSON."""
+        now = [asdict(s) for s in self.seen if s.epoch == self.epoch]
+        return {
+            "backend": self.backend,
+            "cpu_share": self.cpu_share,
+            "cpu_s": self.cpu_s,
+            "seen": now,
+        }
+
+    def recall(self, values: Mapping[str, Any], trust: float) -> StageModel:
+        """Returns the model with what an earlier run has learned. No sighting gets more weight than `trust`."""
+        seen = tuple(
+            Sighting(0, int(s["workers"]), float(s["log_s"]), min(trust, float(s["weight"])), 0.0)
+            for s in values["seen"]
+        )
+        return replace(
+            self,
+            backend=values["backend"],
+            cpu_share=float(values["cpu_share"]),
+            cpu_s=float(values["cpu_s"]),
+            seen=seen,
+        )
