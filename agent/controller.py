@@ -384,13 +384,12 @@ def _first_with_own_rate(looks: Sequence[Snapshot]) -> Snapshot:
 
 
 def _has_same_effect(before: Knobs, after: Knobs) -> bool:
-    """Returns whether both knobs set up the same pipeline. A fused stage has no workers of its own."""
+    """Returns whether both knobs set up the same pipeline."""
 
     def plain(knobs: Knobs) -> tuple[Any, ...]:
         return (
-            {stage: count for stage, count in knobs.workers.items() if stage not in knobs.fused},
+            knobs.workers,
             {stage: backend for stage, backend in knobs.backend.items() if backend != "thread"},
-            knobs.fused,
             knobs.read_ahead_bytes,
             knobs.prefetch_bytes,
         )

@@ -57,8 +57,6 @@ class PlannerSettings:
     """Planned capacity over the needed capacity, because averages hide unevenness. A smaller slow-down is no reason."""
     full_share: float = 0.9
     """Share of the memory limit that a setting may fill. No core counts as free if at least this share is in use."""
-    handover_s: float = 20e-6
-    """Processor seconds for passing an item from one stage to the next."""
     held_item_ratio: float = 1.5
     """Times an item's bytes that a worker holds: its output, and a part of its input."""
     prefetch_batches: float = 4.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import InitVar, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +35,7 @@ SHUFFLE = "shuffle"
 """The stage of release 0.3 that moved rows to their places. Its knobs are left out."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 """The knobs that are numbers of bytes."""
-NAMES = ("workers", "backend", "fused", *SIZES)
+NAMES = ("workers", "backend", *SIZES)
 """All knobs."""
 MAX_WORKERS = 4096
 _UNITS = {
@@ -86,17 +86,22 @@ class Knobs(NamedFields):
     """`thread` or `process` for each stage that supports both. Threads share memory and pass data for free. Processes
     run Python code in parallel. `remote`: remote workers do the work, and the stage's own workers only send requests,
     one row group at a time."""
-    fused: frozenset[str] = frozenset()
-    """Stages whose work is done by the workers of the stage before them. Fusing saves the cost of handing batches over.
-    A fused stage cannot have workers, or a back end, of its own."""
     read_ahead_bytes: int = 64 * 2**20
     """Bytes of rows that may be at their places before batches are made of them. If it is too small, readers stop for
     every item. If it is too large, it only wastes memory."""
     prefetch_bytes: int = 32 * 2**20
     """Bytes of finished batches that may wait for the trainer. If it is too small, every short delay of the pipeline
     delays the trainer. If it is too large, it only wastes memory."""
+    fused: InitVar[Collection[str]] = ()
+    """The stages that release 0.3 fused with the stage before them. They are left out."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, fused: Collection[str]) -> None:
+        for stage in sorted({fused} if isinstance(fused, str) else {*fused} - {SHUFFLE}):
+            warnings.warn(
+                f"fused: {stage!r} has workers of its own. Leave fused out",
+                FutureWarning,
+                stacklevel=3,
+            )
         for name, example in (("workers", "{'decode': 2}"), ("backend", "{'mine': 'process'}")):
             if not isinstance(value := getattr(self, name), Mapping):
                 raise KnobError(
@@ -111,17 +116,14 @@ class Knobs(NamedFields):
         for stage, backend in self.backend.items():
             if backend not in PLACES:
                 raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), PLACES)}")
-        if isinstance(self.fused, str) or not all(isinstance(stage, str) for stage in self.fused):
-            raise KnobError(f"fused: {self.fused!r} is not a list of stages")
         for name in SIZES:
             value = getattr(self, name)
             if not is_whole(value, 1):
                 raise KnobError(f"{name}: {value!r} is not a positive number of bytes")
-        object.__setattr__(self, "fused", frozenset(self.fused))
 
     @property
     def total_workers(self) -> int:
-        return sum(count for stage, count in self.workers.items() if stage not in self.fused)
+        return sum(self.workers.values())
 
     def with_workers(self, **workers: int) -> Knobs:
         return replace(self, workers={**self.workers, **workers})
@@ -131,7 +133,6 @@ class Knobs(NamedFields):
         return {
             "workers": dict(self.workers),
             "backend": dict(self.backend),
-            "fused": sorted(self.fused),
             "read_ahead_bytes": self.read_ahead_bytes,
             "prefetch_bytes": self.prefetch_bytes,
         }
@@ -139,17 +140,17 @@ class Knobs(NamedFields):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Knobs:
         for key in values:
-            if key not in NAMES:
+            if key not in (*NAMES, "fused"):
                 raise KnobError(f"unknown knob {key!r}{nearest(key, NAMES)}")
         return cls(**values)
 
     def parse(self, text: str, fetch_bytes: int = 1) -> Knobs:
         """Returns these knobs with the changes in `text`, such as
-        `decode=4,transform.backend=process,prefetch_bytes=64MiB`. `second.fused=yes` fuses the stage `second` with the
-        stage before it. `fetch=64MiB` is as many row groups as take these bytes, with `fetch_bytes` each."""
+        `decode=4,transform.backend=process,prefetch_bytes=64MiB`. `fetch=64MiB` is as many row groups as take
+        these bytes, with `fetch_bytes` each."""
         workers = dict(self.workers)
         backend = dict(self.backend)
-        fused = set(self.fused)
+        fused = []
         sizes = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, sign, value = (p.strip() for p in part.partition("="))
@@ -162,7 +163,7 @@ class Knobs(NamedFields):
             elif name.endswith(".fused"):
                 if value not in ("yes", "no"):
                     raise KnobError(f"{part!r}: {value!r} is neither yes nor no")
-                (fused.add if value == "yes" else fused.discard)(name.removesuffix(".fused"))
+                fused += [name.removesuffix(".fused")] * (value == "yes")
             elif re.fullmatch(r"\d+", value):
                 workers[name] = int(value)
             elif name == FETCH:
@@ -171,7 +172,7 @@ class Knobs(NamedFields):
                 if name not in workers:
                     raise KnobError(f"no knob {name!r}{nearest(name, (*workers, *SIZES))}")
                 raise KnobError(f"{part!r}: {value!r} is not a number of workers")
-        return replace(self, workers=workers, backend=backend, fused=frozenset(fused), **sizes)
+        return replace(self, workers=workers, backend=backend, fused=fused, **sizes)
 
     @property
     def text(self) -> str:
@@ -180,10 +181,6 @@ class Knobs(NamedFields):
             [
                 *(f"{stage}={count}" for stage, count in self.workers.items()),
                 *(f"{stage}.backend={backend}" for stage, backend in self.backend.items()),
-                *(
-                    f"{stage}.fused={'yes' if stage in self.fused else 'no'}"
-                    for stage in self.workers
-                ),
                 *(f"{name}={getattr(self, name)}" for name in SIZES),
             ]
         )
@@ -191,8 +188,7 @@ class Knobs(NamedFields):
     def __str__(self) -> str:
         def one(stage: str, count: int) -> str:
             backend = self.backend.get(stage, "thread")
-            own = f"{count}({backend})" if backend != "thread" else str(count)
-            return f"{stage}={'fused' if stage in self.fused else own}"
+            return f"{stage}={count}" + (f"({backend})" if backend != "thread" else "")
 
         parts = [one(stage, count) for stage, count in self.workers.items()]
         return " ".join(
@@ -212,20 +208,18 @@ class Limits:
     """The fewest and most workers of each stage. A stage with (1, 1) cannot be resized. All stages are listed."""
     backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The back ends that each stage can use. A stage that is not listed only runs on threads."""
-    fusable: Mapping[str, str] = field(default_factory=dict)
-    """Maps each stage that can be fused to the stage before it. Both need the same back end."""
     read_ahead_bytes: tuple[int, int] = (2**20, 2**40)
     prefetch_bytes: tuple[int, int] = (2**20, 2**40)
     fetch_bytes: int = 1
     """The bytes of one row group in flight."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "backends", "fusable"):
+        for name in ("workers", "backends"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the limits as a dict for JSON. `from_dict` reads it back."""
-        mappings = {name: dict(getattr(self, name)) for name in ("workers", "backends", "fusable")}
+        mappings = {name: dict(getattr(self, name)) for name in ("workers", "backends")}
         return mappings | {name: getattr(self, name) for name in (*SIZES, "fetch_bytes")}
 
     @classmethod
@@ -233,7 +227,6 @@ class Limits:
         return cls(
             workers={stage: (low, high) for stage, (low, high) in values["workers"].items()},
             backends={stage: tuple(kinds) for stage, kinds in values["backends"].items()},
-            fusable=values["fusable"],
             read_ahead_bytes=tuple(values["read_ahead_bytes"]),
             prefetch_bytes=tuple(values["prefetch_bytes"]),
             fetch_bytes=values.get("fetch_bytes", 1),
@@ -257,24 +250,9 @@ class Limits:
         user has chosen that."""
         return backend != REMOTE and set(self.backends_of(stage)) >= set(BACKENDS)
 
-    def head(self, knobs: Knobs, stage: str) -> str:
-        """Returns the stage whose workers do the work of `stage`: itself, or the first stage that it is fused with."""
-        while stage in knobs.fused:
-            stage = self.fusable[stage]
-        return stage
-
-    def fits(self, backend: Mapping[str, str], stage: str) -> bool:
-        """Whether `stage` can be fused with the stage before it, with these back ends. Remote counts as threads here,
-        because threads of this process receive the rows."""
-        before = self.fusable.get(stage)
-        own, other = (
-            backend.get(s, "thread").replace(REMOTE, "thread") for s in (stage, before or stage)
-        )
-        return before is not None and own == other
-
     def _without_gone(self, knobs: Knobs) -> Knobs:
         """Returns `knobs` without the stage of release 0.3 that this pipeline does not have."""
-        if SHUFFLE in self.workers or SHUFFLE not in {*knobs.workers, *knobs.fused}:
+        if SHUFFLE in self.workers or SHUFFLE not in knobs.workers:
             return knobs
         warnings.warn(
             f"the stage {SHUFFLE} is gone: {DECODE} also does its work. Leave {SHUFFLE} out",
@@ -282,13 +260,13 @@ class Limits:
             stacklevel=3,
         )
         kept = {stage: count for stage, count in knobs.workers.items() if stage != SHUFFLE}
-        return replace(knobs, workers=kept, fused=knobs.fused - {SHUFFLE})
+        return replace(knobs, workers=kept)
 
     def check(self, knobs: Knobs) -> Knobs:
         """Returns the knobs to apply. Raises KnobError, which names the knob, its value and its range, if `knobs`
         exceed the limits."""
         knobs = self._without_gone(knobs)
-        for stage in (*knobs.workers, *knobs.backend, *sorted(knobs.fused)):
+        for stage in (*knobs.workers, *knobs.backend):
             if stage not in self.workers:
                 raise KnobError(
                     f"no stage {stage!r}{nearest_or_way(stage, (*self.workers, *SIZES))}"
@@ -308,18 +286,6 @@ class Limits:
             if backend not in self.backends_of(stage):
                 raise KnobError(
                     f"backend of {stage!r}: {backend!r} is not among {self.backends_of(stage)}"
-                )
-        for stage in sorted(knobs.fused):
-            if stage not in self.fusable:
-                raise KnobError(
-                    f"fused: {stage!r} cannot be fused with the stage before it"
-                    f"{nearest(stage, self.fusable)}"
-                )
-            if not self.fits(knobs.backend, stage):
-                own, other = knobs.backend.get(stage, "thread"), self.fusable[stage]
-                raise KnobError(
-                    f"fused: {stage!r} runs on {own}, {other!r} before it on "
-                    f"{knobs.backend.get(other, 'thread')}; give both the same back end"
                 )
         for name in SIZES:
             low, high = getattr(self, name)
@@ -350,9 +316,4 @@ class Limits:
         sizes = {
             n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1]) for n in SIZES
         }
-        return Knobs(
-            workers=workers,
-            backend=backend,
-            fused=frozenset(s for s in knobs.fused if self.fits(backend, s)),
-            **sizes,
-        )
+        return Knobs(workers=workers, backend=backend, **sizes)

@@ -73,14 +73,14 @@ class Pipeline(StagePools):
             self._decoding = replace(self._decoding, row_bytes=sent)
         self.ended = False
         """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
-        self._fused = group_into_stages(given.transforms)
+        self._called = group_into_stages(given.transforms)
         super().__init__(self._stages(reads_remotely), machine, groups)
         defaults = stage_spec.first_knobs(self._specs.values(), self._cores)
         if remote is not None and reads_remotely:
             defaults = defaults.with_workers(decode=remote.fleet.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
         self._cutter = Cutter(
-            plan, columns, share, self._buffers, quarantine, stages=len(self._fused)
+            plan, columns, share, self._buffers, quarantine, is_last=not self._called
         )
         self._placer = Placer(plan, columns, groups.describe, self._buffers)
         self.footprint = self._least_memory()
@@ -108,7 +108,7 @@ class Pipeline(StagePools):
             )
 
         stages = stage_spec.pipeline(
-            [spec(name, transforms[0]) for name, transforms in self._fused],
+            [spec(name, transforms[0]) for name, transforms in self._called],
             rows=[
                 replace(spec(function.name, function), buffer_limit="read_ahead_bytes")
                 for function in given.functions
@@ -180,7 +180,7 @@ class Pipeline(StagePools):
                 sum(
                     self.knobs.workers[name]
                     for name, backend in self.knobs.backend.items()
-                    if backend == REMOTE and name not in self.knobs.fused
+                    if backend == REMOTE
                 )
             )
 
@@ -204,7 +204,7 @@ class Pipeline(StagePools):
             return 0
         if limit == "read_ahead_bytes":
             return self.knobs.read_ahead_bytes
-        if stage == next(name for name in reversed(self._specs) if name not in self.knobs.fused):
+        if stage == next(reversed(self._specs)):
             return self.knobs.prefetch_bytes
         # These batches are also prefetched for the trainer.
         return min(self._cutter.longest_series_bytes, self.knobs.prefetch_bytes)
@@ -218,8 +218,6 @@ class Pipeline(StagePools):
         given = self._input
         with self._lock:
             self._renew_governor()
-            # Every worker gets the steps of all stages, because it also works for the stages fused with its own.
-            steps = [self._transform_step(*named) for named in self._fused]
             chunks = Chunks(given.plan, given.columns, self._share.readers, self._buffers)
             tasks = self._read_tasks(position, epochs)
             if FETCH in self._specs:
@@ -227,25 +225,23 @@ class Pipeline(StagePools):
             series: Iterator[BatchSeries] = self._pool(
                 BATCH.name,
                 self._cutter.cut(self._read(tasks, chunks), chunks, self._steps_a_series),
-                lambda _: self._cutter,
+                lambda: self._cutter,
                 size=self._cutter.size,
                 measure=_rows_and_bytes,
             )
-            for number, (name, _) in enumerate(self._fused):
+            for number, (name, transforms) in enumerate(self._called, 1):
                 series = self._pool(
                     name,
                     series,
                     functools.partial(
                         Transformer,
-                        number,
-                        steps,
+                        self._transform_step(name, transforms),
                         self._cutter,
                         given.columns,
-                        lambda: self.knobs.fused,
+                        number == len(self._called),
                     ),
                     size=self._cutter.size,
                     measure=_rows_and_bytes,
-                    passes=lambda batches, number=number: batches.done > number,
                 )
             self._request_remote_workers()
             return series
@@ -260,7 +256,7 @@ class Pipeline(StagePools):
         return self._pool(
             FETCH,
             tasks,
-            lambda _: fetch,
+            lambda: fetch,
             size=lambda _: self._decoding.stored_bytes,
             measure=lambda task: (task.read.rows, task.charge.bytes),
         )
@@ -285,7 +281,7 @@ class Pipeline(StagePools):
             self._pool(
                 DECODE,
                 tasks,
-                lambda _: decode if functions else placing(decode),
+                lambda: decode if functions else placing(decode),
                 size=lambda task: (
                     self._decoding.at_work(task.read.rows)
                     + task.read.rows * row_bytes * (not functions)
@@ -301,7 +297,7 @@ class Pipeline(StagePools):
             [stage] = self._transform_step(function.name, [function])
 
             def call(
-                _: Any, stage: TransformStage = stage, is_last: bool = function is functions[-1]
+                stage: TransformStage = stage, is_last: bool = function is functions[-1]
             ) -> Callable[[Any, Charge], Any]:
                 worker = RowFunctionWorker(TransformWorker(stage), given.groups)
                 return placing(worker) if is_last else worker
@@ -396,7 +392,7 @@ class Pipeline(StagePools):
 
     def _steps_a_series(self) -> int:
         """Returns how many batches a series may have now, by the measured time of transforms."""
-        stages = [self._counters[name] for name, _ in self._fused]
+        stages = [self._counters[name] for name, _ in self._called]
         return series_steps(
             self._cutter.most_steps,
             self._share.rows,

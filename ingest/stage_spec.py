@@ -4,7 +4,6 @@ The pipeline, its memory estimate, its limits for tuning and its simulation use 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,8 +26,6 @@ class StageSpec:
     """How many workers it starts with for each core. 0: it starts with one worker."""
     transforms: bool = False
     """Whether it runs a user's or a table's functions."""
-    fusable: bool = False
-    """Whether the workers of the stage before it can also do its work (`Knobs.fused`)."""
     backends: tuple[str, ...] = ("thread",)
     """Where its workers may run. They start in the first of these."""
 
@@ -77,16 +74,15 @@ def pipeline(
     fetches: bool = False,
     remote: bool = False,
 ) -> tuple[StageSpec, ...]:
-    """Returns all stages of a pipeline, in order: `rows` are functions over rows before they are shuffled. Adjacent
-    transform stages over batches can be fused. `fetches`: a store is far, so decoding never waits. `remote`: remote
-    workers can read."""
+    """Returns all stages of a pipeline, in order: `rows` are functions over rows before they are shuffled. `fetches`: a
+    store is far, so decoding never waits. `remote`: remote workers can read."""
     decoding = replace(DECODING, backends=(REMOTE, "thread")) if remote else DECODING
     return (
         *((_FETCHING,) if fetches else ()),
         replace(decoding, workers=1, workers_a_core=1) if fetches else decoding,
         *rows,
         BATCH,
-        *(replace(transform, fusable=n > 0) for n, transform in enumerate(transforms)),
+        *transforms,
     )
 
 
@@ -109,8 +105,5 @@ def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]
             s.name: tuple(b for b in s.backends if b in (*backends, REMOTE)) or s.backends
             for s in stages
             if s.backends != ("thread",)
-        },
-        fusable={
-            after.name: before.name for before, after in itertools.pairwise(stages) if after.fusable
         },
     )

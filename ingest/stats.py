@@ -181,7 +181,7 @@ class StageStats:
     """Time that workers waited for space after the stage. If its rate is near `workers`, later stages or the trainer
     are the bottleneck. Near 0: space is always there."""
     workers: int
-    """The number of workers now. For a fused stage: the workers of the earlier stage that do its work."""
+    """The number of workers now."""
     finished_s: float = 0.0
     """Time within `busy_s` of finished items. Near `busy_s`: items are short. Far below: long ones are under way, and
     `busy_s` does not tell yet what an item costs."""

@@ -92,7 +92,7 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
         process_bytes = _expected_process(forecast, name)
         if (
             seen.recent.stages[name].cpu >= _COMPUTES * seen.recent.running
-            and forecast.separate_costs[name].backend != "process"
+            and forecast.costs[name].backend != "process"
             and 2 * process_bytes <= free_bytes
         ):
             moved = moved.switched(name, lambda cost: cost.relieved())
@@ -102,7 +102,7 @@ def _balanced(seen: Observation) -> Iterator[Candidate]:
         shapes.append(("processes", moved, math.inf))
     for name, shape, times in shapes:
         target = min(shape.demand, times * seen.recent.rows_per_s)
-        ranges = {stage: limits.workers[stage] for stage in shape.joined_costs}
+        ranges = {stage: limits.workers[stage] for stage in shape.costs}
         if limits.asking in ranges:
             ranges[limits.asking] = seen.state.allowed(limits.asking)
         knobs, _ = replace(shape, demand=target).best(ranges, fewest=True)
@@ -136,7 +136,7 @@ def _expected_process(forecast: Forecast, name: str) -> float:
     """Returns the bytes of a process that a stage would move to. If none of the stage was measured, it is taken to be
     as large as the largest of the others. 0: the stage is in processes already, or none was measured. Then the first
     one may start, and is ended if it does not fit."""
-    costs = forecast.separate_costs
+    costs = forecast.costs
     if costs[name].backend == "process":
         return 0.0
     return costs[name].process_bytes or max(cost.process_bytes for cost in costs.values())
@@ -147,7 +147,7 @@ def limiting_stage(seen: Observation) -> str:
     bottleneck = seen.forecast.bottleneck()
     if bottleneck in seen.knobs.workers:
         return bottleneck
-    return max(seen.forecast.joined_costs, key=lambda n: seen.recent.stages[n].cpu)
+    return max(seen.forecast.costs, key=lambda n: seen.recent.stages[n].cpu)
 
 
 def _movable(seen: Observation, limiting: str) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _movable(seen: Observation, limiting: str) -> Iterator[str]:
 
     A stage in threads gains in processes where the interpreter's lock, as the probe shows, would be held most of the
     time if the pipeline used all cores. A stage that hardly computes uses no more cores."""
-    costs, recent = seen.forecast.joined_costs, seen.recent
+    costs, recent = seen.forecast.costs, seen.recent
     held = 1.0 if recent.lock is None else recent.lock
     for name in sorted(costs, key=lambda n: (n != limiting, -recent.stages[n].cpu)):
         backend, stage = costs[name].backend, recent.stages[name]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from sluice.agent.choice.effect import Effects
 from sluice.agent.costs.forecast import Forecast
-from sluice.agent.costs.rates import PipelineRates
+from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.policies.planner.changes import lasting
-from sluice.agent.policies.planner.planner import forecast_of, idle_stages, rates_of
+from sluice.agent.policies.planner.planner import forecast_of, idle_stages
 from sluice.agent.policies.planner.state import Decision, PlannerState
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
@@ -58,7 +58,7 @@ class Observation:
     @property
     def unmeasured(self) -> set[str]:
         """The stages whose costs are unknown, and that may still report work."""
-        known = self.forecast.separate_costs.keys() | idle_stages(self.state, self.recent)
+        known = self.forecast.costs.keys() | idle_stages(self.state, self.recent)
         return set(self.state.services) - known
 
 
@@ -75,12 +75,12 @@ def observe(
     Returns None if nothing was measured since the last change."""
     if before.last is None or state.last is None or not before.window:
         return None
-    latest = rates_of(state, before.last, state.last)
-    recent = rates_of(state, state.window[0].snapshot, state.last)
+    latest = rates(before.last, state.last)
+    recent = rates(state.window[0].snapshot, state.last)
     if latest is None or recent is None or recent.rows_per_s <= 0:
         return None
     forecast = forecast_of(state, latest)
-    if not forecast.joined_costs:
+    if not forecast.costs:
         return None
     return Observation(
         snapshot=state.last,
@@ -104,6 +104,6 @@ def observed_operators(forecast: Forecast, recent: PipelineRates) -> dict[str, s
         name: "python"
         if held >= forecast.settings.mostly_share and stages[name].cpu >= share
         else "vectorised"
-        for name in forecast.joined_costs
+        for name in forecast.costs
         if forecast.limits.movable(name, forecast.knobs.backend.get(name))
     }

@@ -144,7 +144,7 @@ def _ratio(value: float, base: float) -> float:
 
 
 def features(seen: Observation, candidates: Sequence[Candidate]) -> LookInputs:
-    names = [stage.name for stage in seen.snapshot.stages if stage.name not in seen.knobs.fused]
+    names = [stage.name for stage in seen.snapshot.stages]
     return LookInputs(
         np.array([_stage(seen, name, i, len(names)) for i, name in enumerate(names)], np.float32),
         np.array(_pipeline(seen), np.float32),
@@ -161,7 +161,7 @@ def _stage(seen: Observation, name: str, place: int, count: int) -> list[float]:
     forecast = seen.forecast
     limits = seen.state.limits
     workers, measured = knobs.workers[name], seen.recent.stages.get(name)
-    cost = forecast.joined_costs.get(name)
+    cost = forecast.costs.get(name)
     backend = knobs.backend.get(name, "thread")
     kind = (seen.known.operators or {}).get(name)
     rate, memory = seen.recent.rows_per_s, seen.forecast.memory_limit
@@ -209,7 +209,7 @@ def _stage(seen: Observation, name: str, place: int, count: int) -> list[float]:
 
 def _change(seen: Observation, candidate: Candidate, name: str) -> list[float]:
     before, after = seen.knobs, candidate.knobs
-    count, cost = after.workers[name], seen.forecast.joined_costs.get(name)
+    count, cost = after.workers[name], seen.forecast.costs.get(name)
     was, kind = before.backend.get(name, "thread"), after.backend.get(name, "thread")
     if cost is None:
         capacity = beyond = 0.0

@@ -33,17 +33,13 @@ Choice = tuple[Knobs, float]
 class Forecast:
     """Everything that bounds the rate of a pipeline: its stages, the cores, the trainer and memory.
 
-    A forecast holds for one layout: the back ends and the fused stages of `knobs`. Only the numbers of workers are
-    arguments of its methods. `switched`, `fused` and `split` return the forecast for another layout."""
+    A forecast holds for the back ends of `knobs`. Only the numbers of workers are arguments of its methods. `switched`
+    returns the forecast for another back end."""
 
     knobs: Knobs
     limits: Limits
-    joined_costs: Mapping[str, StageCost]
-    """Stage → its cost, for the stages with measured costs. The first of several fused stages has the costs of all.
-
-    A stage that is not here keeps its workers."""
-    separate_costs: Mapping[str, StageCost]
-    """Stage → its own cost, also for fused stages."""
+    costs: Mapping[str, StageCost]
+    """Stage → its cost, for the stages with measured costs. A stage that is not here keeps its workers."""
     cores: float
     """All cores that this process may use. The stages get `stage_cores`, because other programs use some too."""
     stage_cores: float
@@ -81,14 +77,13 @@ class Forecast:
         requests_a_core: float = 0.0,
         settings: PlannerSettings = DEFAULT,
     ) -> Forecast:
-        """Returns the forecast for the layout of `knobs`. `rates` are the latest ones, at these knobs."""
+        """Returns the forecast for the back ends of `knobs`. `rates` are the latest ones, at these knobs."""
         known = {name: cost for name, cost in costs.items() if cost.points}
         contention = Contention.of(rates, settings)
         without_base = cls(
             knobs=knobs,
             limits=limits,
-            joined_costs=_join_fused(known, knobs, limits),
-            separate_costs=known,
+            costs=known,
             demand=demand,
             base_bytes=0.0,
             memory_limit=rates.memory_limit,
@@ -108,7 +103,7 @@ class Forecast:
         held_by_workers = sum(
             min(rates.stages[n].busy, knobs.workers[n]) * without_base._item_bytes(n)
             + knobs.workers[n] * without_base._process_bytes(n)
-            for n in without_base.joined_costs
+            for n in without_base.costs
             if n in rates.stages
         )
         queued = sum(stage.queue_bytes for stage in rates.stages.values())
@@ -118,13 +113,13 @@ class Forecast:
 
     def capacity(self, name: str, workers: int) -> float:
         """Returns the rows a second that `workers` of a stage are expected to do if the cores stay as loaded as now."""
-        cost = self.joined_costs[name]
+        cost = self.costs[name]
         waited_s = (self.slow - 1) * cost.cpu_s(workers) if self.slow > 1 else 0.0
         return workers / (cost.busy_s(workers) + waited_s)
 
     def cores_rate(self, workers: Workers) -> float:
         """Returns the most rows a second that the cores allow with these workers."""
-        stages = sum(s.cpu_s(workers[n]) for n, s in self.joined_costs.items())
+        stages = sum(s.cpu_s(workers[n]) for n, s in self.costs.items())
         return min(
             (
                 cores / cpu_s
@@ -147,7 +142,7 @@ class Forecast:
             [
                 self.cores_rate(workers),
                 self.demand,
-                *(self.capacity(n, workers[n]) for n in self.joined_costs if n != name),
+                *(self.capacity(n, workers[n]) for n in self.costs if n != name),
             ]
         )
 
@@ -156,7 +151,7 @@ class Forecast:
         """The stages whose workers use cores of other hosts that have a price."""
         return [
             name
-            for name in self.joined_costs
+            for name in self.costs
             if self.requests_a_core and self.knobs.backend.get(name) == REMOTE
         ]
 
@@ -184,13 +179,13 @@ class Forecast:
         bounds = {
             "consumer": self.demand,
             "cores": self.cores_rate(self.knobs.workers),
-            **{n: self.capacity(n, self.knobs.workers[n]) for n in self.joined_costs},
+            **{n: self.capacity(n, self.knobs.workers[n]) for n in self.costs},
         }
         return min(bounds, key=lambda name: bounds[name])
 
     def memory(self, knobs: Knobs) -> float:
         """Returns the bytes that the process needs at most with these knobs."""
-        held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.joined_costs)
+        held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.costs)
         return self.base_bytes + held + knobs.read_ahead_bytes + knobs.prefetch_bytes
 
     @property
@@ -209,10 +204,7 @@ class Forecast:
         need. They shrink to that size only if memory is `tight`, or would become so. They shrink below it only if the
         memory brings more rows in workers. Remote workers must bring more rows than their price."""
         chosen = self._find_best(ranges, fewest=fewest, tight=tight)
-        if (
-            sum(ranges[n][1] * self._worker_bytes(n) for n in self.joined_costs)
-            > self._worker_memory
-        ):
+        if sum(ranges[n][1] * self._worker_bytes(n) for n in self.costs) > self._worker_memory:
             leaner = replace(self, buffers=self.settings.mostly_share)._find_best(
                 ranges, fewest=fewest, tight=tight
             )
@@ -245,7 +237,7 @@ class Forecast:
     def _find_best(self, ranges: Ranges, *, fewest: bool, tight: bool) -> Choice:
         """Returns the choice for `best` without regard to the price of remote cores and with one size of buffers."""
         requests = []
-        for name, cost in self.joined_costs.items():
+        for name, cost in self.costs.items():
             least, most = ranges[name]
             most = max(least, min(most, self._most_on_processes(name)))
             current = self.knobs.workers[name]
@@ -291,52 +283,18 @@ class Forecast:
         return knobs, allocation.rows_per_s
 
     def switched(self, name: str, freed: Callable[[StageCost], StageCost]) -> Forecast:
-        """Returns the forecast for a stage on its other back end, where it is not fused with any stage.
+        """Returns the forecast for a stage on its other back end.
 
         If the stage leaves the threads, `freed` maps the cost of each stage that stays there to its new cost."""
-        cost = self.separate_costs[name]
+        cost = self.costs[name]
         other = next(b for b in self.limits.backends_of(name) if b != cost.backend)
         others = {
-            n: freed(s)
-            for n, s in self.separate_costs.items()
-            if cost.backend == s.backend == "thread"
+            n: freed(s) for n, s in self.costs.items() if cost.backend == s.backend == "thread"
         }
-        knobs = replace(
-            self.knobs,
-            backend={**self.knobs.backend, name: other},
-            fused=frozenset(n for n in self.knobs.fused if name not in (n, self.limits.fusable[n])),
-        )
-        return self._with_layout(knobs, {**self.separate_costs, **others, name: cost.on(other)})
-
-    def fused(self, name: str) -> Forecast:
-        """Returns the forecast for a stage whose work is done by the workers of the stage before it.
-
-        One hand-over of each item goes away."""
-        rows = self.separate_costs[name].item_rows
-        saved_s = min(self.other_cpu_s, self.settings.handover_s / rows) if rows else 0.0
-        # Hand-overs are not part of any stage's cost, so until now these cores counted as used by other programs.
-        saved_cores = saved_s * self.rate(self.knobs.workers)
-        forecast = self._with_layout(
-            replace(self.knobs, fused=self.knobs.fused | {name}), self.separate_costs
-        )
-        return replace(
-            forecast,
-            other_cpu_s=self.other_cpu_s - saved_s,
-            stage_cores=min(self.cores, self.stage_cores + saved_cores),
-        )
-
-    def split(self, name: str) -> Forecast:
-        """Returns the forecast for a fused stage with workers of its own."""
-        return self._with_layout(
-            replace(self.knobs, fused=self.knobs.fused - {name}), self.separate_costs
-        )
-
-    def _with_layout(self, knobs: Knobs, costs: Mapping[str, StageCost]) -> Forecast:
         return replace(
             self,
-            knobs=knobs,
-            separate_costs=costs,
-            joined_costs=_join_fused(costs, knobs, self.limits),
+            knobs=replace(self.knobs, backend={**self.knobs.backend, name: other}),
+            costs={**self.costs, **others, name: cost.on(other)},
         )
 
     def _capacities_with_headroom(self, name: str, least: int, most: int) -> ndarray:
@@ -344,7 +302,7 @@ class Forecast:
 
         There is no headroom at `most` workers, because the stage cannot get more."""
         workers = np.arange(least, most + 1)
-        busy, cpu = self.joined_costs[name].curves(workers)
+        busy, cpu = self.costs[name].curves(workers)
         capacities = workers / (busy + (self.slow - 1) * cpu if self.slow > 1 else busy)
         capacities[:-1] /= self.settings.headroom_ratio
         return np.asarray(capacities)
@@ -392,22 +350,16 @@ class Forecast:
 
     def _item_bytes(self, name: str) -> float:
         """Returns the bytes that a busy worker holds."""
-        return self.settings.held_item_ratio * self.joined_costs[name].item_bytes
+        return self.settings.held_item_ratio * self.costs[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
-        """Returns the bytes of a worker's processes. A worker has one process for each stage whose work it does.
+        """Returns the bytes of a worker's process.
 
         The value is a lower bound while a process has not been measured. The pipeline then starts others only in
         memory that is free for them."""
-        return (
-            sum(
-                cost.process_bytes or WORKER_PROCESS_BYTES
-                for n, cost in self.separate_costs.items()
-                if self.limits.head(self.knobs, n) == name
-            )
-            if self.knobs.backend.get(name) == "process"
-            else 0.0
-        )
+        if self.knobs.backend.get(name) != "process":
+            return 0.0
+        return self.costs[name].process_bytes or WORKER_PROCESS_BYTES
 
     def _most_on_processes(self, name: str) -> int:
         """Returns the most workers that a stage may have after one change, if its workers are processes.
@@ -417,7 +369,7 @@ class Forecast:
         if not process_bytes:
             return MAX_WORKERS
         share = self.settings.mostly_share / sum(
-            self.knobs.backend.get(n) == "process" for n in self.joined_costs
+            self.knobs.backend.get(n) == "process" for n in self.costs
         )
         return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / process_bytes))
 
@@ -429,9 +381,9 @@ class Forecast:
         """Returns the bytes that each buffer needs, in whole MiB and within its limits."""
 
         def item_bytes(name: str) -> float:
-            return self.joined_costs[name].item_bytes if name in self.joined_costs else 0.0
+            return self.costs[name].item_bytes if name in self.costs else 0.0
 
-        last = self.limits.head(self.knobs, list(self.limits.workers)[-1])
+        last = list(self.limits.workers)[-1]
         items = {
             "read_ahead_bytes": workers[self.limits.decoding] * item_bytes(self.limits.decoding),
             "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last),
@@ -446,25 +398,13 @@ class Forecast:
         return sizes
 
 
-def _join_fused(
-    separate: Mapping[str, StageCost], knobs: Knobs, limits: Limits
-) -> Mapping[str, StageCost]:
-    """Returns the costs with each fused stage added to the stage whose workers do its work."""
-    joined = {name: cost for name, cost in separate.items() if name not in knobs.fused}
-    for name in separate.keys() - joined.keys():
-        head = limits.head(knobs, name)
-        if head in joined:
-            joined[head] = joined[head].joined(separate[name])
-    return joined
-
-
 def what_if(forecast: Forecast) -> dict[str, Any]:
     """Returns the expected rows a second and workers for each of these cases, by its name.
 
     The cases are: the machine as it is, half or twice the cores, twice the memory, and a trainer that never limits the
     rate and uses no core. A case whose effect is unknown is left out, for example because the demand is unknown. If the
     cost of a stage is unknown, there are no cases."""
-    if forecast.limits.workers.keys() - forecast.separate_costs.keys():
+    if forecast.limits.workers.keys() - forecast.costs.keys():
         return {}
     cases = {
         "as it is": forecast,
@@ -485,7 +425,7 @@ def what_if(forecast: Forecast) -> dict[str, Any]:
         cases["a trainer that only takes"] = replace(forecast, demand=math.inf, other_cpu_s=0.0)
     rates_of_cases = {}
     for name, case in cases.items():
-        ranges = {stage: forecast.limits.workers[stage] for stage in case.joined_costs}
+        ranges = {stage: forecast.limits.workers[stage] for stage in case.costs}
         knobs, best = case.best(ranges, fewest=True)
         rate = min(best, case.demand)
         if math.isfinite(rate):

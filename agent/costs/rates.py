@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sluice.agent.planner_settings import DEFAULT
-from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 
@@ -73,26 +72,6 @@ class PipelineRates:
     def wanting(self) -> float:
         """Cores that the stages would use if each thread that is ready had one."""
         return self.running + sum(stage.core_wait for stage in self.stages.values())
-
-    def joined(self, knobs: Knobs, limits: Limits) -> PipelineRates:
-        """Returns the rates with each fused stage added to the stage whose workers do its work."""
-        stages: dict[str, StageRates] = {}
-        for name, stage in self.stages.items():
-            head = limits.head(knobs, name)
-            done = stages.get(head)
-            stages[head] = (
-                stage
-                if done is None
-                else replace(
-                    done,
-                    busy=done.busy + stage.busy,
-                    cpu=done.cpu + stage.cpu,
-                    core_wait=done.core_wait + stage.core_wait,
-                    queue_bytes=done.queue_bytes + stage.queue_bytes,
-                    rows_per_s=stage.rows_per_s,
-                )
-            )
-        return replace(self, stages=stages)
 
 
 def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:

@@ -273,20 +273,6 @@ class StageCost:
         points = self.other_backends.get(backend) or {least: self.points[least]}
         return replace(self, backend=backend, points=points)
 
-    def joined(self, other: StageCost) -> StageCost:
-        """Returns the cost of two fused stages, whose workers do the work of both."""
-        counts = {*self.points, *other.points}
-        return replace(
-            self,
-            item_bytes=max(self.item_bytes, other.item_bytes),
-            points={
-                n: Point(
-                    busy_s=self.busy_s(n) + other.busy_s(n), cpu_s=self.cpu_s(n) + other.cpu_s(n)
-                )
-                for n in counts
-            },
-        )
-
     def relieved(self) -> StageCost:
         """Returns the cost if its workers no longer wait for each other.
 

@@ -1,4 +1,4 @@
-"""Proposes other layouts that may bring more rows: a stage on its other back end, and stages fused or split. Pure.
+"""Proposes stages whose other back end may bring more rows. Pure.
 
 A stage that holds the interpreter's lock makes the threads of all stages wait. So the stage to move is often not the
 slowest one. The probe shows whether the lock is held, and the processor time shows by which stage.
@@ -15,11 +15,9 @@ from sluice.agent.costs.stage_cost import StageCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restructuring:
-    """One change of the layout at one stage."""
+class BackEndSwitch:
+    """A stage that may change its back end."""
 
-    kind: str
-    """`switch`, `fuse` or `split`."""
     stage: str
     forecast: Forecast
     """The forecast with the change."""
@@ -29,28 +27,25 @@ class Restructuring:
     @property
     def key(self) -> tuple[str, str]:
         """The key under which the planner remembers that it has tried the change."""
-        return self.stage, self.forecast.knobs.backend[
-            self.stage
-        ] if self.kind == "switch" else self.kind
+        return self.stage, self.forecast.knobs.backend[self.stage]
 
 
 def locked(
     forecast: Forecast, recent: PipelineRates, freed: Callable[[StageCost], StageCost]
-) -> Iterator[Restructuring]:
+) -> Iterator[BackEndSwitch]:
     """Yields a switch for each stage whose workers wait for each other in processes, or hold the lock in threads.
 
     `freed` maps the cost of a stage that stays on threads to its cost when the lock is free."""
     held = recent.lock or 0.0
     settings = forecast.settings
     for name in _movable_stages(forecast):
-        cost = forecast.separate_costs[name]
+        cost = forecast.costs[name]
         cores = recent.rows_per_s * cost.cpu_s(forecast.knobs.workers[name])
         holds = held >= settings.mostly_share and cores >= settings.mostly_share * held
         if holds and recent.saturated(settings.full_share):
             continue  # Without a free core, a process brings little.
         if holds if cost.backend == "thread" else cost.locked:
-            yield Restructuring(
-                kind="switch",
+            yield BackEndSwitch(
                 stage=name,
                 forecast=forecast.switched(name, freed),
                 cause=f"{name} holds the interpreter's lock for {100 * held:.0f} % of the time"
@@ -59,47 +54,13 @@ def locked(
             )
 
 
-def fused(forecast: Forecast) -> Iterator[Restructuring]:
-    """Yields a fusion for each stage whose work the workers of the stage before it could do, to save cores."""
-    for name, before in forecast.limits.fusable.items():
-        if (
-            name in forecast.joined_costs
-            and before in forecast.separate_costs
-            and forecast.limits.fits(forecast.knobs.backend, name)
-        ):
-            yield Restructuring(
-                kind="fuse",
-                stage=name,
-                forecast=forecast.fused(name),
-                cause=f"handing batches over from {before} to {name} takes cores",
-            )
-
-
-def split(forecast: Forecast) -> Iterator[Restructuring]:
-    """Yields a split for each fused stage that is part of the bottleneck."""
-    for name in forecast.knobs.fused & forecast.separate_costs.keys():
-        head = forecast.limits.head(forecast.knobs, name)
-        if head == forecast.bottleneck():
-            yield Restructuring(
-                kind="split",
-                stage=name,
-                forecast=forecast.split(name),
-                cause=f"{head} is the bottleneck, whose workers do the work of {name} as well",
-            )
-
-
 def _movable_stages(forecast: Forecast) -> list[str]:
     """Returns the stages that have another back end, the slowest first."""
 
     def capacity(name: str) -> float:
-        head = forecast.limits.head(forecast.knobs, name)
-        return forecast.capacity(head, forecast.knobs.workers[head])
+        return forecast.capacity(name, forecast.knobs.workers[name])
 
     return sorted(
-        (
-            n
-            for n, cost in forecast.separate_costs.items()
-            if forecast.limits.movable(n, cost.backend)
-        ),
+        (n for n, cost in forecast.costs.items() if forecast.limits.movable(n, cost.backend)),
         key=capacity,
     )

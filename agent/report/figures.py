@@ -149,10 +149,7 @@ def _stage_chart(stage: _Stage, knobs: Line, bottleneck: bool) -> str:
     unit = "process" if (knobs.get("backend") or {}).get(name) == "process" else "worker"
     if now != 1:
         unit += "es" if unit == "process" else "s"
-    if name in (knobs.get("fused") or ()):
-        note = "by the workers before it"
-    else:
-        note = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
+    note = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
     return chart(
         name,
         Panel(axis=charts.WHOLE, series=[replace(stage.workers, name="workers")]),

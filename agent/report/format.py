@@ -64,9 +64,6 @@ def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
             for stage in new
             if new[stage] != old.get(stage, usual)
         ]
-    old, new = set(before.get("fused") or ()), set(after.get("fused") or ())
-    parts += [f"{stage} by the workers before it" for stage in sorted(new - old)]
-    parts += [f"{stage} by workers of its own" for stage in sorted(old - new)]
     for key, label in (("read_ahead_bytes", "read-ahead"), ("prefetch_bytes", "prefetch")):
         if key in before and key in after and before[key] != after[key]:
             parts.append(f"{label} {format_bytes(before[key])} → {format_bytes(after[key])}")

@@ -10,8 +10,8 @@ from sluice.ingest.knobs import parse_bytes
 
 KNOBS = (
     "STAGE=N workers of it (decode, batch, and transforms by their names), fetch=64MiB in flight "
-    "from a store, STAGE.backend=thread, process or, with --workers, remote, STAGE.fused=yes (a transform done by the "
-    "workers of the one before), read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between"
+    "from a store, STAGE.backend=thread, process or, with --workers, remote, read_ahead_bytes=64MiB, "
+    "prefetch_bytes=32MiB, several with commas between"
 )
 
 

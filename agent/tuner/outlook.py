@@ -52,7 +52,7 @@ class Outlook:
         self.contention = Contention.of(recent)
         self._draw()
         self.forecast = self.forecast_with()
-        self.ranges: Ranges = {n: self._range(n) for n in self.forecast.joined_costs}
+        self.ranges: Ranges = {n: self._range(n) for n in self.forecast.costs}
 
     def _draw(self) -> None:
         """Draws shape and level of each stage, the lock's shares and what a process costs."""
@@ -177,7 +177,7 @@ class Outlook:
             "cores": self.forecast.cores_rate(self.knobs.workers),
             "lock": self.bound_by_lock(self.knobs),
         }
-        for name in self.forecast.joined_costs:
+        for name in self.forecast.costs:
             bounds[name] = self.forecast.capacity(name, self.workers(name))
         return min(bounds, key=lambda name: bounds[name])
 

@@ -68,7 +68,7 @@ class Tuner(Policy):
         if recent is None:
             return state.knobs, state, Reason(text="first look")
         seen = Outlook(self.settings, state, recent)
-        if not seen.forecast.joined_costs:
+        if not seen.forecast.costs:
             return state.knobs, state, Reason(text="waiting for work")
         state = self._compare(state, seen)
         memory = self._give_memory_back(state, seen)

@@ -78,8 +78,6 @@ class BatchSeries:
     ids: tuple[Ids, ...] = ()
     checksums: tuple[int, ...] = ()
     charge: Charge | None = None
-    done: int = 0
-    """The number of transform stages that are done."""
     batches: tuple[Batch, ...] = ()
     """The batches for the consumer, when all stages are done. Their memory is charged until the consumer asks for the
     next batch after them."""
@@ -120,15 +118,15 @@ class Cutter:
         buffers: Buffers,
         quarantine: Quarantine,
         *,
-        stages: int,
+        is_last: bool,
     ):
-        """`stages` is the number of stages of transforms, which come before batches get their tensors."""
+        """`is_last`: no stage of transforms comes before batches get their tensors."""
         self._plan = plan
         self._columns = columns
         self._buffers = buffers
         self._share = share
         self._quarantine = quarantine
-        self._stages = stages
+        self._is_last = is_last
         self._rows = plan.batch_size // share.readers
         self.most_steps = most_steps(plan, share.readers, columns.row_bytes)
         self.longest_series_bytes = self.most_steps * self._rows * (columns.row_bytes + 4)
@@ -246,17 +244,17 @@ class Cutter:
         )
         series = replace(series, checksums=tuple(crc32(array.data) for array in checked))
         self._quarantine.zero_lost_weights(series, self._columns)
-        return self.pass_on(series, charge, 0)
+        return self.pass_on(series, charge, is_last=self._is_last)
 
-    def pass_on(self, series: BatchSeries, charge: Charge, done: int) -> BatchSeries:
-        """Returns a series after so many stages of transforms, with a charge of its own in place of the one before.
-        After the last stage it gets its batches."""
-        passed = self._with_batches(series) if done == self._stages else series
+    def pass_on(self, series: BatchSeries, charge: Charge, *, is_last: bool) -> BatchSeries:
+        """Returns a series after a stage, with a charge of its own in place of the one before. After the last stage it
+        gets its batches."""
+        passed = self._with_batches(series) if is_last else series
         for read, rows in series.reads:
             read.give_away(rows)
         if series.charge is not None:
             series.charge.release()
-        return replace(passed, reads=(), charge=charge, done=done)
+        return replace(passed, reads=(), charge=charge)
 
     def _part_of(self, series: BatchSeries) -> BatchSeries:
         """Returns this rank's rows of a stream that several ranks share. Padding rows are the last of the stream."""

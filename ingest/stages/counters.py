@@ -76,21 +76,19 @@ class StageCounters:
 
 
 class WorkerClock:
-    """Measures one worker's time. The worker waits for its own stage, and may also work for other stages.
+    """Measures one worker's time at the items of its stage.
 
     To ask the kernel how long a thread has waited for a core gives the interpreter's lock away. So only some items are
     asked about. The share that the last of these has waited is taken for the others."""
 
-    def __init__(self, stage: StageCounters, lock: threading.RLock):
-        """`lock` guards the counts of a run's stages, apart from the time of workers."""
-        self._own_stage = self._current = stage
-        self._lock = lock
+    def __init__(self, stage: StageCounters):
+        self._stage = stage
         self._asks = False
         self._cpu_s = self._core_wait_s = self._began = self._asked = self._share = 0.0
 
     def begin(self) -> None:
         """Notes that the worker got an item."""
-        self._own_stage.change(waiting=-1, busy=1)
+        self._stage.change(waiting=-1, busy=1)
         self._began = time.monotonic()
         self._cpu_s = time.thread_time()
         self._asks = self._began >= self._asked + _ASK_S
@@ -98,38 +96,15 @@ class WorkerClock:
             self._asked = self._began
             self._core_wait_s = core_wait_s()
 
-    def go_over(self, stage: StageCounters) -> None:
-        """Counts the time from now on as work of that stage."""
-        if stage is not self._current:
-            self._switch(stage)
-
-    def passed(self, stage: StageCounters, rows: int, size: int) -> None:
-        """Counts a finished item of another stage."""
-        with self._lock:
-            stage.passed(rows, size)
-
     def end(self) -> None:
-        """Notes that the worker waits again."""
-        self._switch(self._own_stage)
-        self._own_stage.change(waiting=1, busy=-1)
-
-    def _switch(self, stage: StageCounters) -> None:
-        """Adds the time so far to the current stage, and makes `stage` the current one."""
+        """Adds the time of the item, and notes that the worker waits again. The caller has the lock of the pool."""
         cpu_s = time.thread_time()
-        now = time.monotonic()
-        elapsed = now - self._began
+        elapsed = time.monotonic() - self._began
         if self._asks:
-            waited_s = core_wait_s()
-            self._share = (waited_s - self._core_wait_s) / (elapsed or 1)
-            self._core_wait_s = waited_s
-        with self._lock:
-            self._current.durations.add(elapsed)
-            self._current.finished_s += elapsed
-            self._current.cpu_s += cpu_s - self._cpu_s
-            self._current.core_wait_s += self._share * elapsed
-            if stage is not self._current:
-                self._current.change(busy=-1)
-                stage.change(busy=1)
-        self._current = stage
-        self._began = now
-        self._cpu_s = cpu_s
+            self._share = (core_wait_s() - self._core_wait_s) / (elapsed or 1)
+        stage = self._stage
+        stage.durations.add(elapsed)
+        stage.finished_s += elapsed
+        stage.cpu_s += cpu_s - self._cpu_s
+        stage.core_wait_s += self._share * elapsed
+        stage.change(waiting=1, busy=-1)

@@ -46,32 +46,27 @@ class _Task:
 
 
 class Pool:
-    """A pool of threads whose number may change while it runs.
-
-    With zero workers, the consumer gets the items of the previous stage unchanged if `passes` says so. If an item needs
-    work, one worker starts again. It stays until an item passes."""
+    """A pool of threads whose number may change while it runs."""
 
     def __init__(
         self,
         counters: StageCounters,
         upstream: Iterator[Any],
-        make_work: Callable[[WorkerClock], Callable[[Any, Charge], Any]],
+        make_work: Callable[[], Callable[[Any, Charge], Any]],
         *,
         workers: int,
         limit_bytes: int,
         governor: Governor,
         size: Callable[[Any], int],
         measure: Callable[[Any], tuple[int, int]],
-        passes: Callable[[Any], bool] = lambda _: False,
     ):
-        """- `make_work` is called once in each worker with its `WorkerClock`. It returns the function that turns an
-          item and its charge into a result. The function must tell the clock when it works for other stages.
+        """- `make_work` is called once in each worker. It returns the function that turns an item and its charge into a
+          result.
         - `size` returns the bytes to reserve for an item. The pool reserves more if recent results were larger.
-        - `measure` returns the rows and bytes of a result. The consumer of a result takes over its charge.
-        - `passes` says whether an item needs no work."""
+        - `measure` returns the rows and bytes of a result. The consumer of a result takes over its charge."""
         self._counters, self._upstream, self._make_work = counters, upstream, make_work
         self._limit, self._governor = limit_bytes, governor
-        self._size, self._measure, self._passes = size, measure, passes
+        self._size, self._measure = size, measure
         self._pull = threading.Lock()
         self._lock = governor.lock
         self._room = threading.Condition(self._lock)
@@ -83,10 +78,7 @@ class Pool:
         self._outstanding = self.waiting_bytes = 0
         self._end: int | None = None
         self._closed = False
-        self._set_workers = self._live_workers = self._started = 0
-        self._extra_worker = 0
-        """1 while items need work although zero workers are set, otherwise 0."""
-        self._returned: Any = None  # an item that the consumer took but that needs work
+        self._wanted_workers = self._live_workers = self._started = 0
         self._threads: list[threading.Thread] = []
         _pools.add(self)
         self.resize(workers)
@@ -96,8 +88,7 @@ class Pool:
     def resize(self, workers: int) -> None:
         """Changes the number of workers. New ones start at once. Surplus ones leave after their current item."""
         with self._lock:
-            self._set_workers = workers
-            self._extra_worker = int(self._live_workers > 0)
+            self._wanted_workers = workers
             self._start_missing()
             self._room.notify_all()
 
@@ -113,10 +104,6 @@ class Pool:
             self._threads.append(thread)
             thread.start()
 
-    @property
-    def _wanted_workers(self) -> int:
-        return self._set_workers or self._extra_worker
-
     def limit(self, limit_bytes: int) -> None:
         """Sets how many bytes of results may wait, in addition to one item for each worker."""
         with self._lock:
@@ -129,63 +116,21 @@ class Pool:
         return self
 
     def __next__(self) -> Any:
-        while True:
-            with self._lock:
-                while (
-                    not self._closed
-                    and self._next_out not in self._results
-                    and (not self._empty or self._pull.locked())
-                ):
-                    if self._end is not None and self._next_out >= self._end:
-                        raise StopIteration
-                    self._ready.wait()
-                if self._closed:  # also if a worker has ended its item since
-                    raise Closed
-                if self._next_out in self._results:
-                    result, size = self._results.pop(self._next_out)
-                    self._next_out += 1
-                    self._outstanding -= size
-                    self.waiting_bytes -= size
-                    self._room.notify_all()
-                    break
-            result = self._take_passing()
-            if result is not None:
-                break
+        with self._lock:
+            while not self._closed and self._next_out not in self._results:
+                if self._end is not None and self._next_out >= self._end:
+                    raise StopIteration
+                self._ready.wait()
+            if self._closed:  # also if a worker has ended its item since
+                raise Closed
+            result, size = self._results.pop(self._next_out)
+            self._next_out += 1
+            self._outstanding -= size
+            self.waiting_bytes -= size
+            self._room.notify_all()
         if isinstance(result, BaseException):
             raise result
         return result
-
-    @property
-    def _empty(self) -> bool:
-        """Whether no worker runs and no item is under way."""
-        return (
-            not self._live_workers
-            and not self._wanted_workers
-            and self._end is None
-            and self._next_in == self._next_out
-        )
-
-    def _take_passing(self) -> Any:
-        """Returns the next item of the previous stage if it passes. None: it needs work, or workers have started."""
-        # Do not wait for the lock. A worker may hold it until its item fits, and only this thread frees memory.
-        if not self._pull.acquire(blocking=False):
-            return None
-        try:
-            with self._lock:
-                if self._closed:
-                    raise Closed
-                if not self._empty:
-                    return None
-            item = next(self._upstream)
-            if self._passes(item):
-                return item
-            with self._lock:
-                self._returned = item
-                self._extra_worker = 1
-                self._start_missing()
-        finally:
-            self._pull.release()
-        return None
 
     def close(self) -> None:
         """Stops all workers. Call `join` when all pools of a pipeline are closed."""
@@ -223,7 +168,7 @@ class Pool:
 
     def _work(self) -> None:
         work = None
-        clock = WorkerClock(self._counters, self._lock)
+        clock = WorkerClock(self._counters)
         self._counters.change(waiting=1)
         try:
             while True:
@@ -233,7 +178,7 @@ class Pool:
                     return
                 clock.begin()
                 try:
-                    work = work or self._make_work(clock)
+                    work = work or self._make_work()
                     task.result = work(task.item, task.charge)
                     task.rows, task.size = self._measure(task.result)
                     task.charge.correct(task.size)
@@ -247,55 +192,39 @@ class Pool:
         finally:
             with self._lock:
                 self._counters.change(waiting=-1)
-                self._ready.notify_all()  # a consumer may wait for the pull to be free
             if close := getattr(work, "close", None):  # some work holds processes
                 close()
 
     def _take(self) -> _Task | None:
         """Takes the next item and reserves memory for its result. None: the worker must leave."""
-        while True:
-            with self._lock:
-                if (
-                    self._closed
-                    or self._end is not None
-                    or self._live_workers > self._wanted_workers
-                ):
-                    # Counted under the lock, so that no second worker leaves for the same reason.
-                    self._live_workers -= 1
-                    self._ready.notify_all()
-                    return None
-                item = self._returned
-                self._returned = None
+        with self._lock:
+            if self._closed or self._end is not None or self._live_workers > self._wanted_workers:
+                # Counted under the lock, so that no second worker leaves for the same reason.
+                self._live_workers -= 1
+                return None
+        try:
+            item = next(self._upstream)
+            expected = self._size(item)
+        except Closed:
+            self.close()  # a generator upstream has ended by this error and would seem exhausted
+            return None
+        except StopIteration:
+            self._finish(None)
+            return None
+        except BaseException as error:
+            self._finish(error)
+            return None
+        with self._lock:
+            size = math.ceil(expected * max(1.0, 1.0, *self._growth))
             try:
-                item = next(self._upstream) if item is None else item
-                passes = self._passes(item)
-                expected = 0 if passes else self._size(item)
-            except Closed:
-                self.close()  # a generator upstream has ended by this error and would seem exhausted
-                return None
-            except StopIteration:
-                self._finish(None)
-                return None
+                charge = self._reserve(size)  # it measures this process and its control groups
             except BaseException as error:
                 self._finish(error)
                 return None
-            with self._lock:
-                if passes:
-                    self._results[self._next_in] = (item, 0)
-                    self._next_in += 1
-                    self._extra_worker = 0
-                    self._ready.notify_all()
-                    continue
-                size = math.ceil(expected * max(1.0, 1.0, *self._growth))
-                try:
-                    charge = self._reserve(size)  # it measures this process and its control groups
-                except BaseException as error:
-                    self._finish(error)
-                    return None
-                if charge is None:
-                    return None
-                self._next_in += 1
-                return _Task(self._next_in - 1, item, expected, size, charge)
+            if charge is None:
+                return None
+            self._next_in += 1
+            return _Task(self._next_in - 1, item, expected, size, charge)
 
     def _reserve(self, size: int) -> Charge | None:
         """Reserves memory for the next item. None: the pool was closed meanwhile."""
@@ -304,7 +233,7 @@ class Pool:
             while not self._closed:
                 due = self._next_in == self._next_out
                 # In addition to the limit, each worker may have one item.
-                fits = due or self._outstanding + size <= self._limit + self._set_workers * size
+                fits = due or self._outstanding + size <= self._limit + self._wanted_workers * size
                 charge = self._governor.admit(size, due) if fits else None
                 if charge is not None:
                     self._outstanding += size

@@ -18,7 +18,7 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.stage_spec import StageSpec, limits_of
-from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform_worker import TransformStage
 from sluice.ingest.stats import StageStats
@@ -79,12 +79,8 @@ class StagePools:
         with self._lock:
             self.knobs = knobs
             for name, pool in self._pools.items():
-                pool.resize(self._workers_of(name))
+                pool.resize(knobs.workers[name])
                 pool.limit(self._buffer_bytes(name))
-
-    def _workers_of(self, stage: str) -> int:
-        """Returns the threads of a stage."""
-        return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
 
     def _buffer_bytes(self, stage: str) -> int:
         """Returns how many bytes of results may wait after a stage."""
@@ -101,7 +97,7 @@ class StagePools:
         self,
         name: str,
         upstream: Iterator[Any],
-        make_work: Callable[[WorkerClock], Callable[..., Any]],
+        make_work: Callable[[], Callable[..., Any]],
         **options: Any,
     ) -> Pool:
         """Starts the workers of one stage. `options` are further arguments of `Pool`."""
@@ -109,7 +105,7 @@ class StagePools:
             self._counters[name],
             upstream,
             make_work,
-            workers=self._workers_of(name),
+            workers=self.knobs.workers[name],
             limit_bytes=self._buffer_bytes(name),
             governor=self._governor,
             **options,
@@ -157,7 +153,7 @@ class StagePools:
 
     def stats(self) -> tuple[StageStats, ...]:
         """Returns the counters of every stage, in order."""
-        pools, knobs, limits = dict(self._pools), self.knobs, self.limits
+        pools, knobs = dict(self._pools), self.knobs
         stats = []
         for name, counters in self._counters.items():
             stages = self._transform_stages.get(name, ())
@@ -166,7 +162,7 @@ class StagePools:
             counters.process_bytes = max(counters.process_bytes, sum(sizes))
             stats.append(
                 counters.stats(
-                    knobs.workers[limits.head(knobs, name)],
+                    knobs.workers[name],
                     knobs.backend.get(name, "thread"),
                     pools[name].waiting_bytes if name in pools else 0,
                     self._buffer_bytes(name),

@@ -3,7 +3,7 @@ into the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,80 +15,53 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.flow.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import BatchSeries, Cutter, columns_of, join_ids, lengths_name
-from sluice.ingest.stages.counters import WorkerClock
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 
-_ROWS_AT_ONCE = 8192
-"""So many rows pass all fused stages together, so that they stay in the core's cache."""
 _LENGTHS = lengths_name("")
 
 
 @dataclass(eq=False)
 class Transformer:
-    """One worker of transform stage number `first`. It also does the work of the stages fused with that stage."""
+    """One worker of a transform stage."""
 
-    first: int
-    stages: Sequence[Sequence[TransformStage]]
-    """The transforms of each stage. They run as one, with one set of counters."""
+    stages: Sequence[TransformStage]
+    """The transforms of the stage. They run as one, with one set of counters."""
     cutter: Cutter
     columns: Columns
-    fused: Callable[[], Container[str]]
-    """Returns the names of the stages without workers of their own."""
-    clock: WorkerClock
-    workers: dict[int, list[TransformWorker]] = field(default_factory=dict)
+    is_last: bool
+    workers: list[TransformWorker] = field(default_factory=list)
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
-        fused, until = self.fused(), self.first + 1
-        while until < len(self.stages) and self.stages[until][0].counters.name in fused:
-            until += 1
-        self._close_from(until)
-        for number in range(self.first, until):
-            self.workers[number] = self.workers.get(number) or [
-                TransformWorker(stage) for stage in self.stages[number]
-            ]
-        at_once = series.steps
-        if until > self.first + 1:
-            at_once = max(1, _ROWS_AT_ONCE // series.floats.shape[2])
-        for low in range(0, series.steps, at_once):
-            for number in range(self.first, until):
-                self.clock.go_over(self.stages[number][0].counters)
-                series = self._run_stage(
-                    number, series, range(low, min(low + at_once, series.steps))
-                )
-        for number in range(self.first + 1, until):
-            self.clock.passed(self.stages[number][0].counters, sum(series.rows), series.nbytes)
-        return self.cutter.pass_on(series, charge, until)
+        self.workers = self.workers or [TransformWorker(stage) for stage in self.stages]
+        for n in range(series.steps):
+            series = self._transform(series, n)
+        return self.cutter.pass_on(series, charge, is_last=self.is_last)
 
     def close(self) -> None:
         """Releases the worker's processes when the worker stops."""
-        self._close_from(self.first)
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
 
-    def _close_from(self, until: int) -> None:
-        """Closes the workers of stage `until` and of all later stages."""
-        for number in [n for n in self.workers if n >= until]:
-            for worker in self.workers.pop(number):
-                worker.close()
-
-    def _run_stage(self, number: int, series: BatchSeries, batches: range) -> BatchSeries:
-        """Runs some batches of a series through one stage."""
-        for n in batches:
-            for worker in self.workers[number]:
-                transform = worker.stage.transform
-                where = f"transform {transform.name!r}, epoch {series.schedule.epoch}, step {series.step + n}"
-                arrays = columns_of(series, n, self.columns)
-                changed = apply_result(
-                    transform,
-                    worker(series, n, arrays, where),
-                    arrays,
-                    self.columns.bags,
-                    worker.stage.cardinalities,
-                    where,
-                )
-                if changed:
-                    ids = list(series.ids)
-                    ids[n] = join_ids(self.columns, {**arrays, **changed}, series.floats.shape[2])
-                    series = replace(series, ids=tuple(ids))
+    def _transform(self, series: BatchSeries, n: int) -> BatchSeries:
+        """Runs batch `n` of a series through the stage."""
+        for worker in self.workers:
+            transform = worker.stage.transform
+            where = f"transform {transform.name!r}, epoch {series.schedule.epoch}, step {series.step + n}"
+            arrays = columns_of(series, n, self.columns)
+            changed = apply_result(
+                transform,
+                worker(series, n, arrays, where),
+                arrays,
+                self.columns.bags,
+                worker.stage.cardinalities,
+                where,
+            )
+            if changed:
+                ids = list(series.ids)
+                ids[n] = join_ids(self.columns, {**arrays, **changed}, series.floats.shape[2])
+                series = replace(series, ids=tuple(ids))
         return series
 
 

@@ -77,9 +77,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
         measured, stall = rates(begun, loader.snapshot()), figures["stall_fraction"]
         what_would_help = ""
         if measured and stall is not None:
-            what_would_help = advice(
-                measured.joined(loader.knobs, loader.limits), stall, tuned.status
-            )
+            what_would_help = advice(measured, stall, tuned.status)
         outcome |= {
             **figures,
             "version": table.version,

@@ -189,25 +189,16 @@ def test_a_process_that_does_not_fit_is_ended_while_it_starts_and_one_known_fits
     assert not outcome.killed
     seen = values.seen[0][0]
     size = 0.55 * seen.forecast.free_bytes
-    costs = {
-        name: replace(cost, process_bytes=size)
-        for name, cost in seen.forecast.separate_costs.items()
-    }
-    forecast = replace(seen.forecast, separate_costs=costs)
+    costs = {name: replace(cost, process_bytes=size) for name, cost in seen.forecast.costs.items()}
+    forecast = replace(seen.forecast, costs=costs)
     weighed = list_candidates(replace(seen, forecast=forecast))
     assert not {"processes", "backend"} & {candidate.name for candidate in weighed}
 
 
 @pytest.mark.parametrize("number", [760033, 760068])
 def test_a_candidate_moves_each_stage_once(number):
-    """The fourth stage is fused with the third, so it has no workers to move."""
-    values, drawn, offered = Likes(), pipeline("hidden", number), set()
-    stages = list(drawn.stages)
-    stages[3] = replace(stages[3], fusable=True)
-    scenario = replace(drawn, stages=stages, seconds=10)
-    knobs = replace(scenario.first_knobs, fused=frozenset({stages[3].name}))
-    vars(scenario)["first_knobs"] = knobs  # a cached value
-    run(scenario, Chooser(values), seed=number)
+    values, offered = Likes(), set()
+    run(replace(pipeline("hidden", number), seconds=10), Chooser(values), seed=number)
     for seen, candidates in values.seen:
         computing = {
             name

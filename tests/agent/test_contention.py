@@ -4,10 +4,8 @@ import dataclasses
 
 import pytest
 
-from sluice import Knobs
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import rates
-from sluice.ingest.knobs import Limits
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates
 
 
@@ -26,14 +24,6 @@ def test_a_counter_that_fell_gives_no_rates(counter):
     seen = rates(before, after)
     assert (seen.rows_per_s, seen.demand_rows_per_s) == (9, 18)
     assert rates(dataclasses.replace(before, **{counter: 10}), after) is None
-
-
-def test_the_work_of_fused_stages_is_added_up():
-    seen = _seen(1.0, 0.5)
-    both = dataclasses.replace(seen, stages={**seen.stages, "more": seen.stages["work"]})
-    limits = Limits(workers={"work": (1, 8), "more": (1, 8)}, fusable={"more": "work"})
-    joined = both.joined(Knobs(workers={"work": 8, "more": 8}, fused={"more"}), limits)
-    assert joined.stages == {"work": stage_rates(busy=3.0, cpu=2.0, core_wait=1.0, workers=8)}
 
 
 def test_free_cores_and_our_own_crowd_are_no_pressure():

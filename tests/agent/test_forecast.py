@@ -15,12 +15,9 @@ MIB = 2**20
 
 def _best(limit, *, wait_s=1.0):
     """A reader whose rows take so long to come, each 16 MiB, four of them at work. The last worker makes 64 MiB."""
-    limits = Limits(
-        workers={"decode": (1, 64), "collate": (1, 1), "last": (1, 1)}, fusable={"last": "collate"}
-    )
+    limits = Limits(workers={"decode": (1, 64), "collate": (1, 1)})
     knobs = Knobs(
-        workers={"decode": 4, "collate": 1, "last": 1},
-        fused=limits.fusable,
+        workers={"decode": 4, "collate": 1},
         read_ahead_bytes=64 * MIB,
         prefetch_bytes=256 * MIB,
     )

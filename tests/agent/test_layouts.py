@@ -53,10 +53,9 @@ class Drawn(Policy):
     def new(self, limits):
         draw = self.draw
         backend = {stage: draw.choice(kinds) for stage, kinds in limits.backends.items()}
-        fused = [s for s in limits.fusable if limits.fits(backend, s) and draw.random() < 0.7]
         named = {s: b for s, b in backend.items() if b != "thread" or draw.random() < 0.3}
         workers = {s: draw.randint(low, min(high, 4)) for s, (low, high) in limits.workers.items()}
-        return Knobs(workers=workers, backend=named, fused=frozenset(fused))
+        return Knobs(workers=workers, backend=named)
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +101,10 @@ def test_drawn_layouts_are_in_force_as_they_were_chosen(texts, seed, ranks):
             assert controller.frozen is None, events
             chosen, knobs = policy.asked[-1], loader.knobs
             assert knobs.workers == chosen.workers
-            assert knobs.fused == chosen.fused
             for stage in loader.limits.workers:
                 usual = "thread" if "thread" in loader.limits.backends_of(stage) else "process"
                 assert knobs.backend.get(stage, usual) == chosen.backend.get(stage, usual), stage
-    assert len({(k.fused, *k.backend.items()) for k in policy.asked}) > 5
+    assert len({tuple(k.backend.items()) for k in policy.asked}) > 5
 
 
 def test_if_tuning_ends_one_line_says_so(texts, capsys):

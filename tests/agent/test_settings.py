@@ -17,7 +17,7 @@ POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
     [
         (PlannerSettings, {"min_gain_ratio": 0.9}, "at least 1"),
         (PlannerSettings, {"patience_ticks": 4.5}, "whole number"),
-        (PlannerSettings, {"handover_s": 0.0}, "above 0"),
+        (PlannerSettings, {"quick_look_s": 0.0}, "above 0"),
         (PlannerSettings, {"settle_ticks": 6}, "patience_ticks, 5"),
         (RuntimeSettings, {"early_share": 1.2}, "from 0 to 1"),
     ],

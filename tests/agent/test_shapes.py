@@ -1,6 +1,5 @@
-"""Layouts of stages: which stage may hold the lock, and which stages are fused."""
+"""Which stage may hold the lock, and moves to processes."""
 
-import dataclasses
 import itertools
 import math
 
@@ -10,11 +9,9 @@ from sluice import Knobs
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.costs.stage_layouts import locked
-from sluice.agent.lab.simulator.fluid import Simulator
-from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.physics import SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario
-from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.ingest.knobs import Limits
 from tests.agent.made_figures import pipeline_rates, stage_rates
@@ -46,69 +43,23 @@ def test_a_stage_that_holds_the_lock_may_leave_the_threads(cpu, lock, cost, stag
     assert [cost.stage for cost in relieved] == stages
 
 
-def _stages(cost_s, **more):
-    """Four in a row, of which the third and the fourth may be fused with the one before."""
-    return [
-        SimStage(name=n, cost_s=cost_s, rows_per_item=1024, fusable=n in "cd", **more)
-        for n in "abcd"
+def test_a_move_that_brought_nothing_is_undone_and_not_tried_again():
+    """The lock is held by a stage that takes three times as long in processes."""
+    common = {"rows_per_item": 1024, "backends": ("thread", "process"), "workers": 4, "lock": 1.0}
+    stages = [
+        SimStage(name="a", cost_s=1e-3, process_cost_s=2e-3, **common),
+        SimStage(name="b", cost_s=1e-3, process_cost_s=2e-3, **common),
     ]
-
-
-def _settled(stages, machine):
-    """The simulator after so many decisions, and how fast it is then."""
-    scenario = Scenario(name="fused", stages=tuple(stages), machine=machine)
-    knobs = scenario.first_knobs
-    simulator, policy = Simulator(scenario.truth_at, scenario.limits, knobs), make("planner")
-    state, reasons = policy.initial(scenario.limits, knobs), []
-    for _ in range(60):
-        knobs, state, reason = policy.decide(simulator.snapshot(), state)
-        reasons.append(reason.text)
-        simulator.apply(knobs)
-        simulator.advance(1.0)
-    before = simulator.snapshot()
-    simulator.advance(5.0)
-    return simulator, (simulator.snapshot().rows - before.rows) / 5.0, reasons
-
-
-def test_cheap_stages_are_fused_where_handing_over_takes_cores_that_are_short():
-    machine = SimMachine(cores=2, handover_s=DEFAULT.handover_s)
-    apart = [dataclasses.replace(s, fusable=False) for s in _stages(1.2 * DEFAULT.handover_s)]
-    simulator, rate, reasons = _settled(_stages(1.2 * DEFAULT.handover_s), machine)
-    assert simulator.knobs.fused == {"c", "d"}
-    assert any("from b to c" in text for text in reasons)
-    assert rate > _settled(apart, machine)[1]
-
-
-@pytest.mark.parametrize(
-    ("cost", "machine"),
-    [
-        (
-            100 * DEFAULT.handover_s,
-            SimMachine(cores=2, handover_s=DEFAULT.handover_s),
-        ),  # it is nothing beside the work
-        (
-            1.2 * DEFAULT.handover_s,
-            SimMachine(cores=64, handover_s=DEFAULT.handover_s),
-        ),  # cores are free
-    ],
-)
-def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machine):
-    simulator, _, _ = _settled(_stages(cost, workers=4, workers_a_core=0), machine)
-    assert simulator.knobs.fused == frozenset()
-
-
-def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
-    """As though handing over took time, but it is the trainer's loop on the same cores."""
-    scenario = Scenario(
-        name="trainer",
-        stages=tuple(_stages(1.2 * DEFAULT.handover_s)),
-        machine=SimMachine(cores=2),
-        consumer=Consumer(batch_rows=1024, step_s=DEFAULT.handover_s, cpu=1.0),
-    )
-    fused = []
+    scenario = Scenario(name="lock", stages=tuple(stages), machine=SimMachine(cores=4))
+    layouts = []
     run(
-        scenario, make("planner"), observe=lambda snapshot, knobs, reason: fused.append(knobs.fused)
+        scenario,
+        make("planner"),
+        observe=lambda snapshot, knobs, reason: layouts.append(
+            {n for n, kind in knobs.backend.items() if kind == "process"}
+        ),
     )
-    assert any(fused), "it was tried"
-    assert fused[-1] == frozenset()
-    assert len([1 for before, after in itertools.pairwise(fused) if before < after]) <= 2
+    moves = [after - before for before, after in itertools.pairwise(layouts) if after - before]
+    print(moves, layouts[-1])
+    assert moves, "it was tried"
+    assert len(moves) == len({name for move in moves for name in move})

@@ -19,7 +19,6 @@ def _knobs(levels):
     return {
         "workers": {"decode": 1, **({"levels": levels} if levels else {})},
         "backend": {},
-        "fused": [],
         "read_ahead_bytes": 2**20,
         "prefetch_bytes": 2**20,
     }

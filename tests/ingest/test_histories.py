@@ -211,7 +211,7 @@ def test_readers_copies_remote_workers_and_knobs_give_one_order(events, plain, t
     assert hashes == [order for _, order in expected], "a history changes no row"
     for options in (
         {"reader": "arrow"},
-        {"knobs": Knobs(workers={"decode": 3}, fused=())},
+        {"knobs": Knobs(workers={"decode": 3})},
         {"workers": "local:1"},
     ):
         assert rows_of(source, events, **options) == expected, options

@@ -9,7 +9,6 @@ from tests.raises import assert_names, raises
 LIMITS = Limits(
     workers={"decode": (1, 8), "transform": (1, 4), "second": (1, 4)},
     backends={"transform": ("thread", "process")},
-    fusable={"second": "transform"},
     prefetch_bytes=(2**20, 2**30),
 )
 
@@ -83,8 +82,6 @@ def test_nonsense_on_the_command_line_is_refused(text):
         {"workers": {"decode": True}},
         {"workers": {"decode": 2.0}},
         {"backend": {"decode": "fork"}},
-        {"fused": "second"},
-        {"fused": [1]},
         {"prefetch_bytes": 0},
         {"read_ahead_bytes": 1.5},
         {"read_ahead_bytes": float("nan")},
@@ -99,7 +96,6 @@ def test_json_and_back():
     knobs = Knobs(
         workers={"decode": 3},
         backend={"decode": "thread"},
-        fused={"second", "third"},
         prefetch_bytes=5,
     )
     assert Knobs.from_dict(json.loads(json.dumps(knobs.to_dict()))) == knobs
@@ -115,12 +111,6 @@ def test_json_and_back():
         ("decode.backend=process", ("backend", "'decode'", "'process'")),
         ("prefetch_bytes=1", ("prefetch_bytes", 1)),
         ("prefetch_bytes=2GiB", ("prefetch_bytes", 2**31)),
-        ("secnd.fused=yes", ("'secnd'", "'second'")),
-        ("transform.fused=yes", ("fused", "'transform'", "known: second")),
-        (
-            "second.fused=yes,transform.backend=process",
-            ("fused", "'second'", "thread", "'transform'", "process"),
-        ),
     ],
 )
 def test_limits_name_what_is_outside(text, facts):
@@ -144,19 +134,17 @@ def test_clamp_gives_the_nearest_inside_and_that_passes():
     assert several.clamp(Knobs(workers={"decode": 1})).workers["decode"] == 2
 
 
-def test_stages_are_fused_and_split_by_name():
-    base = Knobs(
-        workers={"transform": 2, "second": 3, "third": 1}, backend={"transform": "process"}
-    )
-    knobs = base.parse("second.fused=yes,third.fused=yes").parse("third.fused=no")
-    assert knobs.fused == {"second"}
-    assert_names(str(knobs), "transform=2(process)", "second=fused", "third=1")
-    assert (base.total_workers, knobs.total_workers) == (6, 3)
-
-
-def test_clamp_splits_what_cannot_be_fused():
-    wild = Knobs(fused={"decode", "gone", "second"})
-    assert LIMITS.clamp(wild).fused == {"second"}
-    assert (
-        LIMITS.clamp(Knobs(backend={"transform": "process"}, fused={"second"})).fused == frozenset()
-    )
+def test_fused_stages_of_0_3_get_workers_of_their_own_with_one_line():
+    base = Knobs(workers={"transform": 2, "second": 3}, backend={"transform": "process"})
+    old = base.to_dict() | {"fused": ["second"]}
+    for read in (
+        lambda: base.parse("transform.fused=no,second.fused=yes"),
+        lambda: Knobs.from_dict(old),
+        lambda: Knobs(workers=base.workers, backend=base.backend, fused="second"),
+    ):
+        with pytest.warns(FutureWarning, match="'second' has workers of its own") as lines:
+            assert read() == base
+        assert len(lines) == 1
+    assert Knobs.from_dict(old | {"fused": ["shuffle"]}) == base, "its own line says so"
+    assert_names(str(base), "transform=2(process)", "second=3")
+    assert base.total_workers == 5

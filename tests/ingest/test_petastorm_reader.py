@@ -109,7 +109,6 @@ def test_every_row_group_comes_through_petastorms_reader_and_worker(
         transforms=["tests.ingest.worker_functions:process"],
         reader="petastorm",
     ) as loader:
-        assert loader.knobs.fused == knobs.fused
         at = loader.dense_names.index("I1")
         processes = {int(number) for batch in loader for number in batch.dense[:, at]}
         assert (os.getpid() in processes) == (mode != "process")

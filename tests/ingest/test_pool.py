@@ -38,7 +38,7 @@ def make():
             Pool(
                 StageCounters("work"),
                 iter(upstream),
-                lambda _stint: lambda item, _charge: work(item),
+                lambda: lambda item, _charge: work(item),
                 workers=workers,
                 limit_bytes=limit_bytes,
                 governor=governor or Governor(1000, 0),
@@ -190,7 +190,7 @@ def test_work_that_enlarges_its_items_reserves_as_much_as_it_makes_of_the_next()
     pool = Pool(
         StageCounters("work"),
         iter(range(3)),
-        lambda _stint: lambda _item, charge: reserved.append(charge.bytes),
+        lambda: lambda _item, charge: reserved.append(charge.bytes),
         workers=1,
         limit_bytes=1,
         governor=governor,
@@ -281,17 +281,6 @@ def test_memory_holds_back_early_work_but_never_the_next_item(make):
         assert governor.charged <= 10 + 4 * len(got)  # nobody releases here
     assert got == list(range(20))
     assert governor.reasons.total() > 0
-
-
-def test_who_asks_for_results_does_not_wait_for_a_worker_that_waits_for_it(make):
-    """The worker pulls, and holds the pull until there is room, which only the one who asks makes."""
-    pool = make(range(3), lambda n: n, limit_bytes=0)
-    eventually(lambda: pool.waiting_bytes == 1 and pool._pull.locked())
-    results = []
-    asking = threading.Thread(target=lambda: results.append(pool._take_passing()), daemon=True)
-    asking.start()
-    asking.join(WAIT_S)
-    assert results == [None], "it looks for results again"
 
 
 def test_a_closed_pool_is_no_end_for_the_one_behind_a_generator(make):

@@ -36,10 +36,9 @@ def test_decoding_never_waits_for_a_far_store_so_it_needs_no_more_than_the_cores
     ]
 
 
-def test_transforms_alone_are_moved_and_do_each_others_work():
+def test_transforms_alone_are_moved():
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
-    assert limits.fusable == {"second": "first"}
     assert [stage.name for stage in STAGES if stage.holds_series] == [
         "batch",
         "first",

@@ -152,12 +152,10 @@ class Case:
             name: chance.randint(1, min(most, high)) for name, (_, high) in limits.workers.items()
         }
         backend = {name: chance.choice(kinds) for name, kinds in limits.backends.items()}
-        fused = frozenset(name for name in limits.fusable if chance.random() < 0.3)
         return limits.clamp(
             Knobs(
                 workers=workers,
                 backend=backend,
-                fused=fused,
                 read_ahead_bytes=chance.choice((1, 200, 2000, 2**40)),
                 prefetch_bytes=chance.choice((1, 100, 1000, 2**40)),
             )

@@ -31,8 +31,6 @@ class Chain:
     """What it turns out to take."""
     room: int
     """Bytes of the limit above the minimum."""
-    passing: tuple[bool, ...]
-    """Whether a stage lets every third item pass as it is, and may have no workers."""
     fails: tuple[int, int] | None
     """Stage and item that fail; stage -1: the input does."""
     turns: int
@@ -56,7 +54,6 @@ class Chain:
             sizes=sizes,
             grown=grown if items % 2 else sizes,
             room=chance.choice((0, 3, 20, 10**6)),
-            passing=tuple(chance.random() < 0.5 for _ in range(stages)),
             fails=fails,
             turns=chance.choice((0, 2, 8)),
             close_after=chance.randrange(items) if chance.random() < 0.08 else None,
@@ -107,15 +104,12 @@ class _Run:
             upstream = Pool(
                 StageCounters(f"stage{stage}"),
                 upstream,
-                lambda _stint, stage=stage: self._work(stage),
-                workers=run.chance.randint(0 if chain.passing[stage] else 1, 3),
+                lambda stage=stage: self._work(stage),
+                workers=run.chance.randint(1, 3),
                 limit_bytes=run.chance.choice((1, 5, 100)),
                 governor=self._governor,
                 size=lambda item: chain.sizes[item.number],
                 measure=lambda item: (1, chain.grown[item.number]),
-                passes=(lambda item: item.number % 3 == 0)
-                if chain.passing[stage]
-                else lambda _item: False,
             )
             self._pools.append(upstream)
 
@@ -161,12 +155,7 @@ class _Run:
         for thread in (agent, closer):
             thread.join()
         for stage, done in enumerate(self._done):
-            if max(done) > 1 or (
-                len(got) == chain.items
-                and not all(
-                    done[n] or (chain.passing[stage] and n % 3 == 0) for n in range(chain.items)
-                )
-            ):
+            if max(done) > 1 or (len(got) == chain.items and not all(done)):
                 raise Deviation(f"stage {stage} worked {done} times on its items")
 
     def _input(self) -> Any:
@@ -195,7 +184,7 @@ class _Run:
             stage = self._run.chance.randrange(self._chain.stages)
             pool = self._pools[stage]
             if self._run.chance.random() < 0.7:
-                pool.resize(self._run.chance.randint(0 if self._chain.passing[stage] else 1, 4))
+                pool.resize(self._run.chance.randint(1, 4))
             else:
                 pool.limit(self._run.chance.choice((1, 5, 100)))
 

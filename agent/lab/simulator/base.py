@@ -46,8 +46,7 @@ class SimulatedPipeline:
         self.held_back = 0.0
         names = self.names = [s.name for s in self.truth.stages]
         count = len(names)
-        self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
-        self.ready = [float(self._workers_of(n, self._knobs)) for n in names]
+        self.ready = [float(self._knobs.workers[n]) for n in names]
         self._starting: list[tuple[float, int, float]] = []
         """(time at which they are ready, stage, number of workers)."""
         self._moving: dict[int, tuple[float, float]] = {}
@@ -93,9 +92,8 @@ class SimulatedPipeline:
         self._limits.check(knobs)
         if missing := [n for n in self.names if n not in knobs.workers]:
             raise KnobError(f"no number of workers for {missing[0]!r}")
-        self._heads = [self.names.index(self._limits.head(knobs, n)) for n in self.names]
         for i, name in enumerate(self.names):
-            stage, count = self.truth.stages[i], self._workers_of(name, knobs)
+            stage, count = self.truth.stages[i], knobs.workers[name]
             backend = knobs.backend.get(name, self._limits.backends_of(name)[0])
             delay = stage.process_start_s if backend == "process" else stage.start_s
             coming = sum(n for _, s, n in self._starting if s == i)
@@ -124,11 +122,6 @@ class SimulatedPipeline:
         self._knobs = knobs
         self._changed()
 
-    @staticmethod
-    def _workers_of(name: str, knobs: Knobs) -> int:
-        """Returns the workers of a stage. A fused stage has 1, which passes rows on without taking time."""
-        return 1 if name in knobs.fused else knobs.workers[name]
-
     def snapshot(self) -> Snapshot:
         limits = self.queue_limits
         for i, stage in enumerate(self.truth.stages):
@@ -148,7 +141,7 @@ class SimulatedPipeline:
                 core_wait_s=self.core_wait_s[i],
                 wait_input_s=self.in_s[i],
                 wait_output_s=self.out_s[i],
-                workers=self._knobs.workers[self.names[self._heads[i]]],
+                workers=self._knobs.workers[name],
                 backend="process" if i in self._moving else self.backends[i],
                 starting=self._processes_starting(i),
                 queue_bytes=int(self.queue[i] * self._row_bytes[i]),
@@ -206,12 +199,8 @@ class SimulatedPipeline:
         self._throttled = [(i, s) for i, s in enumerate(stages) if s.credit_rows]
         self._uneven = [(i, s) for i, s in enumerate(stages) if s.drift or s.tail]
         self._worker_bytes = [
-            sum(
-                s.process_bytes * (self.backends[j] == "process")
-                for j, s in enumerate(stages)
-                if self._heads[j] == i
-            )
-            for i in range(last + 1)
+            stage.process_bytes * (backend == "process")
+            for stage, backend in zip(stages, self.backends, strict=True)
         ]
         self.queue_limits: list[float] = []
         """The most rows that may wait after each stage. A queue takes at least one item of either neighbour."""

@@ -179,8 +179,7 @@ def steady(
     workers: Sequence[float],
     backends: Sequence[str],
     bursts: Sequence[float] = (),
-    heads: Sequence[int] = (),
 ) -> Flow:
     """Returns the rates once every queue has settled. Then all stages have the rate of the slowest."""
     linked = [True] * len(workers)
-    return flow(Load(truth, workers, backends, bursts=bursts, heads=heads), linked, linked)
+    return flow(Load(truth, workers, backends, bursts=bursts), linked, linked)

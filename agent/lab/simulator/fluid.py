@@ -94,7 +94,7 @@ class Simulator(SimulatedPipeline):
         key = (tuple(admitted), factors, bursts, uncapped)
         if self._load is None or self._load[0] != key:
             workers = [max(n, 1e-6) for n in admitted]
-            load = Load(self.truth, workers, self.backends, factors, bursts, self._heads)
+            load = Load(self.truth, workers, self.backends, factors, bursts)
             for i in uncapped:
                 load.cap[i] = UNBOUNDED
             self._load = (key, load)
@@ -181,18 +181,16 @@ class Simulator(SimulatedPipeline):
             waited = min(used * (current.factors[0] - 1), useful - used)
             useful *= max(0.5, noise[2 * i])
             timer_error = max(0.5, noise[2 * i + 1])
-            for j, time, cpu in load.shares[i]:  # the stages whose work these workers did
-                self.busy_s[j] += useful * time
-                self.cpu_s[j] += used * timer_error * cpu
-                self.core_wait_s[j] += waited * timer_error * cpu
-            if self._heads[i] == i:
-                idle = (self.ready[i] - active) * seconds
-                blocked = queue >= 0.999 * limits[i]
-                starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
-                if blocked and not (starved and rates[i - 1] <= after):
-                    self.out_s[i] += idle
-                else:
-                    self.in_s[i] += idle
+            self.busy_s[i] += useful
+            self.cpu_s[i] += used * timer_error
+            self.core_wait_s[i] += waited * timer_error
+            idle = (self.ready[i] - active) * seconds
+            blocked = queue >= 0.999 * limits[i]
+            starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
+            if blocked and not (starved and rates[i - 1] <= after):
+                self.out_s[i] += idle
+            else:
+                self.in_s[i] += idle
             if admitted[i] < self.ready[i]:
                 self.held_back += (self.ready[i] - admitted[i]) * seconds
             in_flight.append(active)

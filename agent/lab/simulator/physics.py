@@ -249,18 +249,15 @@ class TrueCosts:
 
 
 class Load:
-    """The true costs with given workers and back ends as plain numbers, made once per change, for the inner loop.
+    """The true costs with given workers and back ends as plain numbers, made once per change, for the inner loop."""
 
-    `heads` gives, for each stage, the stage whose workers do its work. A fused stage takes no time of its own."""
-
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         truth: TrueCosts,
         workers: Sequence[float],
         backends: Sequence[str],
         factors: Sequence[float] = (),
         bursts: Sequence[float] = (),
-        heads: Sequence[int] = (),
     ) -> None:
         machine = truth.machine
         consumer = truth.consumer
@@ -281,12 +278,9 @@ class Load:
         self.turns: list[float] = []
         """Seconds for which an item waits for a lock that is always held."""
         self.waiting: list[float] = []
-        self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
-        """For each stage's workers: the stages whose work they do, with their shares of the time and of the processor
-        time."""
         contending = consumer.cores * consumer.cpu
         for i, stage in enumerate(truth.stages):
-            n = self.workers[heads[i] if heads else i]
+            n = self.workers[i]
             self._add_costs(
                 stage,
                 n,
@@ -295,8 +289,6 @@ class Load:
                 backends[i] == "process",
             )
             contending += n * stage.cpu
-        for head in {h for i, h in enumerate(heads) if h != i}:
-            self._fuse([i for i, h in enumerate(heads) if h == head])
         self.crowd = [
             1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)
         ]
@@ -343,24 +335,6 @@ class Load:
             float(machine.convoy),
             float(machine.smt),
         )
-
-    def _fuse(self, group: list[int]) -> None:
-        """Gives the work of all these stages to the first stage's workers."""
-        head = group[0]
-        times = [self.rows[head] / self.rows[i] for i in group]
-        cpu = [(self.cpu[i] + self.memory[i]) * n for i, n in zip(group, times, strict=True)]
-        wall = [c + self.waiting[i] * n for c, i, n in zip(cpu, group, times, strict=True)]
-        self.shares[head] = [
-            (i, w / sum(wall), c / sum(cpu) if sum(cpu) else 0.0)
-            for i, w, c in zip(group, wall, cpu, strict=True)
-        ]
-        for i, n in list(zip(group, times, strict=True))[1:]:
-            for part in (self.cpu, self.memory, self.lock, self.turns, self.waiting):
-                part[head] += part[i] * n
-                part[i] = 0.0
-            self.workers[i] = 1.0
-            self.waiting[i] = self.rows[i] / UNBOUNDED
-            self.kappa[i] = self.handover[i] = 0.0
 
 
 def memory_need(

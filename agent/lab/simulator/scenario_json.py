@@ -27,7 +27,7 @@ _COSTS = {f.name for f in dataclasses.fields(SimStage)} - {
     f.name for f in dataclasses.fields(StageSpec)
 }
 """The true costs of a stage. They may change during a scenario."""
-_STAGE = {*_COSTS, "name", "backends", "fusable", "max_workers"}
+_STAGE = {*_COSTS, "name", "backends", "max_workers"}
 
 
 def load(path: str | Path) -> Scenario:

@@ -1,4 +1,4 @@
-"""The planner's changes other than growing: another layout of stages, a probe, fewer workers. Also puts changes on
+"""The planner's changes other than growing: another back end, a probe, fewer workers. Also puts changes on
 trial. Pure."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sluice.agent.costs.forecast import Forecast, Ranges
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.costs.stage_layouts import Restructuring
+from sluice.agent.costs.stage_layouts import BackEndSwitch
 from sluice.agent.policies.planner.explain import details, moves
 from sluice.agent.policies.planner.state import Decision, PlannerState
 from sluice.agent.policies.planner.trial_change import TrialChange
@@ -21,36 +21,34 @@ def reshape(
     state: PlannerState,
     forecast: Forecast,
     recent: PipelineRates,
-    candidates: Iterable[Restructuring],
+    candidates: Iterable[BackEndSwitch],
 ) -> Decision | None:
-    """Moves a stage to its other back end, fuses it or splits it: the first candidate that promises enough."""
+    """Moves a stage to its other back end: the first candidate that promises enough."""
     for shape in candidates:
         if shape.key in state.tried:
             continue
-        name, moving = shape.stage, shape.kind == "switch"
-        # No stage's curve includes waits for a lock, and only a switch ends them. Otherwise both forecasts err alike.
-        measured = recent.rows_per_s if moving else math.inf
-        present_rate = min(forecast.rate(state.knobs.workers), measured)
-        ranges = (
-            ranges_of_move(state, shape.forecast, name)
-            if moving
-            else {n: range_of(state, n) for n in shape.forecast.joined_costs}
-        )
+        name = shape.stage
+        # No stage's curve includes waits for a lock, which a switch ends.
+        present_rate = min(forecast.rate(state.knobs.workers), recent.rows_per_s)
+        ranges = ranges_of_move(state, shape.forecast, name)
         knobs, best = shape.forecast.best(ranges, fewest=False)
         if best < state.settings.min_gain_ratio * present_rate or not shape.forecast.fits(knobs):
             continue
-        trying = replace(state, tried=state.tried | {shape.key})
-        if moving:
-            sharing = {
-                n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
-                for n, s in forecast.separate_costs.items()
-                if n != name and s.backend == "thread"
-            }
-            trying = replace(trying, services={**state.services, **sharing}, caps={})
+        sharing = {
+            n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
+            for n, s in forecast.costs.items()
+            if n != name and s.backend == "thread"
+        }
+        trying = replace(
+            state,
+            tried=state.tried | {shape.key},
+            services={**state.services, **sharing},
+            caps={},
+        )
         return change(
             trying,
             knobs,
-            shape.kind,
+            "switch",
             recent,
             Reason(
                 text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows "
@@ -69,7 +67,7 @@ def ranges_of_move(state: PlannerState, forecast: Forecast, moved: str) -> Range
     A change that failed while workers waited for a lock may succeed without these waits."""
     free = replace(state, caps={})
     most = min(state.limits.workers[moved][1], max(2, math.ceil(forecast.cores)))
-    return {**{n: range_of(free, n) for n in forecast.joined_costs}, moved: (1, most)}
+    return {**{n: range_of(free, n) for n in forecast.costs}, moved: (1, most)}
 
 
 def range_of(state: PlannerState, name: str) -> tuple[int, int]:
@@ -91,13 +89,13 @@ def probe(
     """Returns the busiest stage with an untried number of workers and the rate hoped for. None: no real gain."""
     share = {
         n: recent.stages[n].busy / state.knobs.workers[n]
-        for n in forecast.joined_costs
+        for n in forecast.costs
         if n in recent.stages
     }
     name = max(share, key=lambda n: share[n], default=None)
     if name is None or share[name] < state.settings.probe_busy_share:
         return None
-    service = forecast.joined_costs[name]
+    service = forecast.costs[name]
     workers = state.knobs.workers
     present_rate = forecast.rate(state.knobs.workers)
     least, most = range_of(state, name)
@@ -106,9 +104,7 @@ def probe(
     )  # between two settings seen, any may be tried
     worth = {}
     for count, hope in service.hopes(recent.cpu_quota, state.settings.min_gain_ratio).items():
-        unbent = replace(
-            forecast, joined_costs={**forecast.joined_costs, name: service.unbent(count)}
-        )
+        unbent = replace(forecast, costs={**forecast.costs, name: service.unbent(count)})
         hoped_for = min(hope, unbent.rate_around(name, {**workers, name: count}))
         is_new = least <= count <= most and (name, count) not in state.tried
         if (

@@ -22,7 +22,7 @@ def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
         return f"the trainer is the bottleneck (it waits {100 * recent.stall:.1f} % of its time)"
     count = forecast.knobs.workers[bottleneck]
     busy = recent.stages[bottleneck].busy if bottleneck in recent.stages else 0.0
-    waiting = forecast.joined_costs[bottleneck].waiting(count)
+    waiting = forecast.costs[bottleneck].waiting(count)
     how = (
         f", {100 * waiting:.0f} % of that waiting for a store or a lock"
         if waiting > forecast.settings.mostly_share
@@ -57,7 +57,7 @@ def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float
         ),
         "stages": {
             name: service.describe(forecast.knobs.workers[name])
-            for name, service in forecast.joined_costs.items()
+            for name, service in forecast.costs.items()
         },
     }
 

@@ -8,8 +8,8 @@
 
 After a change, the planner measures its effect (`sluice.agent.policies.planner.trial_change`). A change without a gain
 is undone, and its stages keep their knobs for a while. Each failure doubles the pause before the next try, so a steady
-load soon sees no change. If a stage's workers wait for each other, the stage moves to its other back end. Stages are
-fused if cores are short, and split if they are the bottleneck together (`sluice.agent.costs.stage_layouts`).
+load soon sees no change. If a stage's workers wait for each other, the stage moves to its other back end
+(`sluice.agent.costs.stage_layouts`).
 
 Words of this folder:
 
@@ -22,7 +22,6 @@ Words of this folder:
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -108,7 +107,7 @@ class Planner(Policy):
         snapshot, state = _count_remote_work(snapshot, state)
         if state.last is None:
             return _begin(state, snapshot)
-        latest = rates_of(state, state.last, snapshot)
+        latest = rates(state.last, snapshot)
         if latest is None:  # the clock stood still, or counters fell
             return replace(state, last=snapshot, window=(Look(state.tick, snapshot),))
         return _take_in(state, snapshot, latest)
@@ -117,7 +116,7 @@ class Planner(Policy):
         """Decides on a look. `before` is the state before `take_in`."""
         if before.last is None or state.last is None:
             return state.knobs, state, Reason(text="first look")
-        latest = rates_of(before, before.last, state.last)
+        latest = rates(before.last, state.last)
         if latest is None:
             return state.knobs, state, Reason(text="no time has passed since the last look")
         drifted = any(cost.drifts > before.services[n].drifts for n, cost in state.services.items())
@@ -126,7 +125,7 @@ class Planner(Policy):
             return state.knobs, state, Reason(text=_doubt(doubtful))
         if state.trial is not None and state.trial.crashed(state.age, latest):
             return _undo(state, state.trial, latest)
-        recent = rates_of(state, state.window[0].snapshot, state.last)
+        recent = rates(state.window[0].snapshot, state.last)
         if recent is None or recent.rows_per_s == 0:
             missing = "workers to start" if state.is_starting else "rows to arrive"
             return state.knobs, state, Reason(text=f"waiting for {missing}")
@@ -153,11 +152,9 @@ class Planner(Policy):
     def explain(self, state: PlannerState) -> dict[str, Any]:
         """Returns the stage models, and the predicted rates with other resources. Empty while nothing is known."""
         latest = (
-            rates_of(state, state.window[0].snapshot, state.window[-1].snapshot)
-            if state.window
-            else None
+            rates(state.window[0].snapshot, state.window[-1].snapshot) if state.window else None
         )
-        if latest is None or not (forecast := forecast_of(state, latest)).joined_costs:
+        if latest is None or not (forecast := forecast_of(state, latest)).costs:
             return {}
         return {
             **details(forecast, latest, state.knobs, forecast.rate(state.knobs.workers)),
@@ -292,11 +289,6 @@ def _by_itself(state: PlannerState, latest: PipelineRates, now: StageCost) -> bo
     return leaped or now.trends > before.trends
 
 
-def rates_of(state: PlannerState, earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
-    measured = rates(earlier, later)
-    return None if measured is None else measured.joined(state.knobs, state.limits)
-
-
 def forecast_of(state: PlannerState, latest: PipelineRates) -> Forecast:
     return Forecast.of(
         latest,
@@ -349,17 +341,13 @@ def idle_stages(state: PlannerState, recent: PipelineRates) -> set[str]:
     They limit nothing, and may not report again for long."""
     assert state.last is not None, "a plan comes after a look"
     sources = (FETCH, state.limits.decoding)
-    heads = {
+    waiting = {
         name
         for name, stage in recent.stages.items()
         if stage.busy < state.settings.min_busy_share * stage.workers
         and (name in sources or stage.blocked >= state.settings.mostly_share * stage.workers)
     }
-    return {
-        stage.name
-        for stage in state.last.stages
-        if stage.items > 0 and state.limits.head(state.knobs, stage.name) in heads
-    }
+    return {stage.name for stage in state.last.stages if stage.items > 0 and stage.name in waiting}
 
 
 def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> Decision:
@@ -414,8 +402,8 @@ class _Outlook:
 def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> Decision:
     """Chooses the next change, or none."""
     forecast, settings = forecast_of(state, latest), state.settings
-    unknown = state.services.keys() - forecast.separate_costs.keys() - idle_stages(state, recent)
-    if not forecast.joined_costs or (unknown and state.tick <= settings.patience_ticks):
+    unknown = state.services.keys() - forecast.costs.keys() - idle_stages(state, recent)
+    if not forecast.costs or (unknown and state.tick <= settings.patience_ticks):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     outlook = _Outlook(
         forecast=forecast,
@@ -423,7 +411,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
         recent=recent,
         rate=forecast.rate(state.knobs.workers),
         bottleneck=forecast.bottleneck(),
-        ranges={name: range_of(state, name) for name in forecast.joined_costs},
+        ranges={name: range_of(state, name) for name in forecast.costs},
     )
     if (smaller := _save_memory(state, outlook)) is not None:
         return smaller
@@ -525,18 +513,14 @@ def _doubt(doubtful: list[str]) -> str:
 
 
 def _go_faster(state: PlannerState, outlook: _Outlook, cause: str) -> Decision | None:
-    """Returns the first change that promises more rows: more workers, another layout of stages, or a number of workers
+    """Returns the first change that promises more rows: more workers, another back end, or a number of workers
     that has not been seen yet."""
     forecast, recent = outlook.forecast, outlook.recent
     grown = _grow(state, outlook, cause)
     if grown is not None:
         return grown
-    layouts = itertools.chain(
-        stage_layouts.locked(forecast, recent, StageCost.unhindered),
-        stage_layouts.split(forecast),
-        stage_layouts.fused(forecast),
-    )
-    reshaped = reshape(state, forecast, recent, layouts)
+    shapes = stage_layouts.locked(forecast, recent, StageCost.unhindered)
+    reshaped = reshape(state, forecast, recent, shapes)
     if reshaped is not None:
         return reshaped
     untried = probe(state, forecast, recent)

@@ -11,8 +11,7 @@ from sluice.ingest.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialChange:
-    """A change whose effect is being measured. `kind` is grow, probe, switch, fuse, split,
-    release or memory."""
+    """A change whose effect is being measured. `kind` is grow, probe, switch, release or memory."""
 
     kind: str
     before: Knobs
@@ -32,7 +31,7 @@ class TrialChange:
         return all(
             getattr(self.before, name).get(stage) == getattr(knobs, name).get(stage)
             for name in ("workers", "backend")
-        ) and (stage in self.before.fused) == (stage in knobs.fused)
+        )
 
     def explains(self, stage: str, knobs: Knobs, age: float) -> bool:
         """Returns whether the change, to these knobs, may have made a stage dearer after so many ticks.

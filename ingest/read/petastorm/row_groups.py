@@ -114,7 +114,7 @@ class RowGroupStage(StagePools):
             pool = self._pool(
                 DECODE,
                 self._read_tasks(epoch, number, epochs),
-                lambda _: self._work,
+                lambda: self._work,
                 size=lambda task: self._groups.decoding.at_work(task.read.rows),
                 measure=_rows_and_bytes,
             )

@@ -178,7 +178,6 @@ def places_restarts_and_scales(table: Any, address: str, head: Node, second: Nod
                 Knobs(
                     workers={**loader.knobs.workers, "decode": 2 * workers},
                     backend=loader.knobs.backend,
-                    fused=loader.knobs.fused,
                 )
             )
 

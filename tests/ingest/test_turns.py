@@ -1,6 +1,5 @@
-"""Stages that are fused and split while batches come: rows, order, errors and counters stay what they were."""
+"""Stages that are resized while batches come: rows, order, errors and counters stay what they were."""
 
-import threading
 from collections import deque
 from random import Random
 
@@ -8,12 +7,10 @@ import pytest
 
 from sluice import Knobs, Transform
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.batch import series_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import QuarantineError
-from tests.ingest.test_pool import WAIT_S, Clock
+from tests.ingest.test_pool import Clock
 from tests.ingest.worker_functions import minus, plus, twice
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -57,11 +54,10 @@ def test_hundreds_of_turns_with_resizes_change_neither_rows_nor_order(table, see
 
         def turn():
             for _ in range(random.randint(0, 2)):
-                turns.append(frozenset(name for name in "bc" if random.random() < 0.5))
+                turns.append({name: random.randint(1, 3) for name in "abc"})
                 loader.apply(
                     Knobs(
-                        workers={name: random.randint(1, 3) for name in "abc"},
-                        fused=turns[-1],
+                        workers=turns[-1],
                         read_ahead_bytes=2**20,
                         prefetch_bytes=2**20,
                     )
@@ -69,28 +65,7 @@ def test_hundreds_of_turns_with_resizes_change_neither_rows_nor_order(table, see
 
         assert contents(loader, turn) == expected
     assert len(turns) > 200
-    assert len(set(turns)) == 4
-
-
-def test_the_workers_of_the_stage_before_do_the_work_and_give_it_back(table):
-    at_work = {"a": set(), "b": set()}
-
-    def named(stage):
-        return lambda columns: at_work[stage].add(threading.current_thread().name)
-
-    with loading(table, (named("a"), named("b")), Knobs(fused=["b"])) as loader:
-        list(loader)
-        assert at_work["a"] == at_work["b"] == {"sluice-a-0"}
-        assert not loader.pipeline._pools["b"]._threads, "nobody to hand over to"
-        assert loader.snapshot().stage("b").workers == 1
-        loader.apply(Knobs(workers={"a": 2, "b": 3}, fused=["b"]))
-        assert loader.snapshot().stage("b").workers == 2, "those of a"
-        loader.apply(Knobs(workers={"b": 3}))
-        at_work["b"].clear()
-        list(loader)
-        assert at_work["b"] <= {"sluice-b-0", "sluice-b-1", "sluice-b-2"}
-        assert at_work["b"]
-        assert loader.snapshot().stage("b").workers == 3
+    assert len({tuple(turn.values()) for turn in turns}) == 27
 
 
 def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_steadily(
@@ -120,64 +95,22 @@ def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_st
     assert many >= len(tuned) / 2 > 1.5 * few
 
 
-def test_the_time_of_a_worker_counts_for_the_stage_whose_work_it_does():
+def test_the_time_of_a_worker_counts_for_its_stage():
     clock = Clock()
-    own, other = StageCounters("own", clock), StageCounters("other", clock)
+    own = StageCounters("own", clock)
     own.change(waiting=1)
-    stint = WorkerClock(own, threading.RLock())
-    for seconds, step in (
-        (1, stint.begin),
-        (2, lambda: stint.go_over(other)),
-        (4, lambda: stint.go_over(own)),
-        (8, lambda: stint.go_over(other)),
-        (16, stint.end),
-        (32, lambda: None),
-    ):
+    stint = WorkerClock(own)
+    for seconds, step in ((1, stint.begin), (2, stint.end), (4, lambda: None)):
         clock.now += seconds
         step()
         own.change()
-        assert own.busy_s <= clock.now
-    other.change()
-    assert (own.busy_s, other.busy_s, own.wait_input_s) == (2 + 8, 4 + 16, 1 + 32)
-    assert own.cpu_s + other.cpu_s > 0
-    assert min(own.finished_s, other.finished_s) > 0
+    assert (own.busy_s, own.wait_input_s) == (2, 1 + 4)
+    assert min(own.cpu_s, own.finished_s) > 0
 
 
-@pytest.mark.parametrize("fused", [[], ["b"]])
-def test_an_error_names_its_own_stage(table, fused):
-    functions = (plus, NAME + "fails_on_odd_labels")
+def test_an_error_names_its_own_stage(table):
     with (
-        loading(table, functions, Knobs(fused=fused)) as loader,
+        loading(table, (plus, NAME + "fails_on_odd_labels")) as loader,
         raises(QuarantineError, "row group", "row", "'b'", "ValueError"),
     ):
         next(iter(loader))
-
-
-class TestPool:
-    """Items are numbers; those that have `done` pass, the others come out negative."""
-
-    def _pool(self, items, done, workers):
-        return Pool(
-            StageCounters("work"),
-            iter(items),
-            lambda _stint: lambda n, _charge: -n,
-            workers=workers,
-            limit_bytes=9,
-            governor=Governor(10**9, 0),
-            size=lambda _: 1,
-            measure=lambda _: (1, 1),
-            passes=done,
-        )
-
-    @pytest.mark.parametrize("seed", range(10))
-    def test_any_mixture_comes_in_order_whatever_the_workers(self, seed):
-        random = Random(seed)
-        done = {n for n in range(1, 2000) if random.random() < 0.5}
-        pool, taken = self._pool(range(1, 2000), done.__contains__, random.randint(0, 2)), []
-        for n in pool:
-            taken.append(n)
-            if random.random() < 0.2:
-                pool.resize(random.choice([0, 0, 1, 3]))
-        assert taken == [n if n in done else -n for n in range(1, 2000)]
-        pool.join(WAIT_S)
-        assert pool.gone
