@@ -20,6 +20,10 @@ class TunerSettings:
     """Seconds over which the rates of the pipeline are measured."""
     settle_s: float = 3.0
     """Seconds after a change in which its stages may still show the old costs."""
+    calm_s: float = 10.0
+    """Seconds without a change or an event after which the candidates are compared less often."""
+    seldom_s: float = 2.0
+    """Seconds between two comparisons then."""
     first_s: float = 5.0
     """Seconds for which the first choice waits for stages that have reported no work."""
 

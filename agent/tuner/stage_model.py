@@ -10,6 +10,7 @@ a change point. Both are weighed by their likelihood. Items under way that are o
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -48,8 +49,18 @@ _HAZARD = 0.01  # change points a look, before any data
 _JUMP = 0.8  # how far a level jumps
 _ODDS = 3.0  # log odds at which a change point is believed
 _SUSPECT = -2.0  # log odds from which the next look must tell
+_DOUBTFUL_LOOKS = 3  # at which a change point is waited for
+_WEAK = -6.0  # log odds down to which a suspicion is kept in mind
 _LEAST_STEP = math.log(1.12)  # a smaller step is no change point
 _FLOOR = 0.03  # least noise of a look
+_FEW_ITEMS, _MOST_ITEMS = (
+    0.3,
+    12.0,
+)  # noise of a mean that needs no more items; the most items waited for
+_UNEVEN, _MISSED = (
+    0.5,
+    6.0,
+)  # noise of a heavy tail; items that must be missing then, before any is an event
 _KEPT = 12  # sightings
 _HELD = 0.1  # of the time: if the lock is held less, a wait for it cannot be measured
 
@@ -93,23 +104,41 @@ def _posterior(
     log_p = _log_prior(kinds).copy()
     newest = max(s.at for s in seen) if at is None else at
     level = variance = np.zeros(len(SHAPES))
-    for epoch in {s.epoch for s in seen}:
+    epochs: list[tuple[ndarray, ndarray, ndarray]] = []
+    for epoch in sorted({s.epoch for s in seen}):
         group = [s for s in seen if s.epoch == epoch]
         spread = np.array(
             [1 / s.weight + _MISFIT**2 + _DRIFT**2 * max(0.0, newest - s.at) for s in group]
         )
         shapes = _log_shapes(tuple(s.workers for s in group))
-        away = _COARSE * (shapes - shapes[np.argmin(spread)])
-        weight = 1 / (spread[:, None] + away**2)
+        surest = shapes[np.argmin(spread)]
+        weight = 1 / (spread[:, None] + (_COARSE * (shapes - surest)) ** 2)
         levels = np.array([s.log_s for s in group])[:, None] - shapes
         mean = (weight * levels).sum(0) / weight.sum(0)
         if len(group) > 1:
             misfit = weight * (levels - mean) ** 2 - np.log(weight * spread[:, None])
             log_p -= 0.5 * misfit.sum(0)
+        epochs.append((mean, 1 / weight.sum(0), surest))
         if epoch == now:
             level, variance = mean, 1 / weight.sum(0)
+    for before, after in itertools.pairwise(epochs):
+        log_p += _log_jump(before, after)
     p = np.exp(log_p - log_p.max())
     return p / p.sum(), level, variance
+
+
+def _log_jump(
+    before: tuple[ndarray, ndarray, ndarray], after: tuple[ndarray, ndarray, ndarray]
+) -> ndarray:
+    """Returns how likely two epochs are under each shape: either the level jumped, or the shape explains it all.
+
+    So a cost that rises at each of our own changes is blamed on the shape in the end, and not on as many events."""
+    jump = (after[0] - before[0]) ** 2
+    same = before[1] + after[1] + (_COARSE * (after[2] - before[2])) ** 2
+    far = same + _JUMP**2
+    stayed = math.log(1 - _HAZARD) - 0.5 * (jump / same + np.log(same))
+    jumped = math.log(_HAZARD) - 0.5 * (jump / far + np.log(far))
+    return np.asarray(np.logaddexp(stayed, jumped))
 
 
 @functools.lru_cache(maxsize=512)
@@ -119,11 +148,17 @@ def _log_shapes(counts: tuple[int, ...]) -> ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A look that may be a change point. The next look tells."""
+    """Looks that may follow a change point, taken together. More of them tell."""
 
     log_s: float
     variance: float
     log_odds: float
+    looks: int = 1
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether the next look should tell before anything is decided. It is not waited for without end."""
+        return self.log_odds > _SUSPECT and self.looks <= _DOUBTFUL_LOOKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +182,10 @@ class StageModel:
     item_rows: float = 0.0
     item_bytes: float = 0.0
     process_bytes: int = 0
-    noise: float = 0.15
+    noise: float = 0.2
     """Relative noise of one item, learned."""
+    measured: int = 0
+    """How many looks taught that."""
     elsewhere: Mapping[str, tuple[tuple[Sighting, ...], int]] = field(default_factory=dict)
     """Back end → its sightings and their epoch."""
     suspicion: Suspicion | None = None
@@ -168,6 +205,11 @@ class StageModel:
             s.epoch == self.epoch and s.workers == workers and s.weight > 1 / 0.34**2
             for s in self.seen
         )
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the last look may have followed a change point."""
+        return self.suspicion is not None and self.suspicion.is_strong
 
     # ---- learning
 
@@ -198,7 +240,10 @@ class StageModel:
             return self if now.items < self._skip_to else replace(self, _from=(now, at), _skip_to=0)
         if now.items == then.items or now.rows <= then.rows or now.finished_s <= then.finished_s:
             return self._watch(now, then, at - then_at, at)
-        if now.items - then.items < 2 and at - then_at < 1.0 and self.suspicion is None:
+        # The mean of few items of a heavy tail is mostly too low.
+        enough = max(2.0, min(_MOST_ITEMS, (self.noise / _FEW_ITEMS) ** 2))
+        patience_s = 1.0 if enough <= 2 else 2.0
+        if now.items - then.items < enough and at - then_at < patience_s and not self.is_doubtful:
             return self
         return self._measure(now, then, at, lock_share, held)
 
@@ -248,19 +293,25 @@ class StageModel:
         )
         variance = _FLOOR**2 + self.noise**2 / items + (0.3 * lock_share) ** 2
         workers = max(1, now.workers - now.starting)
-        return learned._take(workers, math.log(useful * finished_s / rows), variance, items, at)
+        # The logarithm of a mean of few uneven items is too low on average.
+        log_s = math.log(useful * finished_s / rows) + min(0.5, self.noise**2 / (2 * items))
+        return learned._take(workers, log_s, variance, items, at)
 
     def _watch(self, now: StageStats, then: StageStats, seconds: float, at: float) -> StageModel:
         """Returns the model after a look at which nothing had ended. Items under way may be older than usual."""
         active = (now.busy_s - then.busy_s) / max(seconds, 1e-6)
-        if not self.known or not self.item_rows or active < 0.5 or seconds < 0.1:
+        # Only of a busy stage is known how many items are under way.
+        busy = active >= 0.5 * max(1, now.workers)
+        if not self.known or not self.item_rows or not busy or seconds < 0.1:
             return self
         if self.cpu_share > 0.5:  # perhaps it waits for a core
             return self
         age = (now.busy_s - now.finished_s) / active
         workers = max(1, now.workers - now.starting)
         usual = math.exp(self.level(workers)[0]) * self.item_rows
-        if age < 1.35 * usual * (1 + self.noise):
+        expected = active * seconds / usual  # items that would have ended meanwhile
+        uneven = self.noise > _UNEVEN and expected < _MISSED
+        if age < 1.35 * usual * (1 + self.noise) or uneven:
             return self
         # The age is a lower bound. The true cost is about a quarter more, and uncertain.
         return self._begin_epoch(workers, math.log(1.25 * age / self.item_rows), 0.35**2, at)
@@ -272,35 +323,53 @@ class StageModel:
         if not self.known:
             first = Sighting(self.epoch, workers, log_s, 1 / variance, at)
             return replace(self, seen=(*self.seen[1 - _KEPT :], first))
-        mean, spread = self.level(workers, at)
-        error = log_s - mean
-        same = spread**2 + variance
-        log_same = -0.5 * error * error / same - 0.5 * math.log(same)
-        before = self.suspicion
+        error = log_s - self.level(workers, at)[0]
+        learned = self._learn_noise(error, items)
+        # Each shape predicts this cost, so a cost that a likely shape explains is no event.
+        log_same = self._log_likelihood(workers, log_s, variance, at)
+        before, mean, spread = self.suspicion, log_s, variance
         if before is not None:
             both = before.variance + variance
             log_new = -0.5 * (log_s - before.log_s) ** 2 / both - 0.5 * math.log(both)
             odds = before.log_odds + log_new - max(log_same, -8.0)
+            spread = before.variance * variance / both
+            mean = spread * (before.log_s / before.variance + log_s / variance)
         else:
-            jumped = _JUMP**2 + same
+            jumped = _JUMP**2 + variance
             log_new = -0.5 * error * error / jumped - 0.5 * math.log(jumped)
             odds = math.log(_HAZARD) + log_new - max(log_same, -9.0 if items < 30 else -14.0)
+        looks = 1 + (before.looks if before is not None and before.log_odds > _SUSPECT else 0)
+        suspicion = Suspicion(mean, spread, odds, looks) if odds > _WEAK else None
         if abs(error) > _LEAST_STEP and odds > _ODDS:
-            weight = 1 / variance
-            if before is not None and abs(log_s - before.log_s) < abs(error) / 2:
-                old = 1 / before.variance
-                log_s = (weight * log_s + old * before.log_s) / (weight + old)
-                weight += old
-            return self._begin_epoch(workers, log_s, 1 / weight, at)
-        if abs(error) > _LEAST_STEP and odds > _SUSPECT:
-            return replace(self, suspicion=Suspicion(log_s, variance, odds))
-        return self._average(workers, log_s, variance, items, at, error)
+            sure = self if self.measured > _DOUBTFUL_LOOKS else learned  # an event is no noise
+            return sure._begin_epoch(workers, mean, spread, at)
+        if abs(error) > _LEAST_STEP and suspicion is not None and suspicion.is_strong:
+            return replace(learned, suspicion=suspicion)
+        return replace(learned, suspicion=suspicion)._average(workers, log_s, variance, at)
 
-    def _average(  # noqa: PLR0917
-        self, workers: int, log_s: float, variance: float, items: float, at: float, error: float
-    ) -> StageModel:
+    def _learn_noise(self, error: float, items: float) -> StageModel:
+        """Returns the model with the noise of one item that this error shows. An event is not taken for noise."""
+        off = math.sqrt(max(0.0, error * error - _FLOOR**2) * min(items, 10))
+        off = min(off, 2.5 * self.noise + 0.1)
+        learned = self.noise + max(0.1, 1 / (3 + self.measured)) * (off - self.noise)
+        return replace(self, noise=min(2.5, max(0.03, learned)), measured=self.measured + 1)
+
+    def _log_likelihood(self, workers: int, log_s: float, variance: float, at: float) -> float:
+        """Returns the logarithm of how likely a measured cost is without a change point."""
+        p, level, spread = self.posterior(at)
+        shape = log_shape(workers)
+        coarse = (_COARSE * (shape - log_shape(self._nearest(workers)))) ** 2
+        both = spread + coarse + variance
+        each = np.log(p + 1e-300) - 0.5 * (log_s - level - shape) ** 2 / both - 0.5 * np.log(both)
+        return float(np.logaddexp.reduce(each))
+
+    def _nearest(self, workers: int) -> int:
+        """Returns the number of workers nearest to this one whose present cost was seen."""
+        seen = [s.workers for s in self.seen if s.epoch == self.epoch]
+        return min(seen, key=lambda n: abs(n - workers))
+
+    def _average(self, workers: int, log_s: float, variance: float, at: float) -> StageModel:
         """Returns the model with a cost that is no surprise."""
-        off = math.sqrt(max(0.0, error * error - _FLOOR**2) * min(items, 50))
         kept, new = [], Sighting(self.epoch, workers, log_s, 1 / variance, at)
         for s in self.seen:
             if (s.epoch, s.workers) == (self.epoch, workers):
@@ -310,12 +379,7 @@ class StageModel:
                 new = Sighting(self.epoch, workers, mean, min(total, 1 / 0.01**2), at)
             else:
                 kept.append(s)
-        return replace(
-            self,
-            seen=(*kept, new)[-_KEPT:],
-            noise=min(2.5, max(0.03, self.noise + 0.1 * (off - self.noise))),
-            suspicion=None,
-        )
+        return replace(self, seen=(*kept, new)[-_KEPT:])
 
     def _begin_epoch(self, workers: int, log_s: float, variance: float, at: float) -> StageModel:
         """Returns the model after a change point."""
@@ -339,10 +403,7 @@ class StageModel:
         p, level, variance = self.posterior(at)
         costs = level + log_shape(workers)
         mean = float(p @ costs)
-        near = min(
-            (s.workers for s in self.seen if s.epoch == self.epoch), key=lambda n: abs(n - workers)
-        )
-        coarse = (_COARSE * (log_shape(workers) - log_shape(near))) ** 2
+        coarse = (_COARSE * (log_shape(workers) - log_shape(self._nearest(workers)))) ** 2
         return mean, math.sqrt(float(p @ ((costs - mean) ** 2 + variance + coarse)))
 
     def curve(self, workers: ndarray, favour: float = 0.0) -> ndarray:

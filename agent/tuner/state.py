@@ -36,6 +36,8 @@ class TunerState:
     began: float = 0.0
     """When the first look was."""
     changed_at: float | None = None
+    chosen_at: float = 0.0
+    """When candidates were last compared."""
     started_at: float = 0.0
     """When workers were last starting."""
     before: tuple[Knobs, ...] = ()
@@ -161,7 +163,7 @@ def _watch_stages(state: TunerState, settings: TunerSettings) -> TunerState:
         stage, old = stages[seen.name], known[seen.name]
         busy_s = seen.busy_s - before.stage(seen.name).busy_s
         works = busy_s >= _WORKS * seen.workers * (now.at - before.at)
-        suspects |= stage.suspicion is not None and works
+        suspects |= stage.is_doubtful and works
         if stage.epoch <= old.epoch or not old.known or stage.backend != old.backend or not works:
             continue
         # Our own change loads the cores and the lock, which slows stages that compute.

@@ -141,6 +141,12 @@ class Tuner(Policy):
         settings = self.settings
         now = seen.rate(state.knobs)
         base = float(np.mean(now))
+        if base * (1 + settings.price) >= seen.demand:  # no setting brings more
+            return self._release(state, seen, base)
+        calm = seen.at - state.since > settings.calm_s
+        if calm and seen.at - state.chosen_at < settings.seldom_s:
+            return state.knobs, state, _stay(seen, base)
+        state = replace(state, chosen_at=seen.at)
         calm_s = seen.at - max(state.event_at, state.began)
         horizon_s = min(max(calm_s, settings.least_horizon_s), settings.most_horizon_s)
         told, best, chosen = [("stay", 0.0)], 0.0, None
@@ -188,11 +194,7 @@ class Tuner(Policy):
 
     def _release(self, state: TunerState, seen: Outlook, now: float) -> _Decision:
         """Gives workers back that were not needed for a while, or stays."""
-        stay = Reason(
-            text=f"{_why(seen)}, and nothing better is known",
-            bottleneck=_name(seen),
-            predicted_rows_per_s=min(max(now, 1.0), UNBOUNDED),
-        )
+        stay = _stay(seen, now)
         if seen.bottleneck not in ("consumer", "cores"):
             return state.knobs, replace(state, lean_since=None), stay
         easy = replace(seen.forecast.uncontended, demand=1.2 * seen.forecast.demand)
@@ -290,6 +292,14 @@ def _differs(a: Knobs, b: Knobs, stage: str) -> bool:
 def _name(seen: Outlook) -> str | None:
     """Returns the bottleneck as reports name it: a stage, `cores` or `consumer`."""
     return seen.holder() if seen.bottleneck == "lock" else seen.bottleneck
+
+
+def _stay(seen: Outlook, now: float) -> Reason:
+    return Reason(
+        text=f"{_why(seen)}, and nothing better is known",
+        bottleneck=_name(seen),
+        predicted_rows_per_s=min(max(now, 1.0), UNBOUNDED),
+    )
 
 
 def _why(seen: Outlook) -> str:

@@ -18,6 +18,8 @@ NEAR_S = 5.0
 AFTER_S = 60.0
 """Seconds after the fault that count."""
 _FIRST_FLUID = 5000
+_ITEM_BYTES = 2.0**23
+"""Of a row group: the buffers hold few of them, so a slower stage is felt soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def slow_pipeline(number: int, tail: bool) -> Scenario:
             sigma[bent] = float(r.uniform(0.005, 0.05))
         else:
             cap[bent] = int(r.integers(6, 24)) * (rows, rows // 2)[bent] / seconds[bent]
-    stages = (
+    stages: tuple[SimStage, ...] = (
         SimStage(
             name="fetch",
             cost_s=read_s,
@@ -83,6 +85,7 @@ def slow_pipeline(number: int, tail: bool) -> Scenario:
             process_bytes=2.0**26,
         ),
     )
+    stages = tuple(dataclasses.replace(s, bytes_per_row=_ITEM_BYTES / rows) for s in stages)
     return Scenario(
         name=f"slow items {number}",
         seconds=TRAINER_AT + AFTER_S,
@@ -135,6 +138,7 @@ def twin(seed: int) -> list[FaultCase]:
             ("levels", 0.135, 512, 0.02, 16, {"backends": ("process",), "process_bytes": 2.0**26}),
         )
     )
+    stages = tuple(dataclasses.replace(s, bytes_per_row=_ITEM_BYTES / 512) for s in stages)
     scenario = Scenario(
         name="twin of the demo",
         machine=SimMachine(cores=2.0, host_cores=16),

@@ -47,6 +47,11 @@ class ItemSimulator(SimulatedPipeline):
         self._factors = [1.0] * count
         self._burst = [1.0] * count
 
+    def _changed(self) -> None:
+        super()._changed()
+        # Each item draws its own seconds, so no factor of a moment stands for a tail.
+        self._uneven = [(i, replace(s, tail=0.0)) for i, s in self._uneven]
+
     def advance(self, seconds: float) -> None:
         """Lets this time pass, from event to event."""
         end = self.now + seconds
