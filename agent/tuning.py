@@ -29,6 +29,7 @@ from sluice.agent.report.run_folder import Line, RunFolder
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
 from sluice.common.lines import say
+from sluice.common.suggest import left
 from sluice.ingest.knobs import KnobError, Knobs, nearest
 
 _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
@@ -103,8 +104,8 @@ def policy_of(tuning: str | Policy, known: Foreknowledge | None = None) -> Polic
     if isinstance(tuning, str):
         if tuning not in MODES:
             raise KnobError(
-                f"tuning: {tuning!r} is none of {', '.join(MODES)}{nearest(tuning, MODES)}; or give a "
-                "policy of your own"
+                f"tuning: {tuning!r} is none of {', '.join(MODES)}{left(tuning) or nearest(tuning, MODES)}; "
+                "or give a policy of your own"
             )
         return policies.make(tuning, known)
     if not isinstance(tuning, Policy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -443,6 +444,13 @@ def _settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"the run has settings that this release does not know: {', '.join(map(repr, sorted(unknown)))}. {BY_WAY}"
         )
+    if values.get("tuning") == "intune":
+        warnings.warn(
+            "tuning: intune is in benchmarks/rivals now. The run goes on with auto",
+            FutureWarning,
+            stacklevel=3,
+        )
+        values = {**values, "tuning": "auto"}
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()

@@ -117,7 +117,7 @@ class Loader(BatchLoader):
 
     Tuning: `knobs` is the setting at the start.
 
-    - `tuning` is `auto` (the default); `planner`; `intune`; `shadow`, which only reports what it would do; `fixed`; or
+    - `tuning` is `auto` (the default); `planner`; `shadow`, which only reports what it would do; `fixed`; or
       a policy of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage.
       After you call `apply`, the agent no longer changes the knobs.
     - `run_dir` is a folder for measurements and decisions, with a report.html at the end; `sluice explain` prints it.

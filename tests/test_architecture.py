@@ -52,7 +52,6 @@ PROGRAMS = {
     "sluice.ingest.remote.worker",
     "sluice.agent.__main__",
     "sluice.agent.lab.faults.__main__",
-    "sluice.agent.lab.intune_teacher",
     "sluice.agent.lab.judge",
     "sluice.agent.lab.policies",
     "sluice.agent.lab.simulate",

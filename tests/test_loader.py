@@ -21,13 +21,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice import Errors, Loader, Order
 from sluice.agent.controller import Controller
-from sluice.agent.policies import intune
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.prometheus import LoaderMetrics
 from sluice.agent.report.run_folder import Run, RunError
 from sluice.agent.tunable import Policy, Reason
+from sluice.benchmarks.rivals import intune
 from sluice.ingest.errors import LoaderError
-from sluice.ingest.knobs import Knobs
+from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.petastorm.options import PetastormOptions
@@ -168,7 +168,6 @@ def test_without_a_run_folder_nothing_is_written(clicks, tmp_path, monkeypatch):
         ({}, "auto"),
         ({"knobs": Knobs(workers={"decode": 3})}, "fixed"),
         ({"tuning": "planner"}, "planner"),
-        ({"tuning": "intune"}, "intune"),
         ({"knobs": Knobs(workers={"decode": 3}), "tuning": "shadow"}, "shadow"),
     ],
 )
@@ -252,6 +251,7 @@ class TestWhatItSays:
             ({"batchsize": 80}, TypeError, ["'batchsize'", "'batch_size'"]),
             ({"window_rows": 10}, TypeError, ["'window_rows'", "order=Order(window_rows=…)"]),
             ({"zz": 1}, TypeError, ["'zz' (known: allow_code,"]),
+            ({"tuning": "intune"}, KnobError, ["'intune'", "sluice bench --tuning intune"]),
             ({"step_threads": 2}, TypeError, ["'step_threads'", "earlier version", "leave it out"]),
             ({"batch_size": "80"}, LoaderError, ["batch_size=8"]),
             ({"order": "shuffle"}, LoaderError, ["order=Order(shuffle=False)"]),

@@ -28,8 +28,8 @@ def make_policy(name: str, scenario: Scenario, weights: str = "") -> Policy:
         from sluice.benchmarks.rivals.intune_ceiling import Ceiling
 
         return Ceiling(scenario.truth_at)
-    if name == "intune":
-        from sluice.agent.policies.intune import InTune, MachineSpeed
+    if name == "intune" and policies.has_rivals():
+        from sluice.benchmarks.rivals.intune import InTune, MachineSpeed
 
         return InTune(machine=MachineSpeed(scenario.machine.bandwidth, 1.0))
     return policies.make(name, weights=weights)

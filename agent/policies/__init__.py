@@ -1,6 +1,6 @@
 """The policies by their names: one file each, all behind `decide(snapshot, state) -> (knobs, state, reason)`.
 
-The product has six. `next` is to replace `auto` and `planner` once it is judged.
+The product has five. `next` is to replace `auto` and `planner` once it is judged.
 
 Other published tuners are in `benchmarks/rivals` of the repository, and are imported when one of
 them is first requested.
@@ -24,7 +24,6 @@ PRODUCT = {
     "auto": "",
     "next": "sluice.agent.tuner.tuner:Tuner",
     "planner": "sluice.agent.policies.planner.planner:Planner",
-    "intune": "sluice.agent.policies.intune:InTune",
     "shadow": "sluice.agent.policies.shadow:Shadow",
     "fixed": "sluice.agent.policies.fixed:Fixed",
 }
@@ -34,6 +33,7 @@ RIVALS = {
     "autotune": "sluice.benchmarks.rivals.autotune:Autotune",
     "cores": "sluice.benchmarks.rivals.cores:Cores",
     "even": "sluice.benchmarks.rivals.even:Even",
+    "intune": "sluice.benchmarks.rivals.intune:InTune",
     "plumber": "sluice.benchmarks.rivals.plumber:Plumber",
 }
 """The policies of `benchmarks/rivals`, which a wheel leaves out."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from sluice.agent.lab.simulator.oracle import ForesightOracle, OracleState
 from sluice.agent.lab.simulator.physics import TrueCosts
 from sluice.agent.policies import CEILING
-from sluice.agent.policies.intune import FACTORS, STEPS, move
 from sluice.agent.tunable import Policy, Reason
+from sluice.benchmarks.rivals.intune import FACTORS, STEPS, move
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 

@@ -91,7 +91,7 @@ class Option:
         """Returns what is wrong with a value of this kind. Empty: nothing."""
         if self.choices and value not in self.choices:
             names = list(filter(None, self.choices))
-            return f"{value!r} is none of {', '.join(names)}{meant(str(value), names)}"
+            return f"{value!r} is none of {', '.join(names)}{left(str(value)) or meant(str(value), names)}"
         if kind in (int, float) and not (
             isinstance(value, (int, kind))
             and not isinstance(value, bool)

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from typing import Any, Self
 
 _LEFT = {
+    "intune": "`sluice bench --tuning intune` runs it in a checkout (benchmarks/rivals)",
     "step_threads": "leave it out; whole runs were 1.04 times as fast at most",
     "sluice serve --tables": "leave it out; tables are held as they were trained",
 }
-"""A verb, an option or an argument of 0.3 that left → what to do instead. A name that means
+"""A verb, an option, an argument or a value of 0.3 that left → what to do instead. A name that means
 something elsewhere follows its program or its class."""
 
 _OF_0_2 = (

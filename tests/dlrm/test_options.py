@@ -57,6 +57,14 @@ def test_settings_of_a_run_of_0_2_are_refused_by_name(names):
         Config.from_dict(stored)
 
 
+def test_a_run_of_0_3_that_intune_tuned_goes_on_with_auto():
+    stored = Config(data="t", version=0).to_dict() | {"tuning": "intune"}
+    with pytest.warns(FutureWarning, match="benchmarks/rivals"):
+        assert Config.from_dict(stored) == Config(data="t", version=0, tuning="auto")
+    with raises(ConfigError, "tuning", "sluice bench --tuning intune"):
+        Config(data="t", version=0, tuning="intune")
+
+
 def test_a_resumed_run_keeps_the_settings_that_are_not_given():
     stored = make(
         Config, said(*["--data", "t", "--lr", "0.1", "--width", "32"]), version=0

@@ -1,4 +1,4 @@
-"""`python -m sluice.agent.lab.intune_teacher`: teaches the network of `intune` in simulated pipelines.
+"""`python -m sluice.benchmarks.rivals.intune_teacher`: teaches the network of `intune` in simulated pipelines.
 
 It learns as the policy does in a live pipeline, by the same step of Q-learning, but from the decisions of all pipelines
 so far. And it explores: a choice is drawn at random, with a chance that falls to 5 % over the first half of them.
@@ -20,7 +20,8 @@ from numpy import ndarray
 
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.policies.intune import (
+from sluice.agent.weights import write
+from sluice.benchmarks.rivals.intune import (
     PLACES,
     SIZES,
     STAGES,
@@ -33,7 +34,6 @@ from sluice.agent.policies.intune import (
     Transition,
     learned,
 )
-from sluice.agent.weights import write
 from sluice.common.lines import say
 from sluice.common.program import run as program
 from sluice.common.settings import parse, setting
@@ -43,7 +43,7 @@ _REMEMBERED, _BATCH, _LEAST_CHANCE = 40_000, 64, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class IntuneTeachingOptions:
-    """The options of `python -m sluice.agent.lab.intune_teacher`."""
+    """The options of `python -m sluice.benchmarks.rivals.intune_teacher`."""
 
     title = "what"
     pipelines: int = setting(4000, "simulated pipelines to learn in", least=1)
@@ -108,7 +108,7 @@ def teach(pipelines: int, seed: int) -> Explorer:
 
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
-    name = "python -m sluice.agent.lab.intune_teacher"
+    name = "python -m sluice.benchmarks.rivals.intune_teacher"
     options = parse(IntuneTeachingOptions, argv, name, description=__doc__)
     explorer = teach(options.pipelines, options.seed)
     record = {

@@ -15,7 +15,7 @@ Ours:
 
 The weights are those that did best on separate pipelines. They were trained without the machine's properties and the
 prefetched bytes, on an earlier generator's pipelines, by the teacher of commit `a6c6dacc`. Today's is
-`agent/lab/intune_teacher.py`.
+`intune_teacher.py` beside it.
 """
 
 from __future__ import annotations
@@ -254,4 +254,4 @@ def learned(layers: Layers, seen: Sequence[Transition], rate: float = RATE) -> L
 
 def load() -> Layers:
     """Returns the weights and biases of the package."""
-    return read(WEIGHTS, SHAPES, "git checkout agent/policies/intune.safetensors")[0]
+    return read(WEIGHTS, SHAPES, "git checkout benchmarks/rivals/intune.safetensors")[0]

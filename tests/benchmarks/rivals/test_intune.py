@@ -5,12 +5,11 @@ import dataclasses
 import numpy as np
 
 from sluice import Knobs
-from sluice.agent.lab.intune_teacher import Explorer, teach
 from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.lab.yardsticks import make_policy
 from sluice.agent.policies import make
-from sluice.agent.policies.intune import (
+from sluice.benchmarks.rivals.intune import (
     PLACES,
     STAGES,
     STEPS,
@@ -23,6 +22,7 @@ from sluice.agent.policies.intune import (
     reward,
     values,
 )
+from sluice.benchmarks.rivals.intune_teacher import Explorer, teach
 from sluice.ingest.knobs import Limits
 
 CHOICES = np.arange(PLACES) % len(STEPS)
