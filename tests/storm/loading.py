@@ -471,10 +471,12 @@ class Consumer:
     # ---- the account
 
     def _settled(self) -> None:
-        """All that was charged was given back."""
-        governor = self._loader.pipeline._governor
+        """All that was charged is given back. A read without rows for any batch may still be at work."""
+        governor, end = self._loader.pipeline._governor, self._run.now + _PATIENCE_S
         if not self._ran_out:
             return
+        while (governor.charged or governor._waiting) and self._run.now < end:
+            Time.sleep(0.1)
         if governor.charged or governor._early:
             raise Deviation(
                 f"{governor.charged} bytes are still charged behind the last batch, {governor._early} of "
