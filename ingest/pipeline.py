@@ -26,15 +26,18 @@ from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, StageSpec
 from sluice.ingest.stages.batch import BatchSeries, Cutter, series_steps
-from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
+from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of, held_rows
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.row_functions import (
+    RowFunctionCaller,
     RowFunctionWorker,
-    cut_into_slices,
+    SeriesFunctionWorker,
+    bytes_of_called,
     memory_of,
+    split_functions,
 )
 from sluice.ingest.stages.stage_pools import StagePools
-from sluice.ingest.stages.transform import Transform, TransformError, frame_of, group_into_stages
+from sluice.ingest.stages.transform import Transform, TransformError, group_into_stages
 from sluice.ingest.stages.transform_worker import (
     TransformStage,
     TransformWorker,
@@ -68,6 +71,10 @@ class Pipeline(StagePools):
         groups.rescue = quarantine
         reads_remotely = remote is not None and not given.functions
         self._decoding = groups.decoding
+        held = self._held_bytes()
+        budget = machine.memory_limit(given.config.memory_limit) - machine.memory_used()
+        self._early, self._late = split_functions(given.functions, held, budget)
+        late_columns = groups.call_late(self._late)
         if reads_remotely:  # the workers send each row's own history
             sent = self._decoding.row_bytes + columns.history_bytes
             self._decoding = replace(self._decoding, row_bytes=sent)
@@ -80,9 +87,20 @@ class Pipeline(StagePools):
             defaults = defaults.with_workers(decode=remote.fleet.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
         self._cutter = Cutter(
-            plan, columns, share, self._buffers, quarantine, is_last=not self._called
+            plan,
+            columns,
+            share,
+            self._buffers,
+            quarantine,
+            is_last=not self._called,
+            late=late_columns,
         )
-        self._placer = Placer(plan, columns, groups.describe, self._buffers)
+        self._placer, self._late_placer = (
+            Placer(
+                plan, replace(columns, added=columns.added | left), groups.describe, self._buffers
+            )
+            for left in (late_columns, {*columns.names} - late_columns)
+        )
         self.footprint = self._least_memory()
         self.memory = ProcessMemory(machine, given.config.memory_limit, self._buffers)
         self._minimum = self.footprint.total, str(self.footprint)
@@ -110,8 +128,11 @@ class Pipeline(StagePools):
         stages = stage_spec.pipeline(
             [spec(name, transforms[0]) for name, transforms in self._called],
             rows=[
-                replace(spec(function.name, function), buffer_limit="read_ahead_bytes")
-                for function in given.functions
+                *(
+                    replace(spec(function.name, function), buffer_limit="read_ahead_bytes")
+                    for function in self._early
+                ),
+                *(spec(function.name, function) for function in self._late),
             ],
             fetches=given.groups.fetches and not reads_remotely,
             remote=reads_remotely,
@@ -139,8 +160,23 @@ class Pipeline(StagePools):
             stages=tuple(self._specs.values()),
             converted=count_converted(given.groups.schema, given.columns),
             epochs=given.config.read_ahead_epochs,
-            functions=memory_of(given.functions, self._decoding, given.plan.largest_group),
+            functions=memory_of(
+                self._early,
+                self._late,
+                self._decoding,
+                given.plan,
+                self._cutter.most_steps * self._cutter.rows,
+            ),
+            held=self._held_bytes() if self._late else 0,
         )
+
+    def _held_bytes(self) -> int:
+        """Returns the bytes of the rows of reads until their last batches are finished."""
+        given = self._input
+        if not given.functions:
+            return 0
+        epochs, row_bytes = given.config.read_ahead_epochs, given.columns.row_bytes
+        return self._decoding.decoded(held_rows(given.plan, self._share, epochs, row_bytes))
 
     # ---- knobs
 
@@ -218,13 +254,20 @@ class Pipeline(StagePools):
         given = self._input
         with self._lock:
             self._renew_governor()
-            chunks = Chunks(given.plan, given.columns, self._share.readers, self._buffers)
+            chunks = Chunks(
+                given.plan,
+                given.columns,
+                self._share.readers,
+                self._buffers,
+                has_numbers=bool(self._late),
+            )
             tasks = self._read_tasks(position, epochs)
             if FETCH in self._specs:
                 tasks = self._fetch(tasks)
-            series: Iterator[BatchSeries] = self._pool(
+            series = self._cutter.cut(self._read(tasks, chunks), chunks, self._steps_a_series)
+            series = self._pool(
                 BATCH.name,
-                self._cutter.cut(self._read(tasks, chunks), chunks, self._steps_a_series),
+                self._call_late(series, chunks),
                 lambda: self._cutter,
                 size=self._cutter.size,
                 measure=_rows_and_bytes,
@@ -262,9 +305,9 @@ class Pipeline(StagePools):
         )
 
     def _read(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Iterator[Placed]:
-        """Starts the stages that decode row groups and call functions over rows. The last one also moves the rows to
-        their places in batches."""
-        given, functions = self._input, self._input.functions
+        """Starts the stages that decode row groups, and that call functions over rows before they are placed. The last
+        one also moves the rows to their places in batches."""
+        given, functions = self._input, self._early
 
         def placing(read: Callable[[Any, Charge], Decoded]) -> Callable[[Any, Charge], Placed]:
             return PlacingWorker(read, self._placer, chunks)
@@ -289,17 +332,14 @@ class Pipeline(StagePools):
                 measure=_size_of_read,
             )
         )
-        is_whole = True
         for function in functions:
-            if is_whole and not frame_of(function):
-                is_whole = False
-                reads = cut_into_slices(reads)
             [stage] = self._transform_step(function.name, [function])
 
             def call(
                 stage: TransformStage = stage, is_last: bool = function is functions[-1]
             ) -> Callable[[Any, Charge], Any]:
-                worker = RowFunctionWorker(TransformWorker(stage), given.groups)
+                caller = RowFunctionCaller(TransformWorker(stage), given.groups)
+                worker = RowFunctionWorker(caller, is_last)
                 return placing(worker) if is_last else worker
 
             reads = self._pool(
@@ -311,6 +351,27 @@ class Pipeline(StagePools):
             )
         return reads
 
+    def _call_late(self, series: Iterator[BatchSeries], chunks: Chunks) -> Iterator[BatchSeries]:
+        """Starts the stages that call functions over the rows of batches."""
+        for number, function in enumerate(self._late):
+            [stage] = self._transform_step(function.name, [function])
+
+            def call(stage: TransformStage = stage, number: int = number) -> SeriesFunctionWorker:
+                caller = RowFunctionCaller(TransformWorker(stage), self._input.groups)
+                is_last = number == len(self._late) - 1
+                return SeriesFunctionWorker(
+                    caller, self._late_placer, chunks, is_first=not number, is_last=is_last
+                )
+
+            series = self._pool(
+                function.name,
+                series,
+                call,
+                size=bytes_of_called,
+                measure=lambda called: (sum(called.rows), bytes_of_called(called)),
+            )
+        return series
+
     def end(self) -> None:
         """Stops all workers, because the interpreter exits."""
         self.stop()
@@ -318,12 +379,13 @@ class Pipeline(StagePools):
 
     def _read_tasks(self, position: Position, epochs: int) -> Iterator[ReadTask]:
         """Yields the reads of this rank from `position` on, in the order of need."""
-        plan, share = self._input.plan, self._share
+        plan, share, first = self._input.plan, self._share, 0
         for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
             step = position.step if epoch == position.epoch else 0
             schedule = plan.schedule(epoch, share.reader, share.readers, step)
             for read in itertools.chain.from_iterable(map(self._input.groups.cut, schedule.reads)):
-                yield ReadTask(schedule, read)
+                yield ReadTask(schedule, read, first=first)
+                first = (first + read.rows) % 2**32
 
     def _transform_step(self, name: str, transforms: Sequence[Transform]) -> list[TransformStage]:
         """Makes the stage of a transform, or of transforms that run as one, for this run."""
@@ -392,11 +454,17 @@ class Pipeline(StagePools):
 
     def _steps_a_series(self) -> int:
         """Returns how many batches a series may have now, by the measured time of transforms."""
-        stages = [self._counters[name] for name, _ in self._called]
+        # Functions over rows get those of all ranks that share a stream.
+        stages = [(function.name, self._share.parts) for function in self._late]
+        stages += [(name, 1) for name, _ in self._called]
+        counted = ((self._counters[name], parts) for name, parts in stages)
         return series_steps(
             self._cutter.most_steps,
             self._share.rows,
-            [(stage.busy_s, stage.rows, self.knobs.workers[stage.name]) for stage in stages],
+            [
+                (stage.busy_s, stage.rows // parts, self.knobs.workers[stage.name])
+                for stage, parts in counted
+            ],
         )
 
 

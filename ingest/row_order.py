@@ -102,6 +102,10 @@ class Read:
     """The number in the row group of the first row. Not 0 in a piece of a read."""
     is_piece: bool = False
 
+    def origin(self, row: int) -> tuple[Read, int]:
+        """Returns this read, and the number in the row group of one of its rows."""
+        return self, self.first + row
+
     def pieces(self, rows: int) -> list[Read]:
         """Returns pieces of at most so many rows, in the order in which batches need them."""
         starts = range(0, self.rows, rows)

@@ -74,7 +74,7 @@ def pipeline(
     fetches: bool = False,
     remote: bool = False,
 ) -> tuple[StageSpec, ...]:
-    """Returns all stages of a pipeline, in order: `rows` are functions over rows before they are shuffled. `fetches`: a
+    """Returns all stages of a pipeline, in order: `rows` are functions over rows. `fetches`: a
     store is far, so decoding never waits. `remote`: remote workers can read."""
     decoding = replace(DECODING, backends=(REMOTE, "thread")) if remote else DECODING
     return (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read
@@ -17,8 +18,39 @@ if TYPE_CHECKING:
     from sluice.ingest.flow.series import Chunk
 
 
+LOST = {b"sluice": b"lost"}
+"""The metadata of a table in place of rows that could not be read. No function over rows is called on it."""
+_HELD = "held:"
+"""What precedes the names of columns that are kept for functions over rows until the batches are made."""
+
+
 class DamagedPage(ValueError):
     """A stored page is not what was written."""
+
+
+def hold(rows: Any, table: pa.Table, names: Sequence[str]) -> Any:
+    """Returns the rows of a read, a table or `StoredRows`, and with them columns of `table` for functions over rows."""
+    others = others_of(rows)
+    columns = dict(zip(others.column_names, others.columns, strict=True))
+    with_held = pa.table(columns | {_HELD + name: table.column(name) for name in names})
+    if others is rows:
+        return with_held
+    rows.others = with_held
+    return rows
+
+
+def held_of(rows: Any) -> pa.Table:
+    """Returns the columns that were kept by `hold`, under their own names, each in one piece."""
+    table = others_of(rows)
+    names = [name for name in table.column_names if name.startswith(_HELD)]
+    held = table.select(names).rename_columns([name.removeprefix(_HELD) for name in names])
+    held = held.replace_schema_metadata(None)
+    return held if all(c.num_chunks == 1 for c in held.columns) else held.combine_chunks()
+
+
+def others_of(rows: Any) -> pa.Table:
+    """Returns the columns of rows that are no stored pages."""
+    return rows if isinstance(rows, pa.Table) else rows.others
 
 
 @dataclass(frozen=True)
@@ -31,6 +63,9 @@ class ReadTask:
     """The result of `RowGroupReader.fetch`."""
     charge: Charge | None = None
     """The memory of what was fetched."""
+    first: int = 0
+    """The number of its first row among all rows that are read, from 0 again after 2**32. Numbers rise from read to
+    read."""
 
 
 class Decoded:
@@ -40,7 +75,7 @@ class Decoded:
         self,
         task: ReadTask,
         rows: Any,
-        charge: Charge | Decoded,
+        charge: Charge,
         *,
         in_order: Sequence[bool] | None = None,
     ):
@@ -55,8 +90,10 @@ class Decoded:
         self.rows = rows
         self.in_order = in_order
         self.charge = charge
-        self._holders = 1
-        self._lock = threading.Lock()
+
+    def origin(self, row: int) -> tuple[Read, int]:
+        """Returns the read of a row, and the row's number in the row group."""
+        return self.task.read.origin(row)
 
     @property
     def nbytes(self) -> int:
@@ -64,18 +101,21 @@ class Decoded:
         size: int = self.rows.get_total_buffer_size()
         return size
 
-    def share(self, holders: int) -> None:
-        """Lets so many holders share the memory. Each calls `release`."""
-        self._holders = holders
-
     def release(self) -> None:
-        """Releases the memory, once all holders have called this."""
-        with self._lock:
-            self._holders -= 1
-            if self._holders:
-                return
+        """Releases the memory."""
         self.rows = None
         self.charge.release()
+
+
+@dataclass
+class MadeRows:
+    """The columns that functions have made for some rows of batches."""
+
+    rows: Any
+    """An Arrow table."""
+    origin: Callable[[int], tuple[Read, int]]
+    """Returns the read of a row, and the row's number in the row group."""
+    in_order: None = None
 
 
 @dataclass(eq=False)
@@ -93,10 +133,16 @@ class Placed:
     """What owns the ids of bags, until the batches are made."""
     nbytes: int
     charge: Charge
+    held: pa.Table | None = None
+    """The columns of all rows that functions over rows get of it. None: there are none, or the rows are lost."""
 
     def __post_init__(self) -> None:
         self.rows = self._left = int(self.moved.sum())
         self._lock = threading.Lock()
+        if not self.rows:
+            self.held = None
+        self._held_bytes = self.held.get_total_buffer_size() if self.held else 0
+        self.nbytes += self._held_bytes
 
     def rows_in(self, step: int, steps: int) -> int:
         """Returns how many of its rows are in some batches."""
@@ -107,6 +153,8 @@ class Placed:
         """Notes that so many of its rows are now in finished batches, which account for their memory."""
         with self._lock:
             self._left -= rows
-            self.charge.correct(round(self._left * self.nbytes / max(1, self.rows)))
+            placed = self.nbytes - self._held_bytes
             if not self._left:
-                self.chunks = self.owners = ()
+                self.chunks, self.owners, self.held, self._held_bytes = (), (), None, 0
+            left = round(self._left * placed / max(1, self.rows))
+            self.charge.correct(left + self._held_bytes)

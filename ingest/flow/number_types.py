@@ -3,7 +3,6 @@ change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ class ValueRefused(ValueError):
         self.at = at
         """The place of the value among all values. None: the message is about several."""
 
-    def message(self, where: str, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> str:
-        """Returns a message about this value of a column. `rows` has the row of each value."""
+    def message(self, where: str, name: str, rows: Any) -> str:
+        """Returns a message about this value of a column. `rows` has the row of each value, by its place."""
         row = "" if self.at is None else f", row {rows[self.at]}"
         return f"{where}{row}: column {name!r} holds {self}"
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.flow.bags import as_lists, stored_bags
-from sluice.ingest.flow.decoded import DamagedPage, Decoded, Placed
+from sluice.ingest.flow.decoded import LOST, DamagedPage, Decoded, MadeRows, Placed, held_of
 from sluice.ingest.flow.number_columns import NumberColumns
 from sluice.ingest.flow.number_types import ValueRefused, arrow_array, filled_numbers
 from sluice.ingest.flow.place_rows import (
@@ -33,7 +33,7 @@ from sluice.ingest.flow.place_rows import (
     Scratch,
     find_places,
 )
-from sluice.ingest.flow.series import Chunks
+from sluice.ingest.flow.series import Chunks, addresses_of
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import Read, RowsPlan, Window
@@ -58,6 +58,8 @@ class PlacedPart(NamedTuple):
     """Where batches have the rows of the stream."""
     window: Window | None
     """The window whose order they take. None: they come as they were read."""
+    places: npt.NDArray[np.uint32] | None = None
+    """The place of each row in the window, instead of the window's order."""
 
 
 class Places(NamedTuple):
@@ -73,6 +75,8 @@ class Places(NamedTuple):
     """For each stored column of numbers, its array and where it begins there, in bytes."""
     bags: npt.NDArray[np.int64]
     """For each stored column of bags, where lengths and both halves of addresses begin."""
+    row_numbers: tuple[int, int] | None = None
+    """Where the numbers of rows begin. None: rows get none."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -92,6 +96,8 @@ class MovedRows(NamedTuple):
     """What owns the ids of bags."""
     nbytes: int
     """The bytes of these ids."""
+    is_lost: bool
+    """Whether there were zeros in place of the rows, which could not be read."""
 
 
 @dataclass(eq=False)
@@ -132,13 +138,37 @@ class Placer:
         first = max(schedule.step, min((part.first for part in parts), default=0) // each)
         end = max((part.first + part.window_rows for part in parts), default=0)
         targets, taken = chunks.targets(schedule.epoch, first, max(first, -(-end // each)))
-        places = Places(
-            parts, schedule.epoch, each, first, targets, chunks.number_places, chunks.bag_places
-        )
+        where = chunks.places_of(self._columns.added)
+        places = Places(parts, schedule.epoch, each, first, targets, *where, chunks.numbers)
+        held = held_of(decoded.rows) if chunks.numbers else None
         moved = self._move(decoded, places)
         rows = int(moved.rows.sum())
         nbytes = rows * chunks.row_bytes + moved.nbytes * (rows > 0)
-        return Placed(decoded.task, first, moved.rows, taken, moved.owners, nbytes, charge)
+        about = decoded.task, first, moved.rows, taken, moved.owners, nbytes, charge
+        return Placed(*about, None if moved.is_lost else held)
+
+    def place_made(
+        self,
+        made: MadeRows,
+        at: npt.NDArray[np.int64],
+        arrays: Sequence[npt.NDArray[Any]],
+        chunks: Chunks,
+    ) -> list[Any]:
+        """Moves columns that functions made to their places in the `arrays` of a series: each row to place `at`,
+        counted from the first batch on. Returns what owns the ids of bags, until the batches are made."""
+        each, where = arrays[0].shape[2], chunks.places_of(self._columns.added)
+        first = int(at.min()) // each
+        part = PlacedPart(
+            start=0,
+            rows=len(at),
+            low=0,
+            first=first * each,
+            window_rows=int(at.max()) + 1 - first * each,
+            lane=0,
+            window=None,
+            places=(at - first * each).astype(np.uint32),
+        )
+        return self._move(made, Places([part], 0, each, 0, addresses_of(arrays), *where)).owners
 
     def gather(
         self, decoded: Decoded, parts: Sequence[tuple[int, int, Window | None]], epoch: int
@@ -197,7 +227,10 @@ class Placer:
         described, owners = [], []
         for part in places.parts:
             outer = inner = length = at = 0
-            if part.window is not None and part.rows * _FEW_PARTS < part.window_rows:
+            if part.places is not None:
+                owners.append(part.places)
+                at = part.places.ctypes.data
+            elif part.window is not None and part.rows * _FEW_PARTS < part.window_rows:
                 owners.append(order := self._places_of(places.epoch, part.window))
                 at = order.ctypes.data
             elif part.window is not None:
@@ -221,7 +254,9 @@ class Placer:
 
     # ---- the move
 
-    def _move(self, decoded: Decoded, places: Places, *, copies_ids: bool = True) -> MovedRows:
+    def _move(
+        self, decoded: Decoded | MadeRows, places: Places, *, copies_ids: bool = True
+    ) -> MovedRows:
         """Moves all columns to their places. Frees the rows of the read."""
         while True:
             try:
@@ -232,12 +267,14 @@ class Placer:
                 decoded.rows = None
                 return moved
 
-    def _move_now(self, decoded: Decoded, places: Places, copies_ids: bool) -> MovedRows:
+    def _move_now(self, decoded: Decoded | MadeRows, places: Places, copies_ids: bool) -> MovedRows:
         """Moves all columns to their places. Raises DamagedPage perhaps before all are there."""
         columns, owner = self._layout_of(decoded).describe(decoded.rows)
         columns["block"], columns["offset"] = places.numbers.T
         columns["must_be_finite"] = self._fillable & (decoded.in_order is None)
         held: list[Any] = [owner]
+        if places.row_numbers and isinstance(decoded, Decoded):
+            columns = self._with_numbers(columns, decoded, places.row_numbers, held)
         for number in np.flatnonzero(columns["kind"] == CONVERTED).tolist():
             held.append(self._convert(columns[number], number, decoded, places))
         parts, orders = self._describe_parts(places)
@@ -260,7 +297,23 @@ class Placer:
                 held.append(self._convert(into, number, decoded, places))
             place(rest, _NO_BAGS, parts)
         del held, orders  # until now they owned what was moved
-        return MovedRows(moved, owners, owned)
+        return MovedRows(moved, owners, owned, decoded.rows.schema.metadata == LOST)
+
+    @staticmethod
+    def _with_numbers(
+        columns: npt.NDArray[np.void], decoded: Decoded, where: tuple[int, int], held: list[Any]
+    ) -> npt.NDArray[np.void]:
+        """Returns the columns, and one with the number of each row among all rows that are read."""
+        numbers = np.arange(decoded.rows.num_rows, dtype=np.uint32)
+        numbers += np.uint32(decoded.task.first)
+        held.append(numbers)
+        one = np.zeros(1, columns.dtype)
+        one["kind"], one["values"], (one["block"], one["offset"]) = (
+            WORDS,
+            numbers.ctypes.data,
+            where,
+        )
+        return np.concatenate([columns, one])
 
     @property
     def _scratch(self) -> Scratch:
@@ -270,7 +323,7 @@ class Placer:
         scratch: Scratch = self._threads.scratch
         return scratch
 
-    def _layout_of(self, decoded: Decoded) -> NumberColumns:
+    def _layout_of(self, decoded: Decoded | MadeRows) -> NumberColumns:
         rows, layout = decoded.rows, self._layout
         stored = () if isinstance(rows, pa.Table) else rows.stored
         if layout is None or layout.stored != stored or not layout.schema.equals(rows.schema):
@@ -278,7 +331,7 @@ class Placer:
         return layout
 
     def _convert(
-        self, into: np.void, number: int, decoded: Decoded, places: Places
+        self, into: np.void, number: int, decoded: Decoded | MadeRows, places: Places
     ) -> npt.NDArray[Any]:
         """Converts the needed values of a column that cannot be moved as they are stored. Sets where they are."""
         (name, kind), (low, high) = self._numbers[number], places.bounds
@@ -295,14 +348,15 @@ class Placer:
         into["kind"], into["skip"], into["state"] = WORDS, 0, PLACED
         return array
 
-    def _named(self, refused: ValueRefused, decoded: Decoded, name: str, first: int) -> ColumnError:
+    def _named(
+        self, refused: ValueRefused, decoded: Decoded | MadeRows, name: str, first: int
+    ) -> ColumnError:
         """Returns the error for a value among the rows from `first` on."""
-        read = decoded.task.read
-        rows = range(read.first + first, read.first + first + decoded.rows.num_rows)
-        return ColumnError(refused.message(self._describe(read), name, rows))
+        read, row = decoded.origin(first + (refused.at or 0))
+        return ColumnError(refused.message(self._describe(read), name, {refused.at: row}))
 
     def _bags_of(
-        self, decoded: Decoded, places: Places, copies_ids: bool, held: list[Any]
+        self, decoded: Decoded | MadeRows, places: Places, copies_ids: bool, held: list[Any]
     ) -> tuple[npt.NDArray[np.void], list[Any], int]:
         """Returns the bags of each column, what will own their ids, and the bytes of these. `held` gets what must live
         until the bags are placed."""

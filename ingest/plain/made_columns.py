@@ -7,7 +7,8 @@ that wait for the shuffle take four bytes a value and hold no texts.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
@@ -47,10 +48,6 @@ class MadeColumns:
         self.optional: frozenset[str] = frozenset(spec.input.optional) if spec else frozenset()
         """The columns that a file may lack."""
         self._unlabelled = bool(spec and spec.table.unlabelled)
-        self.sources: tuple[str, ...] = tuple(
-            dict.fromkeys(name for recipe in recipes for name in recipe.sources)
-        )
-        """The stored columns that the recipes use."""
 
     @classmethod
     def of(
@@ -61,6 +58,26 @@ class MadeColumns:
         made = cls([recipe for recipe in recipes if recipe.name in names], **given)
         is_needed = made.selection or not all(recipe.is_unchanged for recipe in made._recipes)
         return made if is_needed else None
+
+    def split(self, given: Collection[str]) -> tuple[MadeColumns, MadeColumns]:
+        """Returns what makes the columns without a source among `given`, and what makes the other ones."""
+        parts = copy(self), copy(self)
+        for part, has_given in zip(parts, (False, True), strict=True):
+            part._recipes = tuple(
+                recipe
+                for recipe in self._recipes
+                if has_given != set(recipe.sources).isdisjoint(given)
+            )
+        return parts
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns that the recipes use."""
+        return tuple(dict.fromkeys(name for recipe in self._recipes for name in recipe.sources))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(recipe.name for recipe in self._recipes)
 
     @property
     def more_bytes(self) -> int:

@@ -7,7 +7,7 @@ import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,13 +63,14 @@ class OpenFile:
         return table
 
     def read_stored(
-        self, group: int, columns: Sequence[str], buffers: Buffers
+        self, group: int, columns: Sequence[str], buffers: Buffers, decoded: Container[str]
     ) -> StoredRows | None:
-        """Reads those of these columns of a row group that may stay stored. None: there are none."""
+        """Reads those of these columns of a row group that may stay stored. None: there are none. Those that must be
+        `decoded` may not."""
         if self._columns is None:
             self._columns = StoredColumns(self.metadata, self.schema, self.size)
         read = functools.partial(self._read_chunks, buffers=buffers)
-        return self._columns.fetch(group, columns, read)
+        return self._columns.fetch(group, [n for n in columns if n not in decoded], read)
 
     @property
     def size(self) -> int:
@@ -229,11 +230,11 @@ class StoreFile(OpenFile):
         return ranges
 
     def read_stored(
-        self, group: int, columns: Sequence[str], buffers: Buffers
+        self, group: int, columns: Sequence[str], buffers: Buffers, decoded: Container[str]
     ) -> StoredRows | None:
         if self._fetched != group:
             self.fetch_group(group, columns)
-        return super().read_stored(group, columns, buffers)
+        return super().read_stored(group, columns, buffers, decoded)
 
     @property
     def size(self) -> int:

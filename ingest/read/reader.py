@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import SourceError
-from sluice.ingest.flow.decoded import DamagedPage, Decoded, ReadTask
+from sluice.ingest.flow.decoded import LOST, DamagedPage, Decoded, ReadTask, hold
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.plain.file_types import difference, why_missing
@@ -38,7 +38,7 @@ from sluice.ingest.read.user_history import (
     in_order,
 )
 from sluice.ingest.row_order import Read
-from sluice.ingest.stages.quarantine import LOST, Quarantine
+from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.transform import (
     Transform,
     frame_of,
@@ -47,6 +47,9 @@ from sluice.ingest.stages.transform import (
     reads_of,
     schema_with,
 )
+
+if TYPE_CHECKING:
+    from sluice.ingest.stages.taken_rows import TakenRows
 
 _FRAME_COPIES = 3
 """Copies of a row group for a function over frames: as pandas, as the function returns it, and as Arrow again."""
@@ -97,7 +100,7 @@ class RowGroupReader:
         self._selection = plain.selection
         self._history = history
         self.result_columns = tuple(columns)
-        self.functions = tuple(functions)
+        self.functions = self.early = tuple(functions)
         self.needed = list(needed_before(self.result_columns, self.functions))
         """The stored columns of which the result is made."""
         self._selection_columns = self._selection.sources if self._selection else ()
@@ -117,8 +120,14 @@ class RowGroupReader:
         self._memory = StoredMemory(kept, self._file_schema, made is not None)
         self.decoding = self._decoding(bags or {})
         adds = any(file.of(self.columns).constants or file.renames for file in self._located)
-        self.in_pages = in_pages and not any((made, history, is_filtered, functions, adds))
+        self._may_stay = in_pages and not any((made, history, is_filtered, adds))
+        self.in_pages = self._may_stay and not functions
         """Whether columns may stay stored, because nothing reads their values before they are moved to batches."""
+        self._made_early = self._made_late = made
+        self.held: tuple[str, ...] = ()
+        """The columns that the late functions get of a read."""
+        self.late_columns: tuple[str, ...] = ()
+        """The columns that are needed after the late functions."""
         self.fetches = any(self._opener.local(file.path) is None for file in self.files)
         """Whether row groups come from a store, or as if they did."""
 
@@ -171,6 +180,19 @@ class RowGroupReader:
             names = self._made.dictionary_columns(self._file_schema, self._kept.footer(0))
         return [name for name in names if name not in self._optional | reads_of(self.functions)]
 
+    def call_late(self, late: Sequence[Transform]) -> frozenset[str]:
+        """Calls the last functions, which are `late`, after the rows are placed. Returns the loader's columns that are
+        made of what they give."""
+        self.early = self.functions[: len(self.functions) - len(late)]
+        self.in_pages = self._may_stay and not self.early
+        given = given_by(late)
+        self.late_columns = columns = tuple(n for n in self.result_columns if n in given)
+        if self._made is not None:
+            self._made_early, self._made_late = self._made.split(given)
+            self.late_columns, columns = self._made_late.sources, self._made_late.names
+        self.held = needed_before(self.late_columns, late)
+        return frozenset(columns)
+
     def work(self, task: ReadTask, charge: Charge) -> Decoded:
         """Decodes a row group."""
         return Decoded(task, self.read(task.read, fetched=task.fetched), charge)
@@ -212,7 +234,7 @@ class RowGroupReader:
                 raise SourceError(
                     f"{self.describe(read)}: {error or type(error).__name__}"
                 ) from error
-            if self.functions:
+            if self.early:
                 return table
             made = self.finish(table, read)
             if isinstance(made, StoredRows):
@@ -229,24 +251,35 @@ class RowGroupReader:
         error = SourceError(
             f"{self.describe(read)}: {damaged}. The file is damaged; write it again"
         )
-        return self.rescue.replace_group(error, read, self.schema)
+        lost = self.rescue.replace_group(error, read, self.schema)
+        return lost.replace_schema_metadata(LOST)
 
     def finish(self, table: pa.Table, read: Read) -> pa.Table:
-        """Makes the loader's columns of the columns that are there after the functions over rows."""
-        rows, made = table, self._made
-        if made is not None:
-            try:
-                rows = made.table(table)
-            except ColumnError as error:
-                named = ColumnError(f"{self.describe(read)}: {error}")
-                named.__cause__ = error.__cause__
-                rows = self.rescue.replace_rows(
-                    named,
-                    lambda start, stop: made.table(table.slice(start, stop - start)),
-                    read,
-                    self.schema,
-                )
-        return rows
+        """Makes the loader's columns of the columns that are there after the early functions over rows. With them are
+        those that the late ones get."""
+        rows = self._make(self._made_early, table, read, self.describe(read))
+        return hold(rows, table, self.held) if self.held else rows
+
+    def finish_late(self, table: pa.Table, rows: TakenRows, where: str) -> pa.Table:
+        """Makes the loader's columns of the columns that are there after the late functions over rows."""
+        return self._make(self._made_late, table, rows, where)
+
+    def _make(
+        self, made: MadeColumns | None, table: pa.Table, read: Read | TakenRows, where: str
+    ) -> pa.Table:
+        if made is None:
+            return table
+        try:
+            return made.table(table)
+        except ColumnError as error:
+            named = ColumnError(f"{where}: {error}")
+            named.__cause__ = error.__cause__
+            return self.rescue.replace_rows(
+                named,
+                lambda start, stop: made.table(table.slice(start, stop - start)),
+                read,
+                self.schema,
+            )
 
     def cut(self, read: Read) -> list[Read]:
         """Returns pieces of a large read if each can be decoded by itself, so that functions over rows begin early."""
@@ -312,10 +345,11 @@ class RowGroupReader:
         try:
             with self._kept.opened(number, fetched) as file:
                 decode = partial(file.read, group)
-                if columns is None and self.in_pages:
+                is_piece = read is not None and read.is_piece
+                if columns is None and self.in_pages and not is_piece:
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
-                    if rows := file.read_stored(group, wanted, self._buffers):
+                    if rows := file.read_stored(group, wanted, self._buffers, self.held):
                         unread = ([n for n in some if n not in rows.stored] for some in portions)
                         rows.complete(wanted, self._table(number, decode, [*filter(None, unread)]))
                         rows.decode = lambda name: self._read_stored(number, group, [name])[name]

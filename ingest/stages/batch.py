@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
 from sluice.ingest.stages.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from sluice.ingest.stages.taken_rows import TakenRows
 
 LONG_S, SHORT_S = 0.25, 0.02
 """How long a transform may take for one series: LONG_S divided by the number of its workers, but at least SHORT_S. So a
@@ -81,6 +84,10 @@ class BatchSeries:
     batches: tuple[Batch, ...] = ()
     """The batches for the consumer, when all stages are done. Their memory is charged until the consumer asks for the
     next batch after them."""
+    taken: tuple[TakenRows, ...] = ()
+    """The rows with the columns that the next function over rows gets, between two of these functions."""
+    owners: tuple[Any, ...] = ()
+    """What owns the ids of bags that functions over rows have made, until the batch stage copies them."""
 
     @property
     def steps(self) -> int:
@@ -119,25 +126,30 @@ class Cutter:
         quarantine: Quarantine,
         *,
         is_last: bool,
+        late: frozenset[str] = frozenset(),
     ):
-        """`is_last`: no stage of transforms comes before batches get their tensors."""
+        """`is_last`: no stage of transforms comes before batches get their tensors. The `late` columns are those that
+        functions over rows make after rows are placed."""
         self._plan = plan
         self._columns = columns
         self._buffers = buffers
         self._share = share
         self._quarantine = quarantine
         self._is_last = is_last
-        self._rows = plan.batch_size // share.readers
+        self.rows = plan.batch_size // share.readers
         self.most_steps = most_steps(plan, share.readers, columns.row_bytes)
-        self.longest_series_bytes = self.most_steps * self._rows * (columns.row_bytes + 4)
+        self.longest_series_bytes = self.most_steps * self.rows * (columns.row_bytes + 4)
         self._checked = (
             None if columns.in_order_hash is None else columns.sparse.index(columns.in_order_hash)
         )
         self._added = [
-            [n for n, name in enumerate(names) if name in columns.added]
+            [n for n, name in enumerate(names) if name in columns.added | late]
             for names in (columns.floats, columns.scalars)
         ]
-        self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
+        self._late_bags = [
+            n for n, name in enumerate(columns.sparse) if name in late & {*columns.bags}
+        ]
+        self._starts = tuple(range(0, (len(columns.sparse) + 1) * self.rows, self.rows))
         self._bags = [columns.sparse.index(name) for name in columns.stored_bags]
         self._others = [n for n in range(len(columns.sparse)) if n not in self._bags]
         self._lengths = np.array(
@@ -208,7 +220,7 @@ class Cutter:
             low, high = self._plan.bounds(stream)
             if missing := end - min(end, high - low):
                 padding.append(slice((lane + 1) * each - missing, (lane + 1) * each))
-        real = [self._rows] * steps
+        real = [self.rows] * steps
         real[-1] -= sum(lanes.stop - lanes.start for lanes in padding)
         first = step % len(chunk.arrays[0])
         arrays = [array[first : first + steps] for array in chunk.arrays]
@@ -216,11 +228,15 @@ class Cutter:
         for array, added in zip((floats, scalars), self._added, strict=True):
             if added:
                 array[:, added] = 0  # until a transform sets them
+        if self._late_bags:
+            lengths[:, self._late_bags] = 0
         if not self._columns.weight:
             floats[:, -1] = 1
         for lanes in padding:
             floats[-1, :, lanes] = scalars[-1, :, lanes] = 0
             lengths[-1, :, lanes] = 0
+            if has_row_numbers(arrays) and reads:  # a number that no row has
+                row_numbers(arrays)[-1, lanes] = (reads[0][0].task.first - 1) % 2**32
         return BatchSeries(schedule, step, tuple(real), floats, arrays, reads)
 
     def size(self, series: BatchSeries) -> int:
@@ -234,8 +250,9 @@ class Cutter:
         return nbytes + 2 * ids * self._columns.wide
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
+        self._zero_lost_rows(series)
         ids = tuple(map(self._ids, *series.placed[1:]))
-        series = replace(series, ids=ids, placed=())
+        series = replace(series, ids=ids, placed=(), owners=())
         if self._share.parts > 1:
             series = self._part_of(series)
         number = self._checked
@@ -245,6 +262,15 @@ class Cutter:
         series = replace(series, checksums=tuple(crc32(array.data) for array in checked))
         self._quarantine.zero_lost_weights(series, self._columns)
         return self.pass_on(series, charge, is_last=self._is_last)
+
+    def _zero_lost_rows(self, series: BatchSeries) -> None:
+        """Sets all columns to 0 for rows that could not be read, or on which functions over rows failed."""
+        for n in range(series.steps):
+            rows = self._quarantine.lost_rows(series.schedule.epoch, series.step + n)
+            rows = [row + self._share.bounds.start for row in rows]
+            if rows:
+                floats, scalars, lengths, _ = (array[n] for array in series.placed)
+                floats[:, rows] = scalars[:, rows] = lengths[:, rows] = 0
 
     def pass_on(self, series: BatchSeries, charge: Charge, *, is_last: bool) -> BatchSeries:
         """Returns a series after a stage, with a charge of its own in place of the one before. After the last stage it
@@ -263,7 +289,7 @@ class Cutter:
             series,
             rows=tuple(min(max(0, rows - own.start), self._share.rows) for rows in series.rows),
             floats=np.ascontiguousarray(series.floats[:, :, own]),
-            ids=tuple(part.part(own, columns, self._rows) for part in series.ids),
+            ids=tuple(part.part(own, columns, self.rows) for part in series.ids),
         )
 
     def _ids(
@@ -318,6 +344,16 @@ class Cutter:
             for n, (ids, (numbers, label, weight)) in enumerate(zip(series.ids, views, strict=True))
         )
         return replace(series, batches=batches)
+
+
+def has_row_numbers(placed: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether batches have the numbers of their rows, in a line after those of bags, of which each has two."""
+    return bool(placed[3].shape[1] % 2)
+
+
+def row_numbers(placed: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
+    """Returns the number of each row of some batches (`ReadTask.first`)."""
+    return placed[3][:, -1].view(np.uint32)
 
 
 def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.flow.place_rows import SCRATCH_OF_A_ROW, UNPACKED_OF_A_ROW
@@ -68,8 +69,10 @@ def footprint_of(
     converted: int,
     epochs: int,
     functions: int = 0,
+    held: int = 0,
 ) -> MinimumMemory:
-    """Computes the minimum memory. `functions` is that of functions over rows. `converted` is the number of columns
+    """Computes the minimum memory. `functions` is that of functions over rows, `held` that of rows that are held for
+    them. `converted` is the number of columns
     that must be converted before their values are moved. With several `epochs`, the next epoch begins before the last
     one has ended."""
     ranks = share.readers
@@ -92,7 +95,7 @@ def footprint_of(
     orders += 2 * plan.streams * _PLACES * plan.widest * plan.shuffle
     batches = (_most_rows(plan, share, epochs) + 2 * chunk) * columns.window_row_bytes
     return MinimumMemory(
-        row_groups=row_groups,
+        row_groups=row_groups + held,
         decoding=decoding.extra_bytes,
         functions=functions,
         batches=batches + series_bytes,
@@ -103,27 +106,47 @@ def footprint_of(
 
 def _most_rows(plan: RowsPlan, share: RankShare, epochs: int) -> int:
     """Returns the most rows that are at their places while their batches are not complete, if row groups are read one
-    after the other. With several epochs, the next one begins before the last one has ended."""
+    after the other."""
+    placed, complete, _ = _reads(plan, share, epochs)
+    rows = np.cumsum(placed) - complete * (plan.batch_size // share.readers)
+    return int(rows.max(initial=0))
+
+
+def held_rows(plan: RowsPlan, share: RankShare, epochs: int, row_bytes: int) -> int:
+    """Returns the most rows that are held for functions over rows, if row groups are read one after the other.
+
+    They are held until the last batch that needs their row group is made. It may be in a series as long as a chunk that
+    is not complete, and two series may be at work before it."""
+    steps = most_steps(plan, share.readers, row_bytes)
+    placed, complete, last = _reads(plan, share, epochs)
+    made = np.minimum((last // steps + 3) * steps, min(2, epochs) * plan.steps) - 1
+    freed = np.bincount(np.searchsorted(complete, made, "right"), placed, len(placed) + 1)
+    return int((np.cumsum(placed) - np.cumsum(freed)[:-1]).max(initial=0))
+
+
+def _reads(plan: RowsPlan, share: RankShare, epochs: int) -> tuple[npt.NDArray[np.int64], ...]:
+    """Returns for each read its rows, the number of batches that are complete before it, and the last batch that needs
+    it. With several epochs, the next one begins before the last one has ended."""
     placed: list[int] = []
-    """The rows of each read."""
+    needed: list[int] = []
     waiting: list[tuple[int, int]] = []
     """For each window the read that completes it, and the first batch that waits for it."""
     epochs = min(2, epochs)
     for epoch in range(epochs):
-        schedule = plan.schedule(epoch, share.reader, share.readers)
-        last = {
-            part.window: number
-            for number, read in enumerate(schedule.reads, len(placed))
-            for part in read.parts
-        }
+        schedule, before = plan.schedule(epoch, share.reader, share.readers), epoch * plan.steps
+        last, each = {}, plan.stream_rows
+        for number, read in enumerate(schedule.reads, len(placed)):
+            windows = [schedule.windows[part.window] for part in read.parts]
+            end = max((window.first + window.rows for window in windows), default=0)
+            needed.append(before + min(-(-end // each), plan.steps) - 1)
+            last.update(dict.fromkeys((part.window for part in read.parts), number))
         for window, number in last.items():
-            batch = schedule.windows[window].first // plan.stream_rows
-            waiting.append((number, epoch * plan.steps + min(batch, plan.steps)))
+            batch = schedule.windows[window].first // each
+            waiting.append((number, before + min(batch, plan.steps)))
         placed += [sum(part.stop - part.start for part in read.parts) for read in schedule.reads]
     complete = np.full(len(placed), epochs * plan.steps)
     for number, batch in waiting:
         complete[number] = min(complete[number], batch)
     # Before a read, those batches are complete that wait neither for it nor for a later one.
     complete = np.minimum.accumulate(complete[::-1])[::-1]
-    rows = np.cumsum(placed) - complete * (plan.batch_size // share.readers)
-    return int(rows.max(initial=0))
+    return np.array(placed, np.int64), complete, np.array(needed, np.int64)

@@ -27,6 +27,7 @@ from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.batch import BatchSeries
+    from sluice.ingest.stages.taken_rows import TakenRows
 
 
 Result = TypeVar("Result")
@@ -43,10 +44,6 @@ def kinds_of(error: BaseException) -> tuple[str, ...]:
     """Returns the names of an error's class and its bases. A worker process sends the same for its errors."""
     kinds = getattr(error, "kinds", None)
     return tuple(kinds) if kinds else tuple(kind.__name__ for kind in type(error).__mro__)
-
-
-LOST = {b"sluice": b"lost"}
-"""The metadata of a table in place of rows that could not be read. No function over rows is called on it."""
 
 
 class Quarantine:
@@ -81,7 +78,9 @@ class Quarantine:
         for group, numbers in groups.items():
             self.add(error, stage, group, numbers)
 
-    def replace_group(self, error: Exception, read: Read, schema: pa.Schema) -> pa.Table:
+    def replace_group(
+        self, error: Exception, read: Read | TakenRows, schema: pa.Schema
+    ) -> pa.Table:
         """Quarantines a row group that cannot be read, or a piece of one. Returns a table of zeros in its place.
         Rows that are read twice count once. Raises the error if rows may not be quarantined."""
         if not self.allowed:
@@ -93,7 +92,7 @@ class Quarantine:
         self,
         error: ColumnError,
         attempt: Callable[[int, int], pa.Table] | None,
-        read: Read,
+        read: Read | TakenRows,
         schema: pa.Schema,
         stage: str = "read",
     ) -> pa.Table:
@@ -118,14 +117,19 @@ class Quarantine:
         }
         return pa.concat_tables([pieces[start] for start in sorted(pieces)])
 
-    def _add_once(self, error: Exception, stage: str, read: Read, rows: Iterable[int]) -> None:
-        """Quarantines those of a read's rows that are not quarantined yet."""
+    def _add_once(
+        self, error: Exception, stage: str, read: Read | TakenRows, rows: Iterable[int]
+    ) -> None:
+        """Quarantines those of these rows that are not quarantined yet."""
+        groups: dict[tuple[int, int], set[int]] = {}
+        for whole, row in map(read.origin, rows):
+            groups.setdefault((whole.file, whole.group), set()).add(row)
         with self._lock:
-            group = (read.file, read.group)
-            known = self._bad_rows.setdefault(group, set())
-            if lost := sorted({read.first + row for row in rows} - known):
-                self.add(error, stage, group, lost)
-                known.update(lost)
+            for group, numbers in groups.items():
+                known = self._bad_rows.setdefault(group, set())
+                if lost := sorted(numbers - known):
+                    self.add(error, stage, group, lost)
+                    known.update(lost)
 
     def zero_lost_weights(self, series: BatchSeries, columns: Columns) -> None:
         """Sets the weight to 0 for rows that could not be read, and quarantines rows with an invalid weight. With a
@@ -142,7 +146,7 @@ class Quarantine:
                 )
                 self.quarantine_rows(error, "batch", epoch, step, wrong.tolist())
                 weights[wrong] = 0
-            lost = self._lost_rows(epoch, step)
+            lost = self.lost_rows(epoch, step)
             if lost:
                 weights[lost] = 0
         self.count_rows(sum(series.rows))
@@ -169,7 +173,7 @@ class Quarantine:
             floats[bad] = 0
             weights[bad.any(axis=0)] = 0
 
-    def _lost_rows(self, epoch: int, step: int) -> list[int]:
+    def lost_rows(self, epoch: int, step: int) -> list[int]:
         """Returns the rows of a batch that could not be read."""
         if not self._bad_rows:
             return []

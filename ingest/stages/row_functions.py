@@ -1,25 +1,28 @@
-"""Users' functions over rows as they are stored: `cut_into_slices`, `RowFunctionWorker`.
+"""Users' functions over rows as they are stored: `SeriesFunctionWorker`, `RowFunctionWorker`.
 
-They run between reading and shuffling, so texts are gone before rows wait for their batches. A row group is cut into
-slices, so that several workers share one."""
+Late ones get the rows of batches whose other columns are placed, so the first batch waits for one call. Early ones get
+row groups before their rows are placed (`split_functions`), so long texts are gone before rows wait for batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.flow.decoded import Decoded, ReadTask
+from sluice.ingest.flow.decoded import LOST, Decoded, MadeRows
+from sluice.ingest.flow.placer import Placer
+from sluice.ingest.flow.series import Chunks
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import asking_for
 from sluice.ingest.process.worker import WorkerClosed
-from sluice.ingest.row_order import SLICE_ROWS, Read
+from sluice.ingest.row_order import SLICE_ROWS, Read, RowsPlan
+from sluice.ingest.stages.batch import BatchSeries
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import LOST
+from sluice.ingest.stages.taken_rows import TakenRows, take_rows
 from sluice.ingest.stages.transform import Transform, frame_of, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
 
@@ -28,82 +31,91 @@ if TYPE_CHECKING:
     from sluice.ingest.read.reader import RowGroupReader
 
 
-def cut_into_slices(reads: Iterator[Decoded]) -> Iterator[Decoded]:
-    """Yields slices of row groups. Those of one row group come in the order in which batches need them, so that the
-    first batch does not wait for a whole row group. Its memory is released after its last slice."""
-    for decoded in reads:
-        read = decoded.task.read
-        pieces = read.pieces(SLICE_ROWS)
-        table = decoded.rows
-        decoded.share(len(pieces))
-        for piece in pieces:
-            yield Decoded(
-                ReadTask(decoded.task.schedule, piece),
-                table.slice(piece.first - read.first, piece.rows),
-                decoded,
-            )
-        del decoded, table
+_HELD_PART = 1 / 4
+"""The most of the memory for loading that may be held for late functions until batches are complete."""
 
 
-def memory_of(functions: Sequence[Transform], decoding: Decoding, largest: int) -> int:
-    """Returns the bytes of one call of each function. `largest` is the rows of the largest row group.
+def split_functions(
+    functions: Sequence[Transform], held_bytes: int, budget_bytes: int
+) -> tuple[Sequence[Transform], Sequence[Transform]]:
+    """Returns the functions over rows that are called before rows are placed (early), and the others (late).
 
-    Its rows are there as they are sent, and as the function's own objects. Its result is there twice: as it is sent,
-    and in the loader's memory. It is taken to be as large as the rows and eight bytes for each value that it gives."""
-    total = 0
-    for function in functions:
-        rows = largest if frame_of(function) else min(largest, SLICE_ROWS)
+    Functions over frames are early, because they get whole row groups. They come first. The others are late, unless
+    what would be held for them takes more than a quarter of the memory for loading: `held_bytes` of `budget_bytes`."""
+    frames = sum(bool(frame_of(function)) for function in functions)
+    if held_bytes > budget_bytes * _HELD_PART:
+        frames = len(functions)
+    return functions[:frames], functions[frames:]
+
+
+def memory_of(
+    early: Sequence[Transform],
+    late: Sequence[Transform],
+    decoding: Decoding,
+    plan: RowsPlan,
+    series_rows: int,
+) -> int:
+    """Returns the bytes of one call of each function, and of the longest series of batches between two late ones.
+
+    The rows of a call are there as they are sent, and as the function's own objects. Its result is there twice: as it
+    is sent, and in the loader's memory. It is taken to be as large as the rows and eight bytes for each value that it
+    gives."""
+    total = 2 * max(0, len(late) - 1) * decoding.decoded(series_rows)
+    for function in (*early, *late):
+        rows = plan.largest_group if frame_of(function) else min(plan.rows, SLICE_ROWS)
         total += 4 * decoding.decoded(rows) + 2 * 8 * rows * len(function.gives)
     return total
 
 
 @dataclass(eq=False)
-class RowFunctionWorker:
-    """One worker of a function over rows, which are the `groups` after the functions before it."""
+class RowFunctionCaller:
+    """Calls a function over rows, for one worker. The rows are those of `groups` after the functions before it."""
 
-    caller: TransformWorker
+    worker: TransformWorker
     groups: RowGroupReader
 
     def __post_init__(self) -> None:
-        self._function = function = self.caller.stage.transform
-        names = [other.name for other in self.groups.functions]
-        later = self.groups.functions[names.index(function.name) + 1 :]
-        self._is_last = not later
-        self._keeps = needed_before(self.groups.result_columns, later)
+        self.function = function = self.worker.stage.transform
+        functions = self.groups.functions
+        later = functions[functions.index(function) + 1 :]
+        needed = self.groups.result_columns
+        if function not in self.groups.early:
+            needed = self.groups.late_columns
+        self._keeps = needed_before(needed, later)
         self._asks = asking_for(pa.schema(list(function.gives.items())), frame_of(function))
 
-    def __call__(self, piece: Decoded, charge: Charge) -> Decoded:
-        read, rows = piece.task.read, piece.rows
-        is_lost = rows.schema.metadata == LOST
+    def __call__(self, table: pa.Table, rows: Read | TakenRows) -> pa.Table:
+        """Returns the columns that are needed after the function."""
         try:
-            rows = rows if is_lost else self._columns(rows, read)
+            return self._columns(table, rows)
         except ColumnError as error:
 
             def attempt(start: int, stop: int) -> pa.Table:
-                return self._columns(piece.rows.slice(start, stop - start), read.piece(start, stop))
+                return self._columns(table.slice(start, stop - start), rows.piece(start, stop))
 
-            rows = self.groups.rescue.replace_rows(
+            return self.groups.rescue.replace_rows(
                 error,
-                None if frame_of(self._function) else attempt,  # a frame is a whole row group
-                read,
-                schema_with(piece.rows.schema, self._function.gives, self._keeps),
-                f"transform {self._function.name!r}",
+                None if frame_of(self.function) else attempt,  # a frame is a whole row group
+                rows,
+                schema_with(table.schema, self.function.gives, self._keeps),
+                f"transform {self.function.name!r}",
             )
-        if self._is_last and not is_lost:
-            rows = self.groups.finish(rows, read)
-        piece.release()
-        return Decoded(piece.task, rows, charge)
 
-    def close(self) -> None:
-        self.caller.close()
+    def where(self, rows: Read | TakenRows) -> str:
+        """Returns where rows are in the files, for messages."""
+        read, first = rows.origin(0)
+        if rows is read:
+            return f"{self.groups.describe(read)}, rows {first} to {first + rows.rows}"
+        others = f" and {rows.rows - 1} other rows" if rows.rows > 1 else ""
+        return f"{self.groups.describe(read)}, row {first}{others}"
 
-    def _columns(self, table: pa.Table, read: Read) -> pa.Table:
+    def _columns(self, table: pa.Table, rows_there: Read | TakenRows) -> pa.Table:
         """Returns the columns that are needed after the function, in memory of their own."""
-        function, name = self._function, self._function.name
-        where = f"{self.groups.describe(read)}, rows {read.first} to {read.first + read.rows}: transform {name!r}"
+        function = self.function
+        where = f"{self.where(rows_there)}: transform {function.name!r}"
         [rows] = table.select(function.reads).combine_chunks().to_batches()
         try:
-            made = self.caller.call_on_rows(rows.replace_schema_metadata(self._asks), where)
+            made = self.worker.call_on_rows(rows.replace_schema_metadata(self._asks), where)
         except (WorkerClosed, Closed, LoadingError):
             raise
         except Exception as error:
@@ -115,3 +127,65 @@ class RowFunctionWorker:
             # A copy, because a view would keep the shared memory or the row group of all columns.
             columns[kept] = pa.concat_arrays([*chunks, chunks[0].slice(0, 0)])
         return pa.table(columns)
+
+
+@dataclass(eq=False)
+class RowFunctionWorker:
+    """One worker of a function over rows that are not placed yet."""
+
+    call: RowFunctionCaller
+    is_last: bool
+
+    def __call__(self, decoded: Decoded, charge: Charge) -> Decoded:
+        read, rows = decoded.task.read, decoded.rows
+        if rows.schema.metadata != LOST:
+            most = read.rows if frame_of(self.call.function) else SLICE_ROWS
+            pieces = [
+                read.piece(start, min(start + most, read.rows))
+                for start in range(0, read.rows, most)
+            ]
+            called = (self.call(rows.slice(p.first - read.first, p.rows), p) for p in pieces)
+            rows = pa.concat_tables(called)
+            if self.is_last:
+                rows = self.call.groups.finish(rows, read)
+        decoded.release()
+        return Decoded(decoded.task, rows, charge)
+
+    def close(self) -> None:
+        self.call.worker.close()
+
+
+@dataclass(eq=False)
+class SeriesFunctionWorker:
+    """One worker of a function over the rows of batches."""
+
+    call: RowFunctionCaller
+    placer: Placer
+    """Places the columns that the last function gives."""
+    chunks: Chunks
+    is_first: bool
+    is_last: bool
+
+    def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
+        taken: list[TakenRows] = []
+        owners: list[Any] = []
+        for rows in take_rows(series, SLICE_ROWS) if self.is_first else series.taken:
+            table, groups = self.call(rows.table, rows), self.call.groups
+            if not self.is_last:
+                taken.append(replace(rows, table=table))
+            elif groups.late_columns:
+                table = groups.finish_late(table, rows, self.call.where(rows))
+                made = MadeRows(table, rows.origin)
+                owners += self.placer.place_made(made, rows.at, series.placed, self.chunks)
+        if series.charge is not None:
+            series.charge.release()
+        return replace(series, taken=tuple(taken), owners=tuple(owners), charge=charge)
+
+    def close(self) -> None:
+        self.call.worker.close()
+
+
+def bytes_of_called(series: BatchSeries) -> int:
+    """Returns the bytes of a series that waits for its next function over rows, or for the batch stage."""
+    tables: int = sum(rows.table.get_total_buffer_size() for rows in series.taken)
+    return tables + sum(int(array.nbytes) for array in (*series.placed, *series.owners))

@@ -50,9 +50,9 @@ class Transform(NamedFields):
     reads: tuple[str, ...] = ()
     """The columns that the function gets. Empty: all. Other columns are neither copied nor sent."""
     gives: Mapping[str, Any] = field(default_factory=dict)
-    """The columns that it makes from those that it reads, with their types. Such a function gets rows as they are
-    stored, before they are shuffled: numbers as numpy arrays, texts and lists as Arrow's. It must treat each row for
-    itself, and returns a dict of these columns. Empty: it gets batches."""
+    """The columns that it makes from those that it reads, with their types. Such a function gets rows with values as
+    they are stored: numbers as numpy arrays, texts and lists as Arrow's. It must treat each row for itself, and returns
+    a dict of these columns. Empty: it gets batches."""
     outputs: Mapping[str, int | None] = field(default_factory=dict)
     """The columns that it may return, with the cardinality of columns of ids. Empty: any that it gets."""
     added: tuple[str, ...] = ()

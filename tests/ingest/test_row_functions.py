@@ -1,5 +1,6 @@
 """Functions over rows as they are stored: `Transform(function, reads=…, gives=…)`."""
 
+import itertools
 import json
 import os
 
@@ -11,12 +12,16 @@ import pytest
 from sluice import Errors, History, Knobs, Loader, Order, Transform
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoaderError, SourceError
+from sluice.ingest.flow.decoded import Placed, ReadTask
+from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import shared_memory
 from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
 from sluice.ingest.process.shared_memory import Region
 from sluice.ingest.read import open_file, reader
 from sluice.ingest.row_order import SLICE_ROWS, RowsPlan
-from sluice.ingest.stages.transform import TransformError
+from sluice.ingest.stages import row_functions
+from sluice.ingest.stages.row_functions import split_functions
+from sluice.ingest.stages.transform import FrameFunction, TransformError
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
@@ -133,7 +138,8 @@ def test_pieces_of_a_large_row_group_read_only_their_pages(queries, tmp_path, mo
             assert len(pieces) == count
             for piece in pieces:
                 rows = groups.decoded(0, piece.group, read=piece)
-                assert rows.equals(groups.decoded(0, piece.group).slice(piece.first, piece.rows))
+                whole = groups.decoded(0, piece.group, groups.columns)
+                assert rows.equals(whole.slice(piece.first, piece.rows))
     stored = pq.read_metadata(long_pages).row_group(0).total_byte_size
     assert sum(size for size in read if size != open_file._HEAD_BYTES) < 2.5 * stored
 
@@ -175,7 +181,7 @@ def parse_length(columns):
     [
         (lambda c: {}, ("no column 'length'", "gives")),
         (lambda c: {"length": c["row"], "more": c["row"]}, ("'more'", "gives")),
-        (lambda c: {"length": c["row"][1:]}, ("8191 values for 8192 rows",)),
+        (lambda c: {"length": c["row"][1:]}, ("799 values for 800 rows",)),
         (lambda c: {"length": c["row"] + 0.5}, ("'length'", "int32")),
         (lambda c: {"length": np.ma.masked_less(c["row"], 3)}, ("masked",)),
         (lambda c: 3, ("int", "dict")),
@@ -184,7 +190,7 @@ def parse_length(columns):
 )
 def test_a_wrong_result_is_named_with_its_rows(queries, function, facts):
     wrong = Transform(function, "mine", reads=["row"], gives={"length": "int32"})
-    with raises(ColumnError, "a.parquet, row group 0, rows 0 to 8192", "'mine'", *facts):
+    with raises(ColumnError, "a.parquet, row group 0, row 0 and 799 other rows", "'mine'", *facts):
         epoch(queries, [wrong], roles=LENGTH, shuffle=False, streams=1)
 
 
@@ -230,16 +236,83 @@ def test_the_smallest_memory_limit_counts_a_slice_and_its_result(tmp_path, seed)
     assert given.nbytes + encode(given).nbytes + made.nbytes + encode(made).nbytes < counted
 
 
-def test_a_run_goes_on_in_the_middle_of_a_row_group(queries):
-    with opened(queries, [PARSE]) as loader:
-        batches = iter(loader)
-        for _ in range(7):
-            next(batches)
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = [batch.dense.tolist() for batch in batches]
-    with opened(queries, [PARSE]) as loader:
-        loader.load_state_dict(state)
-        assert [batch.dense.tolist() for batch in loader] == rest
+@pytest.mark.parametrize("seed", range(24))
+def test_columns_are_the_same_before_and_after_rows_are_placed(tmp_path, monkeypatch, seed):
+    """Drawn files, orders, ranks, functions, failures, and a resume. Functions are late, then early."""
+    chance = np.random.default_rng(seed)
+    draw = chance.integers
+    for number, wide in enumerate(draw(0, 2, 3)):
+        rows = np.arange(draw(60, 400)) + 1000 * number
+        columns = {
+            "label": rows % 2,
+            "price": (rows / 3).astype((np.float32, np.float64)[wide]),
+            "row": rows.astype((np.int32, np.int64)[wide]),
+            "query": [query(row) for row in rows.tolist()],
+            "bag": [[row, 7][: row % 3] for row in rows.tolist()],
+        }
+        how = {"use_dictionary": ["label"], "write_page_checksum": True}
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=draw(20, 200), **how)
+    if draw(0, 2):
+        damaged = bytearray(path.read_bytes())
+        column = pq.read_metadata(path).row_group(0).column(draw(1, 5))
+        damaged[column.data_page_offset + column.total_compressed_size - 2] ^= 1
+        path.write_bytes(damaged)
+    failing = {*draw(0, 2300, draw(0, 40)).tolist()}
+
+    def fail(columns):
+        if failing & {*columns["row"].tolist()}:
+            raise RuntimeError("boom")
+        return {"price": columns["price"] * columns["length"]}
+
+    second = Transform(fail, reads=["row", "price", "length"], gives={"price": "float32"})
+    options = {
+        "roles": {**ROLES, "sparse": ["row", "words", "bag", "query%9"]},
+        "transforms": [PARSE, second][: draw(1, 3)],
+        "batch_size": (size := int(chance.choice([8, 16, 40]))),
+        "shuffle": bool(draw(0, 4)),
+        "last": ("pad", "drop")[draw(0, 2)],
+        "window_rows": int(draw(16, 500)),
+        "ranks": (ranks := int(chance.choice([1, 2, size]))),
+        "rank": int(draw(0, ranks)),
+    }
+    seen, listed, stop = [], [], draw(1, 12)
+    for part in (1.0, -1.0):
+        monkeypatch.setattr(row_functions, "_HELD_PART", part)
+        aside = tmp_path / f"{part}.jsonl"
+        aside.touch()
+        errors = Errors(on_error="quarantine", quarantine=aside, probation_rows=10**6)
+        batches = []
+        with open_loader(tmp_path, errors=errors, **options) as loader:
+            assert bool(loader.pipeline._late) == (part > 0)
+            batches += itertools.islice(loader, stop)
+            state = loader.state_dict()
+        with open_loader(tmp_path, errors=errors, **options) as loader:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            batches += loader
+            columns = ("dense", "values", "lengths", "label", "weight")
+            values = [[getattr(b, name).tolist() for name in columns] for b in batches]
+            seen.append((values, loader.order_hash))
+        lines = map(json.loads, aside.read_text().splitlines())
+        listed.append({(line["file"], line["row_group"], line["row"]) for line in lines})
+    assert seen[0] == seen[1]
+    # Late functions do not get rows that come in no batch of this rank.
+    assert listed[0] <= listed[1]
+    assert listed[0] == listed[1] or options["last"] == "drop" or ranks > 1
+
+
+def test_functions_are_late_if_what_they_hold_fits():
+    frame = FrameFunction(len, "frame", reads=["row"], gives={"a": "int8"}, frame="{}")
+    assert split_functions([frame, PARSE], 25, 100) == ([frame], [PARSE])
+    assert split_functions([frame, PARSE], 26, 100) == ([frame, PARSE], [])
+    task, charge = ReadTask(None, None), Governor(2**40, 0).admit(1, True)
+    held = pa.table({"query": ["x" * 800]})
+    placed = Placed(task, 0, np.array([2, 6]), (), (), 80, charge, held)
+    charge.correct(placed.nbytes)
+    placed.give_away(6)
+    assert charge.bytes == 20 + held.get_total_buffer_size() > 820
+    placed.give_away(2)
+    assert (charge.bytes, placed.held) == (0, None)
 
 
 def test_a_rank_without_rows_gets_padding(tmp_path):
