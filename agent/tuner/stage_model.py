@@ -30,7 +30,7 @@ def _list_shapes() -> ndarray:
     """Returns the kind and the parameters of each hypothesis."""
     rows = [(0, 0.0, 0.0)]
     rows += [(1, share, 0.0) for share in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)]
-    rows += [(2, share, 0.0) for share in (1e-4, 5e-4, 2e-3, 1e-2, 5e-2)]
+    rows += [(2, share, 0.0) for share in (1e-4, 5e-4, 2e-3, 1e-2, 5e-2, 0.2)]
     rows += [(3, most, 0.0) for most in _CAPS]
     rows += [(4, edge, factor) for edge in _CLIFFS for factor in (1.5, 2.5, 4.5)]
     return np.array(rows)
