@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.common.native import require_kernel
 from sluice.etl.schema import Fingerprint, digest
-from sluice.ingest.choices import history_name
+from sluice.ingest.choices import AUTO, history_name
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader_config import LoaderConfig
@@ -129,7 +129,10 @@ def open_input(config: LoaderConfig) -> LoaderInput:
     histories = histories_of(history, table, config.split, columns, make)
     made = make(columns.names)
     groups = _row_groups(config, table, columns, made, histories, over_rows, transform_spec)
-    rows = source_of(config.reading.reader, groups, predicate)
+    reader = config.reading.reader
+    if isinstance(table, ParquetFiles) and predicate is transform_spec is None:
+        reader = "arrow" if reader in (None, AUTO) else reader
+    rows = source_of(reader, groups, predicate)
     return LoaderInput(
         config=config,
         table=table,

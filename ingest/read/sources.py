@@ -26,7 +26,8 @@ class Reading(NamedFields):
     """How files are read. All ways give the same rows."""
 
     reader: str | None = None
-    """`petastorm` or `arrow`; None: Petastorm if it is installed, else Arrow."""
+    """`petastorm` or `arrow`. None: for a feature table, a predicate or a TransformSpec, Petastorm if it is installed;
+    else Arrow."""
     files: FileOpener | None = field(default=None, repr=False)
     """Opens remote files, with other retries or with a cache. The loader closes it."""
     petastorm: PetastormOptions = PetastormOptions()

@@ -256,7 +256,7 @@ class UserHistories:
                         + _SORT.format(self.history)
                     )
                 rows = rows[self._visible(table.slice(begin, len(rows)), group.where)]
-            at = pa.array(rows)
+            at = arrow_array(rows)
             _, starts, ends = _places(
                 there.users.take(at), there.times.take(at), keys, self.history.last
             )

@@ -26,7 +26,6 @@ from sluice.common.lines import say
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.options import table_named
 from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.read.sources import reader_of
 from sluice.ingest.row_order import Order
 from sluice.ingest.run_conditions import RunConditions
 from sluice.tools.bench import BenchOptions
@@ -113,7 +112,7 @@ def _open(options: BenchOptions, conditions: RunConditions) -> BatchLoader:
         order=Order(
             shuffle=options.shuffle, streams=options.streams, window_rows=options.window_rows
         ),
-        **conditions.settings(reader_of(options.reader)),
+        **conditions.settings(options.reader),
     )
 
 

@@ -14,6 +14,7 @@ from sluice.ingest.stages.transform import TransformError
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.raises import raises
+from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -228,3 +229,21 @@ def test_a_split_of_plain_files_is_refused_not_ignored(tmp_path):
     write(tmp_path)
     with raises(ParquetError, "'test'", "'train'"):
         BatchLoader(ParquetFiles.open(tmp_path), batch_size=100, split="test")
+
+
+@pytest.mark.parametrize("reader", [None, "petastorm"])
+def test_a_first_batch_of_files_imports_petastorm_and_pandas_only_if_asked(tmp_path, reader):
+    write_rows(tmp_path / "a.parquet", label=np.arange(64) % 2, row=np.arange(64))
+    done = run_program(
+        "-c",
+        "import sys\n"
+        "from sluice import Loader, Reading\n"
+        "roles = {'label': 'label', 'sparse': 'row'}\n"
+        f"files = {str(tmp_path / '*.parquet')!r}\n"
+        f"with Loader(files, batch_size=8, roles=roles, reading=Reading(reader={reader!r})) as rows:\n"
+        "    next(iter(rows))\n"
+        "    print(rows.reader, *sorted({'pandas', 'petastorm'} & {*sys.modules}))\n",
+        check=True,
+    )
+    asked = ["petastorm", "pandas", "petastorm"]
+    assert done.stdout.split() == (asked if reader else ["arrow"])
