@@ -260,8 +260,10 @@ with Loader(given[0], batch_size=512{more}) as loader:
 def test_the_base_is_a_loader_and_says_once_who_reads(site, files):
     done = run(
         site(),
-        LOAD.format(more="") * 2
+        LOAD.format(more="")
         + """
+from sluice.ingest.read.sources import reader_of
+assert reader_of(None) == reader_of(None) == "arrow"  # as for a feature table
 try:
     Loader(given[0], batch_size=512, reading=Reading(reader="petastorm"))
 except ValueError as error:
