@@ -72,9 +72,8 @@ def footprint_of(
     held: int = 0,
 ) -> MinimumMemory:
     """Computes the minimum memory. `functions` is that of functions over rows, `held` that of rows that are held for
-    them. `converted` is the number of columns
-    that must be converted before their values are moved. With several `epochs`, the next epoch begins before the last
-    one has ended."""
+    them. `converted` is the number of columns that must be converted before their values are moved. With several
+    `epochs`, the next epoch begins before the last one has ended."""
     ranks = share.readers
     steps = most_steps(plan, ranks, columns.row_bytes)
     a_rank = plan.batch_size // ranks
@@ -84,8 +83,8 @@ def footprint_of(
     stages_with_series = sum(stage.holds_series for stage in stages)
     transforms = sum(stage.transforms for stage in stages)
     # While ids beyond int32 are copied, they are there twice.
-    held = 2 * stages_with_series + columns.wide
-    series_bytes = held * series + transforms * a_rank * columns.row_bytes
+    copies = 2 * stages_with_series + columns.wide
+    series_bytes = copies * series + transforms * a_rank * columns.row_bytes
     # Allocators may still keep the one before, and functions give another one.
     row_groups = decoding.decoded(plan.largest_group) * (3 if functions else 2)
     of_a_row = (

@@ -37,7 +37,7 @@ def written(path, rows, group):
     return pq.read_metadata(path)
 
 
-def footprint(metadata, epochs=2, transforms=()):
+def footprint(metadata, epochs=2, transforms=(), held=0):
     counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
     made = RowsPlan(groups=(counts,), batch_size=64, window_rows=512)
@@ -49,6 +49,7 @@ def footprint(metadata, epochs=2, transforms=()):
         stages=stage_spec.pipeline(transforms),
         converted=2,
         epochs=epochs,
+        held=held,
     )
 
 
@@ -63,6 +64,7 @@ def test_a_row_group_counts_as_it_is_decoded_and_the_one_before_with_it(tmp_path
     assert single.orders >= 512 * 8, "the place of each row of a window"
     more = footprint(metadata, transforms=[stage_spec.transform("mine", movable=True)])
     assert more.batches - two.batches >= 3 * 64 * COLUMNS.row_bytes, "a series before and behind it"
+    assert footprint(metadata, held=999).row_groups - two.row_groups == 999
 
 
 @pytest.mark.parametrize("seed", range(4))
