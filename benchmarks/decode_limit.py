@@ -30,7 +30,7 @@ def decode_rows_per_s(groups: RowGroupReader, threads: int, seconds: float) -> f
     pool = Pool(
         StageCounters("decode"),
         tasks,
-        lambda _: groups.work,
+        lambda: groups.work,
         workers=threads,
         limit_bytes=2**26,
         governor=Governor(_UNLIMITED, 0),
