@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sluice.agent.lab.tables import with_bounds
 from sluice.agent.lab.yardsticks import describe, make_policy
 from sluice.common.lines import say
 from sluice.common.program import run as program
@@ -32,7 +33,6 @@ _CODE = {
     "planner": ("policies", "costs"),
 }
 """Policy → the folders of the agent whose code decides for it. Results of other code are not used again."""
-_DRAWS = 4000
 _POINT = 0.01
 
 
@@ -61,14 +61,6 @@ class ResultStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result))
         return result
-
-
-def bounds(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the mean difference of pairs and its 95 % interval, by drawing the pairs anew."""
-    pairs = np.asarray(differences)
-    means = np.random.default_rng(0).choice(pairs, (_DRAWS, len(pairs))).mean(1)
-    low, high = np.percentile(means, (2.5, 97.5))
-    return float(pairs.mean()), float(low), float(high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +154,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     pairs = {}
     for name in names[:-1]:
         gained = [row[name]["score"] - row[names[-1]]["score"] for row in rows]
-        mean, low, high = (100 * value for value in bounds(gained))
+        mean, low, high = (100 * value for value in with_bounds(gained))
         worse = sum(g < -_POINT for g in gained) / len(gained)
         say(
             f"{name} − {names[-1]}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}); "

@@ -151,9 +151,16 @@ def lead_over(rows: Sequence[Row], first: str, policy: str) -> list[float]:
     for r in rows:
         if r.policy == policy:
             gains.setdefault(r.scenario, []).append(scores[first, r.scenario, r.seed] - r.score)
-    means = np.array([np.mean(gains[name]) for name in sorted(gains)])
-    drawn = np.random.default_rng(0).choice(means, (_DRAWS, len(means))).mean(axis=1)
-    return [round_(value) for value in (means.mean(), *np.quantile(drawn, (0.025, 0.975)))]
+    means = [float(np.mean(gains[name])) for name in sorted(gains)]
+    return [round_(value) for value in with_bounds(means)]
+
+
+def with_bounds(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the mean difference of pairs, and the ends of its 95 % interval, by drawing the pairs anew."""
+    pairs = np.asarray(differences)
+    means = np.random.default_rng(0).choice(pairs, (_DRAWS, len(pairs))).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(pairs.mean()), float(low), float(high)
 
 
 def round_(value: Any) -> float:
