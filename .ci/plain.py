@@ -94,11 +94,9 @@ def python_files(folder: str) -> Iterator[Path]:
 
 
 def pages() -> Iterator[Path]:
-    """Yields the pages that are written for readers: not the log, which is never rewritten."""
+    """Yields the pages that are written for readers."""
     yield Path("README.md")
-    for path in sorted(Path("docs").rglob("*.md")):
-        if "log" not in path.parts:
-            yield path
+    yield from sorted(Path("docs").rglob("*.md"))
 
 
 def count_tokens(path: Path) -> int:

@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/benchmarks.md from the tables of docs/log: `python -m benchmarks.pictures`.
+"""Draws the pictures of docs/benchmarks.md from docs/pictures/tables.md: `python -m benchmarks.pictures`.
 
-This module holds no figures. Each picture names an entry of the log and the columns of one of its tables.
+This module holds no figures. Each picture names a table of that page and its columns.
 tests/benchmarks/test_pictures.py fails if a file in docs/pictures differs from its table.
 """
 
@@ -14,7 +14,8 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOG, FOLDER = ROOT / "docs" / "log", ROOT / "docs" / "pictures"
+FOLDER = ROOT / "docs" / "pictures"
+TABLES = FOLDER / "tables.md"
 
 WIDTH, LEFT, RIGHT = 480, 16, 16
 LINE, BAR, DOT = 18, 9, 5
@@ -25,7 +26,7 @@ _UNITS = {None: 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 class PictureError(ValueError):
-    """The log has no such entry, table, column or figure."""
+    """The page has no such entry, table, column or figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Picture:
     file: str
     title: str
     entry: str
-    """The head of the log's entry, its date first."""
+    """The heading above the table, its date first."""
     table: str
     """How the head of the table's first named column begins."""
     series: tuple[Series, ...]
@@ -138,30 +139,25 @@ PICTURES = (
 
 
 def figures(cell: str) -> list[float]:
-    """The numbers in a cell of the log, as `**.2 %**`, `3.96 M; 3.71 M` or `11,714` has them."""
+    """The numbers in a cell, as `**.2 %**`, `3.96 M; 3.71 M` or `11,714` has them."""
     return [
         float(match["number"].replace(",", "")) * _UNITS[match["unit"]]
         for match in _NUMBER.finditer(cell)
     ]
 
 
-def read_log() -> str:
-    """Returns all entries of the log as one text."""
-    return "\n".join(path.read_text() for path in sorted(LOG.glob("*.md")))
-
-
-def table_of(log: str, entry: str, head: str) -> tuple[list[str], list[list[str]]]:
+def table_of(page: str, entry: str, head: str) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table in an entry whose first named column begins so."""
-    _, heading, rest = f"\n{log}".partition(f"\n# {entry}\n")
+    _, heading, rest = f"\n{page}".partition(f"\n## {entry}\n")
     if not heading:
-        raise PictureError(f"docs/log has no entry {entry!r}")
-    lines = rest.partition("\n# ")[0].splitlines()
+        raise PictureError(f"{TABLES.name} has no entry {entry!r}")
+    lines = rest.partition("\n## ")[0].splitlines()
     for at, line in enumerate(lines):
         if line.startswith("|") and lines[at + 1 : at + 2] and lines[at + 1].startswith("|---"):
             columns = _cells(line)
             if columns[1].startswith(head):
                 return columns, [_cells(row) for row in _block(lines[at + 2 :])]
-    raise PictureError(f"docs/log, {entry!r}: no table with a column {head!r}")
+    raise PictureError(f"{TABLES.name}, {entry!r}: no table with a column {head!r}")
 
 
 def _block(lines: list[str]) -> Iterator[str]:
@@ -178,9 +174,9 @@ def _cells(line: str) -> list[str]:
     ]
 
 
-def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
+def values(picture: Picture, page: str) -> list[tuple[str, list[float]]]:
     """Each row's name, and its figure in each series."""
-    columns, rows = table_of(log, picture.entry, picture.table)
+    columns, rows = table_of(page, picture.entry, picture.table)
     pairs = []
     for row in rows:
         if row[0].startswith(picture.leave_out):
@@ -189,11 +185,11 @@ def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
         for series in picture.series:
             at = next((n for n, name in enumerate(columns) if name.startswith(series.column)), None)
             if at is None:
-                raise PictureError(f"docs/log, {picture.entry!r}: no column {series.column!r}")
+                raise PictureError(f"{TABLES.name}, {picture.entry!r}: no column {series.column!r}")
             numbers = figures(row[at])
             if len(numbers) <= series.nth:
                 raise PictureError(
-                    f"docs/log, {picture.entry!r}: {row[0]!r} has no figure {series.nth + 1} in "
+                    f"{TABLES.name}, {picture.entry!r}: {row[0]!r} has no figure {series.nth + 1} in "
                     f"{columns[at]!r}"
                 )
             of_row.append(numbers[series.nth])
@@ -201,9 +197,9 @@ def values(picture: Picture, log: str) -> list[tuple[str, list[float]]]:
     return pairs
 
 
-def drawn(picture: Picture, log: str) -> str:
+def drawn(picture: Picture, page: str) -> str:
     """The picture as SVG: legible on a telephone, in any browser, without a script or a font of its own."""
-    rows = values(picture, log)
+    rows = values(picture, page)
     scale = 1e6 if picture.unit.endswith("M") else 1.0
     shown = [value / scale for _, of_row in rows for value in of_row]
     first, last = math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown)))
@@ -271,7 +267,7 @@ def drawn(picture: Picture, log: str) -> str:
                 )
     date = picture.entry.partition(" · ")[0]
     parts.append(
-        f'<text x="{LEFT}" y="{height - 8}" font-size="11" fill="#6b7280">docs/log, {date}</text>'
+        f'<text x="{LEFT}" y="{height - 8}" font-size="11" fill="#6b7280">docs/pictures/tables.md, {date}</text>'
     )
     return "\n".join([*parts, "</svg>", ""])
 
@@ -286,11 +282,11 @@ def _wrapped(text: str, most: int) -> list[str]:
 
 
 def main() -> None:
-    log = read_log()
+    page = TABLES.read_text()
     FOLDER.mkdir(exist_ok=True)
     for picture in PICTURES:
         path = FOLDER / f"{picture.file}.svg"
-        path.write_text(drawn(picture, log))
+        path.write_text(drawn(picture, page))
         print(path.relative_to(ROOT))
 
 

@@ -1,12 +1,12 @@
-"""Writes the tables of both races from the log's tables: `python -m benchmarks.race_table`.
+"""Writes the tables of both races from docs/pictures/tables.md: `python -m benchmarks.race_table`.
 
 README.md has the table of the tuned race, docs/peers.md that of the loaders at their best settings. This module holds
-no figures. tests/benchmarks/test_race_table.py fails if a page differs from the log.
+no figures. tests/benchmarks/test_race_table.py fails if a page differs from those tables.
 """
 
 from __future__ import annotations
 
-from benchmarks.pictures import ROOT, figures, read_log, table_of
+from benchmarks.pictures import ROOT, TABLES, figures, table_of
 
 ENTRY = "2026-11-29 · The race of decoders"
 TUNED = "2026-11-29 · The tuned race in full turns"
@@ -31,12 +31,12 @@ _LOADERS = (
     ("Hugging Face, its memory-mapped Arrow", ("no", "left to the kernel", "yes", "your code")),
     ("litData", ("no", "disk cache", "yes", "yes")),
 )
-"""How a loader's row in the log begins, and what it can do."""
+"""How a loader's row begins, and what it can do."""
 
 
-def written(log: str) -> str:
+def written(tables: str) -> str:
     """Returns the table as Markdown. A ratio is bold where ours is faster."""
-    columns, rows = table_of(log, ENTRY, "best setting")
+    columns, rows = table_of(tables, ENTRY, "best setting")
     ratio_at = next(n for n, name in enumerate(columns) if name.startswith("ours is as fast"))
     rate_at = columns.index("rows/s")
     ours = next(row for row in rows if row[0] == "ours")
@@ -54,9 +54,9 @@ def written(log: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tuned(log: str) -> str:
+def tuned(tables: str) -> str:
     """Returns the table of the tuned race as Markdown."""
-    columns, rows = table_of(log, TUNED, "auto")
+    columns, rows = table_of(tables, TUNED, "auto")
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -68,7 +68,7 @@ def main() -> None:
     for page, table in PAGES.items():
         before, _, rest = page.read_text().partition(BEGIN)
         after = rest.partition(END)[2]
-        page.write_text(before + BEGIN + table(read_log()) + END + after)
+        page.write_text(before + BEGIN + table(TABLES.read_text()) + END + after)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal keys as a table for people and for docs/log."""
+    """Rows of equal keys as a table for people and for pages."""
     if not rows:
         return "(nothing)"
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks.md show what the log's tables say."""
+"""The pictures of docs/benchmarks.md show what docs/pictures/tables.md says."""
 
 import re
 
@@ -7,14 +7,14 @@ import pytest
 from benchmarks import pictures
 from benchmarks.pictures import PICTURES, Picture, Series, drawn, values
 
-LOG = """# Log
+TABLES = """# Tables
 
-# 2030-01-02 · Later
+## 2030-01-02 · Later
 | a | rate |
 |---|---|
 | one | 3 |
 
-# 2030-01-01 · First
+## 2030-01-01 · First
 Words.
 
 | who | rate | waiting |
@@ -39,7 +39,7 @@ FIRST = Picture(
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.file)
 def test_the_files_are_what_would_be_drawn_today(picture):
     path = pictures.FOLDER / f"{picture.file}.svg"
-    assert path.read_text() == drawn(picture, pictures.read_log()), (
+    assert path.read_text() == drawn(picture, pictures.TABLES.read_text()), (
         "run python -m benchmarks.pictures"
     )
     assert (
@@ -48,8 +48,8 @@ def test_the_files_are_what_would_be_drawn_today(picture):
 
 
 def test_the_figures_are_those_of_the_table_and_of_no_other_entry():
-    assert values(FIRST, LOG) == [("ours", [54.0, 0.2]), ("theirs", [22.0, 0.1])]
-    picture = drawn(FIRST, LOG)
+    assert values(FIRST, TABLES) == [("ours", [54.0, 0.2]), ("theirs", [22.0, 0.1])]
+    picture = drawn(FIRST, TABLES)
     assert re.findall(r">([^<]*%[^<]*)<", picture) == ["54 %, 0.2 %", "22 %, 0.1 %"]
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="8"', picture)]
     assert widths[0] == max(widths)
