@@ -66,10 +66,6 @@ storm: setup  ## the loader under schedules and faults drawn from seeds, held ag
 fuzz: setup  ## specs and rows drawn from seeds, by Spark, local engine, loader and server (SECONDS=600, FIRST=5, SEED=7, ONLY=four_ways)
 	@$(PY) -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),600))
 
-.PHONY: policy
-policy: setup  ## teach the agent's network in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/values)
-	@$(PY) -m sluice.agent.lab.teach --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/values)
-
 check: setup  ## style, types, that no text or function became harder to read, and tests of pages, layout and benchmarks
 	@.venv/bin/ruff format --check --quiet . || { echo "make check: run .venv/bin/ruff format" >&2; exit 1; }
 	@.venv/bin/ruff check .

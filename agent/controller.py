@@ -65,10 +65,6 @@ class Controller:
         """The number of snapshots so far."""
         self.decisions = 0
         """The number of changes so far."""
-        self.choices = 0
-        """The number of looks at which the policy chose among candidates, also if it stayed."""
-        self.own_choices = 0
-        """The number of changes that the planner did not propose."""
         self.frozen: str | None = None
         """Why the policy is no longer asked. None: it is."""
         self.cost_s = 0.0
@@ -157,7 +153,6 @@ class Controller:
             self._looks.failed(snapshot, before, error)
             raise
         self._looks.decided(snapshot, after, reason.proposal, reason.choice)
-        self.choices += reason.choice is not None
         self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
         recorded = next(
             (r for r in self._recorded_proposals if r.proposal == reason.proposal), None
@@ -176,7 +171,6 @@ class Controller:
         if self._pending_effect is not None:
             self._log_effect()
         self.decisions += 1
-        self.own_choices += (reason.choice or {}).get("chosen", "planner") != "planner"
         self._change_times.append(self._clock())
         self._pending_effect = (
             self.decisions,
@@ -219,10 +213,9 @@ class Controller:
                 learned = None
                 self._record(
                     {
-                        "kind": "fault",
-                        "where": "agent",
-                        "text": "what was learned in an earlier run is "
-                        f"ignored: {type(error).__name__}: {error}",
+                        "kind": "note",
+                        "text": "what was learned in an earlier run is ignored, as it has another "
+                        f"form: {type(error).__name__}: {error}",
                     }
                 )
         self._looks.start(

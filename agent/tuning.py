@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice.agent import policies
-from sluice.agent.choice.observation import Foreknowledge
 from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.policies import MODES
@@ -97,17 +96,16 @@ def advice(measured: PipelineRates, stall: float, tuning: TuningStatus) -> str:
     )
 
 
-def policy_of(tuning: str | Policy, known: Foreknowledge | None = None) -> Policy:
-    """Returns the policy of this name, or the given policy itself. Raises KnobError for anything else.
-
-    `known` is what is known of the pipeline before its first row."""
+def policy_of(tuning: str | Policy) -> Policy:
+    """Returns the policy of this name, or the given policy itself. Raises KnobError for anything else."""
     if isinstance(tuning, str):
+        tuning = policies.renamed(tuning)
         if tuning not in MODES:
             raise KnobError(
                 f"tuning: {tuning!r} is none of {', '.join(MODES)}{left(tuning) or nearest(tuning, MODES)}; "
                 "or give a policy of your own"
             )
-        return policies.make(tuning, known)
+        return policies.make(tuning)
     if not isinstance(tuning, Policy):
         raise KnobError(
             f"tuning: {tuning!r} is no policy: derive one from sluice.agent.tunable.Policy, with a name, "
@@ -250,8 +248,6 @@ class TunedRun:
         controller = self.controller
         return {
             "decisions": controller.decisions,
-            "agent_choices": controller.choices,
-            "own_choices": controller.own_choices,
             "knobs": self._tunable.knobs.to_dict(),
             "tuning": self._policy.name,
         }

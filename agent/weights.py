@@ -20,9 +20,7 @@ class WeightsError(UsageError):
     """An invalid weights file. The message names the file and the reason."""
 
 
-def read(
-    path: Path, shapes: Shapes, made_by: str = "python -m sluice.agent.lab.teach"
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(path: Path, shapes: Shapes, made_by: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors of these shapes, and the record. Raises WeightsError for any other content.
 
     It does not need the safetensors library: the file is a JSON header followed by the numbers."""

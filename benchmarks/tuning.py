@@ -36,7 +36,6 @@ _POLICIES = (
     "autotune",
     "plumber",
     "intune",
-    "planner",
     "auto",
 )
 _PUBLISHED = (
@@ -110,7 +109,7 @@ def settings_table(seeds: int) -> dict[str, Any]:
 
 def sweep_table(seeds: int) -> dict[str, Any]:
     tables = {}
-    shown = ("even", "autotune", "plumber", "intune", "planner", "auto")
+    shown = ("even", "autotune", "plumber", "intune", "auto")
     say(
         "\n| criteo | "
         + " | ".join(shown)

@@ -52,8 +52,8 @@ TABLE_DTYPES = ("fp32", "fp16", "bf16")
 WIRES = ("fp32", "fp16")
 SPREAD_ROWS = 10_000
 """Smaller tables are rarely cut."""
-_OF_0_3 = "step_threads"
-"""A setting of runs of 0.3 that decided neither the rows nor the model."""
+_OF_0_3 = {"step_threads", "agent_weights"}
+"""Settings of runs of 0.3 that decided neither the rows nor the model."""
 
 
 class ConfigError(UsageError):
@@ -340,7 +340,10 @@ class InputSettings(LoaderOptions, TransformOptions):
 
     title = "input"
     tuning: str = setting(
-        "auto", "who turns the loader's knobs while it runs", choices=policies.MODES
+        "auto",
+        "who turns the loader's knobs while it runs",
+        choices=policies.MODES,
+        parse=policies.renamed,
     )
 
 
@@ -440,7 +443,7 @@ class Config(
 def _settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings of a recorded run for such a dataclass. JSON has lists for tuples."""
     known = {f.name for f in dataclasses.fields(kind)}
-    if unknown := values.keys() - known - {_OF_0_3}:
+    if unknown := values.keys() - known - _OF_0_3:
         raise ConfigError(
             f"the run has settings that this release does not know: {', '.join(map(repr, sorted(unknown)))}. {BY_WAY}"
         )
@@ -451,6 +454,8 @@ def _settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
             stacklevel=3,
         )
         values = {**values, "tuning": "auto"}
+    elif "tuning" in values:
+        values = {**values, "tuning": policies.renamed(values["tuning"])}
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()

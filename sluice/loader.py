@@ -12,7 +12,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from sluice.agent.report.run_folder import start_or_resume
-from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.common.lines import say
@@ -117,7 +116,7 @@ class Loader(BatchLoader):
 
     Tuning: `knobs` is the setting at the start.
 
-    - `tuning` is `auto` (the default); `planner`; `shadow`, which only reports what it would do; `fixed`; or
+    - `tuning` is `auto` (the default); `shadow`, which only reports what it would do; `fixed`; or
       a policy of your own. If you pass `knobs`, the default is `fixed`. `fixed` without `knobs` is one worker a stage.
       After you call `apply`, the agent no longer changes the knobs.
     - `run_dir` is a folder for measurements and decisions, with a report.html at the end; `sluice explain` prints it.
@@ -206,7 +205,7 @@ class Loader(BatchLoader):
 
     def _tune(self, tuning: str | Policy, run_dir: str | os.PathLike[str] | None) -> TunedRun:
         """Makes the agent and the run folder. The agent starts with the first batch."""
-        policy = policy_of(tuning, foreknowledge(self))
+        policy = policy_of(tuning)
         folder = None
         if run_dir is not None:
             given = self._config

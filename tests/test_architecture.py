@@ -55,7 +55,6 @@ PROGRAMS = {
     "sluice.agent.lab.judge",
     "sluice.agent.lab.policies",
     "sluice.agent.lab.simulate",
-    "sluice.agent.lab.teach",
     "sluice.dlrm.train",
     "sluice.dlrm.evaluate",
     "sluice.dlrm.serve",
@@ -78,7 +77,6 @@ LIGHT = (
     "sluice.agent.tunable",
     "sluice.agent.controller",
     "sluice.agent.policies",
-    "sluice.agent.choice.observation",
 )
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 

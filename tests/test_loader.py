@@ -167,7 +167,7 @@ def test_without_a_run_folder_nothing_is_written(clicks, tmp_path, monkeypatch):
     [
         ({}, "auto"),
         ({"knobs": Knobs(workers={"decode": 3})}, "fixed"),
-        ({"tuning": "planner"}, "planner"),
+        ({"tuning": "shadow"}, "shadow"),
         ({"knobs": Knobs(workers={"decode": 3}), "tuning": "shadow"}, "shadow"),
     ],
 )

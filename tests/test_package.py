@@ -93,7 +93,6 @@ PROGRAMS = [
     "agent",
     "sluice.agent.lab.policies",
     "sluice.agent.lab.simulate",
-    "sluice.agent.lab.teach",
     "dlrm.train",
     "examples.demo",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from sluice.ingest.knobs import REMOTE
@@ -13,7 +14,7 @@ def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
 
     An idle worker answers in the time that the work takes. A worker with two requests takes twice as long, and a
     starting worker does not answer. So busy time is scaled as if each running worker had exactly the requests that keep
-    it busy."""
+    it busy. The requests of workers that have not started count as `starting`."""
     requests_a_core = seen.elsewhere.get("requests_a_core", 0)
     stages = (
         {stage.name: stage for stage in seen.stages if stage.backend == REMOTE}
@@ -40,10 +41,16 @@ def at_work(seen: Snapshot, before: Snapshot, weighed: Snapshot) -> Snapshot:
         stage.name: stage.busy_s + scale * max(0.0, added.get(stage.name, 0.0))
         for stage in weighed.stages
     }
+    waiting = math.ceil(requests_a_core * seen.elsewhere.get("starting", 0))
     return replace(
         seen,
         stages=tuple(
-            replace(stage, busy_s=known[stage.name], finished_s=known[stage.name])
+            replace(
+                stage,
+                busy_s=known[stage.name],
+                finished_s=known[stage.name],
+                starting=min(waiting, stage.workers),
+            )
             if stage.name in added
             else stage
             for stage in seen.stages

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 _AGENT = Path(__file__).resolve().parent.parent
 _CODE = {
-    "next": ("tuner", "costs"),
-    "auto": ("choice", "policies", "costs"),
-    "planner": ("policies", "costs"),
+    "auto": ("tuner", "costs"),
 }
 """Policy → the folders of the agent whose code decides for it. Results of other code are not used again."""
 _POINT = 0.01
@@ -69,7 +67,7 @@ class JudgeOptions:
 
     title = "what"
     policy: tuple[str, ...] = setting(
-        ("next", "auto"), "these policies; the others are compared with the last", again=True
+        ("auto", "plumber"), "these policies; the others are compared with the last", again=True
     )
     split: str = setting(
         "held out", "family of drawn pipelines: held out, hidden or training", metavar="SPLIT"

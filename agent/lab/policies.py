@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sluice.agent.lab.tables import Row
 
 
-LIVE = ("auto", "planner", "intune", "autotune", "plumber")
+LIVE = ("auto", "intune", "autotune", "plumber")
 """The default policies for live set-ups."""
 _FRESH = 3_000
 """Constant pipelines with lower numbers were used during development."""
@@ -45,8 +45,6 @@ class EvaluationTask:
     scenario: Scenario
     policies: tuple[str, ...]
     seed: int
-    weights: str
-    """The file of the weights of `auto`. Empty: those in use."""
 
 
 def run_task(task: EvaluationTask) -> list[Row]:
@@ -57,7 +55,7 @@ def run_task(task: EvaluationTask) -> list[Row]:
     best = reference(task.scenario, seed=task.seed)
     rows = []
     for name in task.policies:
-        policy = make_policy(name, task.scenario, task.weights)
+        policy = make_policy(name, task.scenario)
         outcome = run(task.scenario, policy, seed=task.seed)
         rows.append(
             Row(
@@ -80,7 +78,6 @@ def tasks(
     *,
     seeds: int,
     pipelines: int,
-    weights: str = "",
 ) -> list[EvaluationTask]:
     """Returns the tasks: the scenarios with every seed, and `pipelines` held-out pipelines of each of two kinds.
 
@@ -93,7 +90,7 @@ def tasks(
         for changing, first in ((False, _FRESH), (True, 0))
         for i in range(pipelines)
     ]
-    return [EvaluationTask(scenario, tuple(names), seed, weights) for scenario, seed in todo]
+    return [EvaluationTask(scenario, tuple(names), seed) for scenario, seed in todo]
 
 
 def measure(
@@ -119,7 +116,7 @@ def measure(
 
 _EXAMPLES = """examples:
   python -m sluice.agent.lab.policies
-  python -m sluice.agent.lab.policies --quick --policy planner --policy autotune
+  python -m sluice.agent.lab.policies --quick --policy auto --policy autotune
   python -m sluice.agent.lab.policies --live-only --setup 'far store'
   python -m sluice.agent.lab.policies --scenario mine.json     (docs/scenarios.md describes the file)"""
 
@@ -132,7 +129,7 @@ class ContestOptions:
     live: bool = setting(
         False,
         "also run live set-ups on this machine, which should do nothing else meanwhile (auto, "
-        "planner, intune, autotune and plumber, unless --policy says otherwise)",
+        "intune, autotune and plumber, unless --policy says otherwise)",
     )
     live_only: bool = setting(False, "run these alone")
     setup: tuple[str, ...] = setting(
@@ -163,7 +160,6 @@ class PolicyOptions:
         metavar="FILE",
         again=True,
     )
-    weights: str = setting("", "weights of auto, in place of those in use", metavar="FILE")
     seeds: int = setting(5, "seeds of each scenario", least=1)
     pipelines: int | None = setting(
         None,
@@ -211,7 +207,6 @@ def _simulated(options: PolicyOptions) -> dict[str, Any]:
         scenarios,
         seeds=1 if options.quick else options.seeds,
         pipelines=pipelines,
-        weights=options.weights,
     )
     rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
     say(f"{table(rows, names)}\n\n{comparison(rows, names)}")

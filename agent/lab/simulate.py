@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SimulationOptions:
     """The options of the program."""
 
-    policy: str = setting("planner", "the policy that is run", metavar="P")
+    policy: str = setting("auto", "the policy that is run", metavar="P")
     scenario: str = setting(
         "steady", "a file (docs/scenarios.md), or part of a shipped one's name", metavar="FILE|WORD"
     )
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
         argv,
         "python -m sluice.agent.lab.simulate",
         description=describe(__doc__),
-        epilog="example:\n  python -m sluice.agent.lab.simulate --policy planner --scenario 'cost'",
+        epilog="example:\n  python -m sluice.agent.lab.simulate --policy auto --scenario 'cost'",
     )
 
     from sluice.agent.lab.simulator.rollout import end_score, reference, run, score

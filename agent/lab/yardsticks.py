@@ -16,10 +16,10 @@ YARDSTICKS = (ORACLE, CEILING)
 """Policies that only the simulator has, because they know the true costs. The second is one of the rivals."""
 
 
-def make_policy(name: str, scenario: Scenario, weights: str = "") -> Policy:
+def make_policy(name: str, scenario: Scenario) -> Policy:
     """Returns the policy of this name for a simulated pipeline.
 
-    The yardsticks get the scenario, and `intune` its machine. `auto` gets a file of weights, or uses those in use."""
+    The yardsticks get the scenario, and `intune` its machine."""
     if name == ORACLE:
         from sluice.agent.lab.simulator.oracle import Oracle
 
@@ -32,7 +32,7 @@ def make_policy(name: str, scenario: Scenario, weights: str = "") -> Policy:
         from sluice.benchmarks.rivals.intune import InTune, MachineSpeed
 
         return InTune(machine=MachineSpeed(scenario.machine.bandwidth, 1.0))
-    return policies.make(name, weights=weights)
+    return policies.make(name)
 
 
 def default_policies() -> list[str]:

@@ -1,6 +1,6 @@
 """The policies by their names: one file each, all behind `decide(snapshot, state) -> (knobs, state, reason)`.
 
-The product has five. `next` is to replace `auto` and `planner` once it is judged.
+The product has three: `auto` is the tuner, `shadow` only reports what it would do, and `fixed` changes nothing.
 
 Other published tuners are in `benchmarks/rivals` of the repository, and are imported when one of
 them is first requested.
@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from pathlib import Path
+import warnings
 from typing import TYPE_CHECKING
 
 from sluice.ingest.knobs import KnobError, nearest
 
 if TYPE_CHECKING:
-    from sluice.agent.choice.observation import Foreknowledge
     from sluice.agent.tunable import Policy
 
 
 PRODUCT = {
-    "auto": "",
-    "next": "sluice.agent.tuner.tuner:Tuner",
-    "planner": "sluice.agent.policies.planner.planner:Planner",
+    "auto": "sluice.agent.tuner.tuner:Tuner",
     "shadow": "sluice.agent.policies.shadow:Shadow",
     "fixed": "sluice.agent.policies.fixed:Fixed",
 }
 """Each policy that may tune a training or a loop, and its class, which is imported when the policy is made."""
 MODES = tuple(PRODUCT)
+_AUTO_NOW = ("planner", "next")
+"""Names that a policy had in earlier versions. The tuner took its place."""
 RIVALS = {
     "autotune": "sluice.benchmarks.rivals.autotune:Autotune",
     "cores": "sluice.benchmarks.rivals.cores:Cores",
@@ -46,16 +45,21 @@ def names() -> list[str]:
     return [*PRODUCT, *(RIVALS if has_rivals() else ())]
 
 
-def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
-    """Returns the policy of that name. `auto` chooses by its network: by the file `weights`, or by the weights in use.
-    Without weights it is the planner. `known` is what is known before the first row."""
-    if name == "auto":
-        from sluice.agent.choice.choice import Chooser
-        from sluice.agent.choice.value import ValueNetwork
-        from sluice.agent.policies.planner.planner import Planner
+def renamed(name: str) -> str:
+    """Returns the present name of a policy. If that is another one, a warning says so."""
+    if name not in _AUTO_NOW:
+        return name
+    warnings.warn(
+        f"tuning: {name!r} is part of 'auto' now, which takes its place",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return "auto"
 
-        values = ValueNetwork.load(Path(weights)) if weights else ValueNetwork.in_use()
-        return Planner(name="auto") if values is None else Chooser(values, known=known)
+
+def make(name: str) -> Policy:
+    """Returns the policy of that name."""
+    name = renamed(name)
     if name in (*RIVALS, CEILING) and not has_rivals():
         raise KnobError(
             f"the policy {name!r} is not part of the installed package: it is in benchmarks/rivals of "

@@ -48,8 +48,6 @@ class DecisionEffect:
     Otherwise why there is no result."""
     error: float | None = None
     """The error of the predicted rate, as a share of it. None if it was not measured."""
-    own: bool = False
-    """Whether the network chose something else than the planner's proposal."""
 
 
 def changes(run: Run) -> list[DecisionEffect]:
@@ -66,7 +64,6 @@ def changes(run: Run) -> list[DecisionEffect]:
                 effect=_effect(effect, disturbance),
                 result=_result(effect, disturbance),
                 error=effect.get("prediction_error") if effect and not disturbance else None,
-                own=decision.get("chosen", "planner") != "planner",
             )
         )
     return effects
@@ -400,11 +397,7 @@ def _same_rank(run: Run, name: str) -> list[Line]:
 def tell(run: Run) -> str:
     """Returns a description of the run for a terminal."""
     decided = changes(run)
-    own = sum(decision.own for decision in decided)
-    lines = [verdict(run)]
-    if decided:
-        lines.append(f"{own} of {len(decided)} changes were the network's own choices.")
-    lines.append("")
+    lines = [verdict(run), ""]
     for change in decided:
         lines += [
             f"{change.number:>3}. at {seconds(change.at)}: {change.moves}",

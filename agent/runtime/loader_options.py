@@ -41,11 +41,6 @@ class LoaderOptions:
     save_knobs: str = setting(
         "", "write the best knobs of the run to a file, for --knobs", metavar="FILE"
     )
-    agent_weights: str = setting(
-        "",
-        "the weights by which `auto` chooses, in place of those of the package",
-        metavar="FILE",
-    )
     registry: str | None = setting(
         None,
         "start where an earlier run on such a machine and schema settled, and keep where "

@@ -314,7 +314,13 @@ class StageModel:
         if age < 1.35 * usual * (1 + self.noise) or uneven:
             return self
         # The age is a lower bound. The true cost is about a quarter more, and uncertain.
-        return self._begin_epoch(workers, math.log(1.25 * age / self.item_rows), 0.35**2, at)
+        log_s, variance = math.log(1.25 * age / self.item_rows), 0.35**2
+        last = self.seen[-1]
+        if last.epoch != self.epoch or last.at <= at - seconds:
+            return self._begin_epoch(workers, log_s, variance, at)
+        # No item has ended since this change point was believed, so it is still the same one.
+        seen = (*self.seen[:-1], Sighting(self.epoch, workers, log_s, 1 / variance, at))
+        return replace(self, seen=seen)
 
     def _take(
         self, workers: int, log_s: float, variance: float, items: float, at: float

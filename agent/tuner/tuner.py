@@ -22,9 +22,9 @@ from numpy import ndarray
 from sluice.agent.costs.forecast import what_if
 from sluice.agent.costs.rates import rates
 from sluice.agent.planner_settings import DEFAULT
-from sluice.agent.policies.planner.explain import details
 from sluice.agent.report.format import moves
 from sluice.agent.tunable import Policy, Reason
+from sluice.agent.tuner.explain import details
 from sluice.agent.tuner.outlook import UNBOUNDED, Outlook
 from sluice.agent.tuner.propose import candidates
 from sluice.agent.tuner.settings import TunerSettings
@@ -35,14 +35,16 @@ from sluice.ingest.stats import Snapshot
 
 _Decision = tuple[Knobs, TunerState, Reason]
 _LONGEST_START_S = 30.0  # for which workers that start are waited for
+_LONGEST_FLEET_S = 400.0  # the same on other hosts
 _TRUST = 1 / 0.3**2  # the most weight of a cost from an earlier run
 _KEPT = 4  # earlier settings
+_FED = 0.02  # of its time: a trainer that waits less is fed
 
 
 class Tuner(Policy):
     """Chooses the setting with the highest value at each look."""
 
-    name = "next"
+    name = "auto"
     every_look = True
 
     def __init__(self, settings: TunerSettings = TunerSettings()) -> None:  # noqa: B008
@@ -85,6 +87,8 @@ class Tuner(Policy):
         unknown = [n for n, s in state.stages.items() if not s.known and not seen.is_idle(n)]
         if unknown and at - state.began < settings.first_s:
             return f"waiting for the first work of {', '.join(unknown)}"
+        if not state.demands and seen.recent.stall <= _FED and at - state.began < settings.first_s:
+            return "the trainer does not wait, and what it takes is not measured yet"
         if state.suspects and at - state.event_at > 1.0:
             return "a cost may have changed; the next look tells"
         if state.changed_at is None:
@@ -94,7 +98,8 @@ class Tuner(Policy):
         moved = layout(before) != layout(state.knobs)
         if state.event_at > state.changed_at and not moved:
             return None
-        if at - state.changed_at < _LONGEST_START_S:
+        elsewhere = state.last.elsewhere.get("starting")
+        if at - state.changed_at < (_LONGEST_FLEET_S if elsewhere else _LONGEST_START_S):
             if any(stage.starting for stage in state.last.stages):
                 return "waiting for workers to start"
             if moved and not state.trials.checked_since(state.knobs, state.changed_at):
@@ -195,7 +200,9 @@ class Tuner(Policy):
     def _release(self, state: TunerState, seen: Outlook, now: float) -> _Decision:
         """Gives workers back that were not needed for a while, or stays."""
         stay = _stay(seen, now)
-        if seen.bottleneck not in ("consumer", "cores"):
+        # Ranks that wait for another host's rank look as if their trainer was slow.
+        waits_elsewhere = seen.recent.longest_stall > _FED >= seen.recent.stall
+        if seen.bottleneck not in ("consumer", "cores") or waits_elsewhere:
             return state.knobs, replace(state, lean_since=None), stay
         easy = replace(seen.forecast.uncontended, demand=1.2 * seen.forecast.demand)
         needed = easy.best(seen.ranges, fewest=True)[0].workers
@@ -208,7 +215,10 @@ class Tuner(Policy):
         if few or float(np.mean(seen.rate(lean))) < 0.99 * now:
             return state.knobs, replace(state, lean_since=None), stay
         since = seen.at if state.lean_since is None else state.lean_since
-        if seen.at - since < self.settings.release_s * 4**state.releases:
+        patience_s = self.settings.release_s * 4**state.releases
+        if any(workers[n] < state.knobs.workers[n] for n in seen.forecast.remote_stages):
+            patience_s = max(patience_s, state.last.elsewhere.get("start_s", 0.0))
+        if seen.at - since < patience_s:
             return state.knobs, replace(state, lean_since=since), stay
         state = replace(state, releases=state.releases + 1)
         return self._change(state, seen, "lean", lean, now, ", with fewer workers")

@@ -33,7 +33,7 @@ import numpy as np
 from numpy import ndarray
 
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.policies.planner.explain import moves
+from sluice.agent.report.format import moves
 from sluice.agent.tunable import Policy, Reason
 from sluice.agent.weights import digest, read
 from sluice.ingest.knobs import Knobs, Limits
@@ -140,7 +140,7 @@ class InTune(Policy):
         steps = [STEPS[i] for i in chosen[: min(STAGES, len(state.limits.workers))]]
         factor = FACTORS[chosen[-1]]
         knobs = move(state.knobs, state.limits, steps, factor, snapshot.cpu_quota)
-        done = moves(state.knobs, knobs) or "nothing changes"
+        done = moves(state.knobs.to_dict(), knobs.to_dict()) or "nothing changes"
         text = (
             f"the network wants steps of {steps} and {factor:g} times the prefetched bytes: {done}"
         )

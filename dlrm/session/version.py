@@ -84,8 +84,6 @@ def train_version(session: TrainingSession) -> dict[str, Any] | None:
         result = {
             **_evaluate_at_end(run, trainer),
             "decisions": controller.decisions if controller else 0,
-            "agent_choices": controller.choices if controller else 0,
-            "own_choices": controller.own_choices if controller else 0,
             "version": run.table.version,
             "bytes_per_step": plan.bytes_per_step,
             "input": conditions.outcome(loader),

@@ -13,7 +13,6 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
-from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
@@ -131,7 +130,7 @@ def tuned(
         loading = HostTunable(
             world.store.clone(), host, loader.tunable, ranks={h: hosts.count(h) for h in hosts}
         )
-    policy = policies.make(config.tuning, foreknowledge(loader), config.agent_weights)
+    policy = policies.make(config.tuning)
     origin = _origin(knob_memory)
     earlier = agent["learned"] if agent.get("machine") == origin["machine"] else None
     if earlier is None or (agent["schema"] != origin["schema"] and knob_memory.learned is not None):

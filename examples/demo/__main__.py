@@ -259,10 +259,7 @@ def _report(
   Your own data: sluice bench '…/*.parquet' --tuning shadow"""
     )
     return {
-        **{
-            name: tuned[name]
-            for name in ("auc", "decisions", "agent_choices", "own_choices", "report")
-        },
+        **{name: tuned[name] for name in ("auc", "decisions", "report")},
         "bayes_auc": data["bayes_auc"],
         "auc_share": round(share, 4),
         "order_hash": order,

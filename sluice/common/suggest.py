@@ -8,6 +8,7 @@ from typing import Any, Self
 
 _LEFT = {
     "intune": "`sluice bench --tuning intune` runs it in a checkout (benchmarks/rivals)",
+    "agent_weights": "leave it out; `auto` has no such file",
     "step_threads": "leave it out; whole runs were 1.04 times as fast at most",
     "sluice serve --tables": "leave it out; tables are held as they were trained",
 }

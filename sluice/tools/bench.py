@@ -70,6 +70,7 @@ class BenchInput(LoaderOptions, TransformOptions):
         "who turns the knobs: " + ", ".join(policies.names()) + " (default: fixed, "
         "as a setting is measured unless more is asked for; training has auto)",
         metavar="POLICY",
+        parse=policies.renamed,
     )
 
 

@@ -18,7 +18,6 @@ from sluice.agent.costs.rates import rates
 from sluice.agent.report.format import printer
 from sluice.agent.report.narrative import last_lines, summary
 from sluice.agent.report.run_folder import Run, RunFolder
-from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.tuning import TunedRun, advice
@@ -53,7 +52,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
             f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch{left}; "
             f"needs at least {loader.memory_need}; {loader.knobs}"
         )
-        policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
+        policy = policies.make(options.tuning)
         config = {**asdict(options), "version": table.version, "reader": loader.reader}
         del config["code"]  # the permission to run code
         folder = RunFolder.create(options.run, config) if options.run else None

@@ -200,22 +200,23 @@ class FakePipeline:
 
 
 def tune(
-    pipeline: Tunable, looks: float, policy: str | Policy = "planner", **more: Any
+    pipeline: Tunable, seconds: float, policy: str | Policy = "auto", **more: Any
 ) -> tuple[Controller, list[dict[str, Any]]]:
-    """Has a policy tune a pipeline for so many looks. Returns its controller, and what it recorded."""
+    """Has a policy tune a pipeline for so long. Returns its controller, and what it recorded."""
     events: list[dict[str, Any]] = []
     policy = make(policy) if isinstance(policy, str) else policy
     how = {"record": events.append, "clock": lambda: pipeline.now, **more}
     controller = Controller(pipeline, policy, **how)
-    go_on(controller, pipeline, looks)
+    go_on(controller, pipeline, seconds)
     return controller, events
 
 
-def go_on(controller: Controller, pipeline: Tunable, looks: float) -> None:
-    """Looks once a second of the pipeline's clock."""
-    for _ in range(int(looks)):
+def go_on(controller: Controller, pipeline: Tunable, seconds: float) -> None:
+    """Looks as often as the policy asks, by the pipeline's clock."""
+    until = pipeline.now + seconds
+    while pipeline.now < until - 1e-6:
         controller.step()
-        pipeline.advance(1.0)
+        pipeline.advance(controller.wait_s)
     assert controller.frozen is None, controller.frozen
 
 

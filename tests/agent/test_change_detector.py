@@ -51,7 +51,7 @@ def _dearer(pipeline, times=4.0):
     )
 
 
-@pytest.mark.parametrize("policy", ["fixed", "shadow", "planner"])
+@pytest.mark.parametrize("policy", ["fixed", "shadow", "auto"])
 @pytest.mark.parametrize(
     ("name", "value", "what", "fact"),
     [

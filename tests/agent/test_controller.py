@@ -13,7 +13,7 @@ from sluice.agent.policies import make
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError
 from sluice.ingest.stats import Snapshot
-from tests.agent.fake import FakePipeline, FakeStage, decisions, tune
+from tests.agent.fake import FakePipeline, FakeStage, tune
 from tests.raises import assert_names
 
 
@@ -137,7 +137,7 @@ def test_whole_windows_of_rows_neither_delay_a_decision_nor_hide_its_effect():
             return dataclasses.replace(super().snapshot(), rows=0)
 
     pipeline = Windows(_pipeline().stages)
-    _, (_, effect, *_), _ = _run(pipeline, make("planner"), 12)
+    _, (_, effect, *_), _ = _run(pipeline, make("auto"), 12)
     first = FakePipeline(pipeline.stages).rows_per_s({"decode": 1, "collate": 1})
     assert effect["rows_per_s_before"] == pytest.approx(first, rel=0.05)
 
@@ -194,7 +194,7 @@ def test_a_tunable_that_raises_or_reports_nonsense_freezes_and_is_recorded_once(
         error = KnobError("read: not today")
 
     for kind, word in ((Broken, "StatsError"), (Stuck, "cannot start"), (Refusing, "not today")):
-        _, events, _ = _run(kind(_pipeline().stages), make("planner"), 12)
+        _, events, _ = _run(kind(_pipeline().stages), make("auto"), 12)
         (fault,) = [e for e in events if e["kind"] == "fault"]
         assert word in fault["text"]
 
@@ -220,7 +220,7 @@ def test_limits_that_move_under_a_decision_begin_the_policy_anew():
             super().apply(knobs)
 
     pipeline = Moving(_pipeline().stages)
-    controller, events, _ = _run(pipeline, make("planner"), 12)
+    controller, events, _ = _run(pipeline, make("auto"), 12)
     assert controller.frozen is None
     assert pipeline.knobs.workers["decode"] == 3
     decisions = [e for e in events if e["kind"] == "decision"]
@@ -233,9 +233,11 @@ def test_shadow_says_what_it_would_do_and_touches_nothing():
     pipeline = _pipeline()
     _, events, _ = _run(pipeline, make("shadow"), 30)
     assert pipeline.applied == []
-    assert [e["kind"] for e in events] == ["proposal"]  # the same thought again is no news
-    assert events[0]["after"]["workers"]["decode"] == 16
-    assert "16 times" in events[0]["reason"]["text"]
+    assert {e["kind"] for e in events} == {"proposal"}
+    proposed = [str(e["after"]["workers"]) for e in events]
+    assert len(proposed) == len(set(proposed)), "the same thought again is no news"
+    assert events[0]["after"]["workers"]["decode"] > 8
+    assert "rows/s expected" in events[0]["reason"]["text"]
 
 
 def test_changes_are_rationed():
@@ -267,33 +269,40 @@ def test_other_limits_begin_the_policy_anew():
 
 
 def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning():
-    """Stages that are slow to be understood: a fresh planner needs several changes, one that knows them goes there."""
+    """Items take a second: a run that knows them decides before the first one has ended."""
 
     def tuned(learned=None):
-        """What was learned, and the workers after each decision."""
-        read, collate = _pipeline().stages
-        stages = [read, FakeStage(name="transform", cpu_s=0.004), collate]
-        controller, events = tune(FakePipeline(stages, cores=8), 40, learned=learned)
-        return controller.learned(), [e["after"]["workers"] for e in decisions(events)]
+        """What was learned, and when the first decision came, with its workers."""
+        stages = [FakeStage(name="decode", wait_s=1.0), FakeStage(name="collate", cpu_s=0.001)]
+        pipeline, made = FakePipeline(stages, cores=8), []
+        record = lambda event: made.append((pipeline.now, event))  # noqa: E731
+        controller, _ = tune(pipeline, 20, learned=learned, record=record)
+        at, decision = next((at, e) for at, e in made if e["kind"] == "decision")
+        return controller.learned(), at, decision["after"]["workers"]
 
-    learned, (first, settled) = tuned()
+    learned, late, workers = tuned()
     learned = json.loads(json.dumps(learned))
-    assert set(learned["services"]) == {"decode", "transform", "collate"}
-    again, (only,) = tuned(learned)
-    assert all(abs(only[name] - count) <= 1 for name, count in settled.items())
-    assert set(again["services"]["decode"]["points"]) >= set(
-        learned["services"]["decode"]["points"]
-    )
-    other = {**learned, "services": {"other": learned["services"]["decode"]}}
-    assert tuned(other)[1][0] == first  # of a stage that is not here
+    assert set(learned["stages"]) == {"decode", "collate"}
+    again, soon, same = tuned(learned)
+    assert soon < 1.0 < late
+    assert abs(same["decode"] - workers["decode"]) <= 4
+    assert set(again["stages"]) == set(learned["stages"])
+    other = {"stages": {"other": learned["stages"]["decode"]}}
+    assert tuned(other)[1] == late, "of a stage that is not here"
 
 
 @pytest.mark.parametrize(
-    "damaged", [{}, {"services": {"decode": {"points": 3}}, "other_cpu_s": 0.0}]
+    "damaged",
+    [
+        {},
+        {"stages": {"decode": {"backend": "thread", "seen": 3}}},
+        {"services": {"decode": {"points": {}}}, "other_cpu_s": 0.0},  # of 0.3
+    ],
 )
-def test_damaged_knowledge_of_an_earlier_run_is_a_fault_and_ignored(damaged):
-    controller, events, _ = _run(_pipeline(), make("planner"), 12, learned=damaged)
-    (fault,) = (e for e in events if e["kind"] == "fault")
-    assert_names(fault["text"], "earlier run", "ignored")
+def test_damaged_or_old_knowledge_of_an_earlier_run_is_ignored_with_one_line(damaged):
+    controller, events, _ = _run(_pipeline(), make("auto"), 12, learned=damaged)
+    assert not any(event["kind"] == "fault" for event in events)
+    (note,) = (event for event in events if event["kind"] == "note")
+    assert_names(note["text"], "earlier run", "ignored")
     assert controller.frozen is None
     assert controller.decisions > 0

@@ -42,8 +42,8 @@ def test_the_summary_is_over_all_runs_and_counts_kills():
 
 def test_policies_are_measured_on_a_scenario_file(tmp_path):
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    words = "--policy planner --policy oracle --seeds 2 --processes 1 --scenario"
+    words = "--policy auto --policy oracle --seeds 2 --processes 1 --scenario"
     result = simulated.main([*words.split(), str(tmp_path / "small.json")])
-    assert result["policies"].keys() == {"planner", "oracle"}
-    assert result["policies"]["planner"].keys() >= {"mean", "median", "p5", "kills"}
-    assert result["policies"]["planner"]["median"] > 0
+    assert result["policies"].keys() == {"auto", "oracle"}
+    assert result["policies"]["auto"].keys() >= {"mean", "median", "p5", "kills"}
+    assert result["policies"]["auto"]["median"] > 0

@@ -142,7 +142,7 @@ def test_a_stalled_rank_on_another_host_keeps_the_workers_here(workers):
         ]
         tunable = HostTunable(store, "a", here, ranks={"a": 1, "b": 1})
         controller = Controller(
-            tunable, make("planner"), record=lambda e: None, clock=lambda here=here: here.now
+            tunable, make("auto"), record=lambda e: None, clock=lambda here=here: here.now
         )
         for _ in range(30):
             _advance(pipelines, members)

@@ -8,11 +8,11 @@ import pytest
 
 from sluice import Knobs
 from sluice.agent.controller import Controller
-from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.report import run_folder
 from sluice.agent.report.looks import read
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.agent.tunable import Policy, Reason
+from sluice.agent.tuner.tuner import Tuner
 from tests.agent.fake import FakePipeline, FakeStage
 from tests.raises import raises
 
@@ -32,8 +32,8 @@ def recorded(folder, policy: Policy) -> FakePipeline:
     return pipeline
 
 
-class Watched(Planner):
-    """The planner, with all that it was asked and all that it chose."""
+class Watched(Tuner):
+    """The tuner, with all that it was asked and all that it chose."""
 
     def __init__(self):
         super().__init__()
@@ -50,9 +50,9 @@ def test_what_was_asked_is_read_back_exactly(tmp_path):
     pipeline = recorded(tmp_path / "run", policy)
     (start,) = read(tmp_path / "run")
     assert [(look.snapshot, look.knobs) for look in start.looks] == policy.asked
-    assert len({look.knobs.text for look in start.looks}) > 1, "the planner changed something"
+    assert len({look.knobs.text for look in start.looks}) > 1, "the tuner changed something"
     assert start.limits == pipeline.limits
-    assert start.policy == "planner"
+    assert start.policy == "auto"
 
 
 class Fails(Policy):
@@ -81,7 +81,7 @@ def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, damage):
-    recorded(tmp_path / "run", Planner())
+    recorded(tmp_path / "run", Tuner())
     path = tmp_path / "run" / "looks.jsonl"
     lines = path.read_text().splitlines()
     lines[3] = json.dumps(json.loads(lines[3]) | damage)
@@ -100,7 +100,7 @@ def test_a_run_without_looks_says_so(tmp_path, text):
 
 def test_the_record_ends_at_its_largest_size(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_folder, "MOST_LOOK_BYTES", 5_000)
-    recorded(tmp_path / "run", Planner())
+    recorded(tmp_path / "run", Tuner())
     assert 5_000 < (tmp_path / "run" / "looks.jsonl").stat().st_size < 6_000
     assert "looks are no longer recorded" in capsys.readouterr().err
     assert read(tmp_path / "run")[0].looks

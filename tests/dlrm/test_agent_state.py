@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.agent.costs.stage_cost import Point, StageCost
-from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.agent.tuner.stage_model import Sighting, StageModel
+from sluice.agent.tuner.tuner import Tuner
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import world
@@ -34,13 +34,13 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
 ):
     """Also across schemas, without a registry: stages that are still there are known, and those that are gone left; but
     nothing counts as settled there, so that the new pipeline is opened anew."""
-    settled, recall = [], Planner.recall
+    settled, recall = [], Tuner.recall
 
     def noted(self, state, learned):
         settled.append(learned.get("settled", True))
         return recall(self, state, learned)
 
-    monkeypatch.setattr(Planner, "recall", noted)
+    monkeypatch.setattr(Tuner, "recall", noted)
     table = small_table(tmp_path / "table", rows=2000, values=20, row_group_rows=512)
     config = Config(data=table.uri, version=table.version, batch_size=256, reader="arrow")
     conditions = loaders.conditions(config, tmp_path, 0)
@@ -51,13 +51,8 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
         kept = KnobMemory(loader, config, say=print, ranks=1)
 
         def learned(workers):
-            known = StageCost(
-                name="decode", backend="thread", points={workers: Point(busy_s=1e-6, cpu_s=5e-7)}
-            )
-            return {
-                "other_cpu_s": 0.0,
-                "services": {"decode": known.to_dict(), "gone": known.to_dict()},
-            }
+            known = StageModel(name="decode", seen=(Sighting(0, workers, -14.0, 9.0, 0.0),))
+            return {"stages": {"decode": known.to_dict(), "gone": known.to_dict()}}
 
         before = {
             "machine": kept.context.machine if machine == "same" else machine,
@@ -87,8 +82,9 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
                 threading.Event().wait(0.01)
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
     assert (after["machine"], after["schema"]) == (kept.context.machine, kept.context.schema)
-    points = after["learned"]["services"].get("decode", {"points": {}})["points"]
-    assert ("7" in points) == (machine == "same" and not (registry and schema != "same"))
-    assert ("5" in points) == (registry and schema != "same")
+    decode = after["learned"]["stages"].get("decode", {"seen": ()})
+    points = {sighting["workers"] for sighting in decode["seen"]}
+    assert (7 in points) == (machine == "same" and not (registry and schema != "same"))
+    assert (5 in points) == (registry and schema != "same")
     assert settled == ([] if machine == "another" else [registry or schema == "same"])
-    assert "gone" not in after["learned"]["services"]
+    assert "gone" not in after["learned"]["stages"]

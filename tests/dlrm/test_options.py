@@ -57,12 +57,18 @@ def test_settings_of_a_run_of_0_2_are_refused_by_name(names):
         Config.from_dict(stored)
 
 
-def test_a_run_of_0_3_that_intune_tuned_goes_on_with_auto():
-    stored = Config(data="t", version=0).to_dict() | {"tuning": "intune"}
-    with pytest.warns(FutureWarning, match="benchmarks/rivals"):
+@pytest.mark.parametrize(
+    ("tuning", "told"),
+    [("intune", "benchmarks/rivals"), ("planner", "part of 'auto'"), ("next", "part of 'auto'")],
+)
+def test_a_run_that_another_policy_tuned_goes_on_with_auto(tuning, told):
+    stored = Config(data="t", version=0).to_dict() | {"tuning": tuning, "agent_weights": "w"}
+    with pytest.warns(FutureWarning, match=told):
         assert Config.from_dict(stored) == Config(data="t", version=0, tuning="auto")
     with raises(ConfigError, "tuning", "sluice bench --tuning intune"):
         Config(data="t", version=0, tuning="intune")
+    with pytest.warns(FutureWarning, match="part of 'auto'"):
+        assert make(Config, said("--data", "t", "--tuning", "planner"), version=0).tuning == "auto"
 
 
 def test_a_resumed_run_keeps_the_settings_that_are_not_given():
@@ -131,7 +137,7 @@ def test_an_option_that_would_train_another_model_is_refused_on_resume(words, fa
     [
         (("--lr", "nan"), ["lr", "nan"]),
         (("--over-layers", "4,-1"), ["--over-layers", -1, "whole number"]),
-        (("--tuning", "planer"), ["'planner'"]),
+        (("--tuning", "shado"), ["'shadow'"]),
         (("--epoch", "2"), ["'--epoch'", "'--epochs'"]),
     ],
 )

@@ -151,9 +151,9 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
 ):
     """The trainer takes a batch in 20 ms, the transform 4 ms for one, and 40 later: one worker is not enough then."""
     knobs = "decode=1,shifted.backend=process,prefetch_bytes=1MiB"
-    # The worker is killed first: later the planner may have moved the transform out of its process.
+    # The worker is killed first: later the tuner may have moved the transform out of its process.
     code, out, err = bench(
-        f"bench {table.uri} --batch-size 400 --seconds 15 --step-ms 20 --tuning planner"
+        f"bench {table.uri} --batch-size 400 --seconds 15 --step-ms 20 --tuning auto"
         " --reader arrow --transform tests.ingest.worker_functions:waits"
         f" --transform tests.ingest.worker_functions:shifted --knobs {knobs}"
         " --inject kill-worker@0.2s,slow-transform=10@3s,cores=1@10s,cores=2@12s"

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import rates
-from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.policies import make
 from sluice.ingest import progress
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.progress import Rests
@@ -85,7 +85,9 @@ def _off(looks, steady):
 @pytest.mark.parametrize("seed", range(8))
 def test_the_effect_of_a_change_is_that_of_the_time_without_rests(seed):
     pipeline, events = RestingPipeline(*_stages(), step_s=0.004), []
-    controller = Controller(pipeline, Planner(), record=events.append, clock=lambda: pipeline.now)
+    controller = Controller(
+        pipeline, make("auto"), record=events.append, clock=lambda: pipeline.now
+    )
     controller.step()
     for _ in _with_rests(pipeline, seed, 60):
         before = controller.decisions
@@ -93,7 +95,7 @@ def test_the_effect_of_a_change_is_that_of_the_time_without_rests(seed):
         if controller.decisions > before:
             pipeline.rest(6.0)  # the trainer validates just then
     decided = [event for event in events if event["kind"] == "decision"]
-    assert decided, "the planner grew the reader"
+    assert decided, "the tuner grew the reader"
     assert pipeline.rows_per_s(pipeline.knobs.workers) >= 0.85 * pipeline.best_rows_per_s
     effects = {event["sequence"]: event for event in events if event["kind"] == "effect"}
     for number, event in enumerate(decided, 1):

@@ -126,7 +126,7 @@ class FaultOptions:
 
     title = "what"
     kind: str = setting("slow", "slow, fluid, twin, rest, or tails: rest with heavy tails")
-    policy: tuple[str, ...] = setting(("next", "auto"), "these policies", again=True)
+    policy: tuple[str, ...] = setting(("auto", "autotune"), "these policies", again=True)
     first: int = setting(0, "number of the first case", least=0)
     count: int = setting(26, "cases", least=1)
     folder: Path = setting(Path("build/judge"), "keeps the results", metavar="DIR")
