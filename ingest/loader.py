@@ -103,6 +103,11 @@ class BatchLoader(IterableDataset[Batch]):
         return self._input.plan
 
     @property
+    def huge_group(self) -> int:
+        """The rows of the largest row group, if it is huge and is read whole. Otherwise 0."""
+        return 0 if self._input.groups.largest_read else self.plan.huge_group
+
+    @property
     def reader(self) -> str:
         """The reader that decodes: `petastorm` or `arrow`."""
         return self._input.rows.name

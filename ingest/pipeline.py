@@ -70,6 +70,8 @@ class Pipeline(StagePools):
         plan, columns, groups = given.plan, given.columns, given.groups
         groups.rescue = quarantine
         reads_remotely = remote is not None and not given.functions
+        if not reads_remotely:
+            groups.prepare_pieces()
         self._decoding = groups.decoding
         held = self._held_bytes()
         budget = machine.memory_limit(given.config.memory_limit) - machine.memory_used()
@@ -152,6 +154,7 @@ class Pipeline(StagePools):
         given = self._input
         # While a row group is decoded, the next one waits, and the one after it is on its way.
         held = 3 * self._decoding.stored_bytes * (FETCH in self._specs)
+        largest = given.groups.largest_read or given.plan.largest_group
         return footprint_of(
             given.plan,
             given.columns,
@@ -168,6 +171,7 @@ class Pipeline(StagePools):
                 self._cutter.most_steps * self._cutter.rows,
             ),
             held=self._held_bytes() if self._late else 0,
+            largest=largest,
         )
 
     def _held_bytes(self) -> int:
@@ -176,7 +180,9 @@ class Pipeline(StagePools):
         if not given.functions:
             return 0
         epochs, row_bytes = given.config.read_ahead_epochs, given.columns.row_bytes
-        return self._decoding.decoded(held_rows(given.plan, self._share, epochs, row_bytes))
+        largest = given.groups.largest_read
+        rows = held_rows(given.plan, self._share, epochs, row_bytes, largest)
+        return self._decoding.decoded(rows)
 
     # ---- knobs
 
@@ -383,7 +389,7 @@ class Pipeline(StagePools):
         for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
             step = position.step if epoch == position.epoch else 0
             schedule = plan.schedule(epoch, share.reader, share.readers, step)
-            for read in itertools.chain.from_iterable(map(self._input.groups.cut, schedule.reads)):
+            for read in plan.reads_of(schedule, self._input.groups.cut):
                 yield ReadTask(schedule, read, first=first)
                 first = (first + read.rows) % 2**32
 

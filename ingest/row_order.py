@@ -22,8 +22,9 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,8 @@ class Read:
     parts: tuple[WindowPart, ...]
     first: int = 0
     """The number in the row group of the first row. Not 0 in a piece of a read."""
-    is_piece: bool = False
+    pages: Any = field(default=None, compare=False, repr=False)
+    """The `PageTable` of a piece, which says where the file has its pages. None: all pages are read."""
 
     def origin(self, row: int) -> tuple[Read, int]:
         """Returns this read, and the number in the row group of one of its rows."""
@@ -108,8 +110,11 @@ class Read:
 
     def pieces(self, rows: int) -> list[Read]:
         """Returns pieces of at most so many rows, in the order in which batches need them."""
-        starts = range(0, self.rows, rows)
-        pieces = [self.piece(start, min(start + rows, self.rows)) for start in starts]
+        return self.cut_at([*range(0, self.rows, rows), self.rows])
+
+    def cut_at(self, cuts: Sequence[int]) -> list[Read]:
+        """Returns the pieces between some rows, in the order in which batches need them."""
+        pieces = [self.piece(start, stop) for start, stop in itertools.pairwise(cuts)]
         pieces = [piece for piece in pieces if piece.parts]
         return sorted(pieces, key=lambda piece: min(part.window for part in piece.parts))
 
@@ -131,7 +136,6 @@ class Read:
             rows=stop - start,
             parts=tuple(parts),
             first=self.first + start,
-            is_piece=True,
         )
 
 
@@ -200,7 +204,8 @@ class Order(NamedFields):
     divides the batch size."""
 
 
-_HUGE_GROUP = 500_000
+HUGE_ROWS = 500_000
+"""A first batch waits for seconds if a row group with more rows is read whole."""
 _SETTINGS = ("batch_size", "seed", "streams", "window_rows", "shuffle", "last")
 """What the order of rows depends on, besides the row groups. A state has them, so their order never changes."""
 
@@ -241,7 +246,7 @@ class RowsPlan:
     @property
     def huge_group(self) -> int:
         """The rows of the largest row group, if it is so large that a first batch waits for seconds. Otherwise 0."""
-        return self.largest_group if self.largest_group > _HUGE_GROUP else 0
+        return self.largest_group if self.largest_group > HUGE_ROWS else 0
 
     def describe_huge_group(self) -> str:
         """Returns a warning about huge row groups, if there are any, with what to do."""
@@ -431,22 +436,44 @@ class RowsPlan:
 
     def _reads(self, windows: list[Window]) -> list[Read]:
         """Plans one read for all parts of a row group that are needed at about the same time."""
-        reads: list[tuple[Slice, list[WindowPart]]] = []
-        latest: dict[tuple[int, int], tuple[int, list[WindowPart]]] = {}
+        parts: dict[tuple[int, int], list[WindowPart]] = {}
         for index, window in enumerate(windows):
             at = 0
             for piece in window.slices:
-                key = (piece.file, piece.group)
-                needed, parts = latest.get(key, (-1, []))
-                if not parts or window.first - needed > self.window_rows:
-                    parts = []
-                    reads.append((piece, parts))
-                parts.append(WindowPart(index, at, piece.start, piece.stop))
-                latest[key] = (window.first, parts)
+                of_group = parts.setdefault((piece.file, piece.group), [])
+                of_group.append(WindowPart(index, at, piece.start, piece.stop))
                 at += piece.rows
-        return [
-            Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts)) for s, parts in reads
+        reads = [
+            Read(file, group, self.groups[file][group], together)
+            for (file, group), of_group in parts.items()
+            for together in self._needed_together(windows, of_group)
         ]
+        return sorted(reads, key=lambda read: (read.parts[0].window, read.parts[0].at))
+
+    def _needed_together(
+        self, windows: Sequence[Window], parts: Sequence[WindowPart]
+    ) -> list[tuple[WindowPart, ...]]:
+        """Returns parts of a row group that are needed at about the same time. `parts` are in the order of need."""
+        gaps = np.diff([windows[part.window].first for part in parts])
+        cuts = [0, *(1 + np.flatnonzero(gaps > self.window_rows)).tolist(), len(parts)]
+        return [tuple(parts[begin:end]) for begin, end in itertools.pairwise(cuts)]
+
+    def reads_of(
+        self, schedule: EpochSchedule, cut: Callable[[Read], Sequence[Read]]
+    ) -> Iterator[Read]:
+        """Yields what `cut` makes of each read, in the order in which batches need it. A piece is read again for rows
+        that are needed much later, so that these do not wait in memory."""
+        waiting: list[tuple[int, int, Read]] = []
+        number = itertools.count()
+        for read in schedule.reads:
+            while waiting and waiting[0][0] < read.parts[0].window:
+                yield heappop(waiting)[-1]
+            for piece in cut(read):
+                for parts in self._needed_together(schedule.windows, piece.parts):
+                    due = parts[0].window, next(number)
+                    heappush(waiting, (*due, replace(piece, parts=parts)))
+        while waiting:
+            yield heappop(waiting)[-1]
 
     @property
     def digest(self) -> str:

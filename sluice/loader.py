@@ -201,7 +201,7 @@ class Loader(BatchLoader):
             super().close()
             raise
         if rank == 0:
-            _report_plan(self.table.uri, self.plan)
+            _report_plan(self.table.uri, self.plan, self.huge_group)
 
     def _tune(self, tuning: str | Policy, run_dir: str | os.PathLike[str] | None) -> TunedRun:
         """Makes the agent and the run folder. The agent starts with the first batch."""
@@ -215,7 +215,7 @@ class Loader(BatchLoader):
                 "version": self.table.version,
                 "tuning": policy.name,
                 "reader": self.reader,
-                "huge_row_group": self.plan.huge_group,
+                "huge_row_group": self.huge_group,
                 "dense": list(self.dense_names),
                 "sparse": list(self.sparse_names),
                 "transforms": {n: c or "code without a name" for n, c in self.code.items()},
@@ -295,9 +295,9 @@ def _refuse_without_weights(
     )
 
 
-def _report_plan(table: str, plan: RowsPlan) -> None:
+def _report_plan(table: str, plan: RowsPlan, huge_group: int) -> None:
     """Prints what the order of rows costs: a late first batch, and skipped rows."""
-    if plan.huge_group:
+    if huge_group:
         say(f"{table}: {plan.describe_huge_group()}")
     if plan.dropped > _REPORTED_SKIPS * plan.rows:
         say(

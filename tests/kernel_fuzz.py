@@ -197,6 +197,20 @@ def targets_of(chance: random.Random, columns: np.ndarray, rows: int) -> dict[st
     }
 
 
+def find_pages(content: bytes, rows: int) -> None:
+    """Finds the pages in a file, which are in order and within it, or are refused."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        found = np.empty((rows + 3, 4), np.int64)
+        places = file.fileno(), 0, len(content), rows
+        count = call_kernel("find_pages", *places, found, len(found))
+    assert count <= len(found)
+    if count >= 0:
+        assert (np.diff(found[:count, :2], axis=0)[1:] >= 0).all()
+        assert found[count - 1, :2].tolist() == [rows, len(content)]
+
+
 def try_pages(chance: random.Random) -> bool:
     """Takes damaged columns of a row group, or of a piece of one, to their places."""
     rows, count = chance.randrange(1, 2000), chance.randrange(1, 6)
@@ -208,6 +222,7 @@ def try_pages(chance: random.Random) -> bool:
         skip, more = (chance.randrange(50) for _ in range(2)) if chance.random() < 0.3 else (0, 0)
         content = damaged(drawn_chunk(chance, rows + skip + more, width, codec), chance)
         held.append(data := memory(content))
+        find_pages(content, rows + skip + more)
         column["pages"], column["size"] = data.ctypes.data, len(content)
         column["width"], column["kind"], column["codec"] = width, kind, codec
         column["is_optional"] = chance.random() < 0.1

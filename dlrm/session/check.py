@@ -42,7 +42,7 @@ def check(
         config, table, rank=0, local_ranks=local_ranks, conditions=conditions
     ) as loader:
         KnobMemory(loader, config, say=say, ranks=local_ranks).start()
-        plan = loader.plan
+        plan, huge_group = loader.plan, loader.huge_group
         if run.meta.loader:
             loader.load_state_dict(run.meta.loader)
     run_folder.check(run.folder)
@@ -57,7 +57,7 @@ def check(
     for line in (run.chosen, left_out(plan), planned_save(planned, local_ranks).text):
         if line:
             say(line)
-    warnings = early_warnings(config, table, plan)
+    warnings = early_warnings(config, table, plan, huge_group)
     for text in warnings:
         say(f"warning: {text}")
     return {
@@ -72,8 +72,11 @@ def check(
     }
 
 
-def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[str]:
-    """Returns one line for each probable mistake, with what to do. `plan` is the order of the training rows."""
+def early_warnings(
+    config: Config, table: FeatureTable, plan: RowsPlan, huge_group: int = 0
+) -> list[str]:
+    """Returns one line for each probable mistake, with what to do. `plan` is the order of the training rows, of which
+    a row group of `huge_group` rows is read whole."""
     rows = {split: table.rows_of(split) for split in table.splits}
     spec = table.record.spec if table.records else ""
     warnings = empty_splits(table.spec().table, rows) if spec else []
@@ -84,7 +87,7 @@ def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[
             "the table has neither a split 'validation' nor 'test', so nothing will say how good the model "
             "is: give it some in table.split of the feature spec"
         )
-    if plan.huge_group:
+    if huge_group:
         warnings.append(plan.describe_huge_group())
     if plan.steps * config.epochs < min(FEW_STEPS, plan.rows // (4 * plan.streams)):
         warnings.append(

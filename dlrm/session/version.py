@@ -189,7 +189,8 @@ def _report_start(
         }
     steps = meta.steps_in_all(len(trainer.feed), trainer.config.epochs)
     journal.event({**began, "steps": steps, **plan.to_dict()})
-    for text in early_warnings(trainer.config, table, trainer.feed.plan):
+    feed = trainer.feed
+    for text in early_warnings(trainer.config, table, feed.plan, feed.huge_group):
         journal.warn(meta.step, text)
     journal.say(trainer.checkpoints.memory().text)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -27,6 +28,7 @@ from sluice.ingest.plain.footer_chunks import (
 )
 from sluice.ingest.plain.probe import elements
 from sluice.ingest.read.kept_files import KeptFiles
+from sluice.ingest.read.page_table import PageTable
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """The bytes of a value as a Parquet reader decodes it. Values of other types vary in length."""
@@ -141,6 +143,22 @@ def decoding_of(
         tuple(map(tuple, portions)),
         round(scale * sum(part.stored for part in every)),
     )
+
+
+def decoding_of_pieces(whole: Decoding, table: PageTable, most: int) -> tuple[Decoding, int]:
+    """Estimates the memory for decoding pieces of at most `most` rows of a row group, from that of the whole one.
+    Returns also the most rows of a piece and the pages that it needs."""
+    taken, once = (table.taken(cuts) for cuts in (table.cuts(most), [0, table.rows]))
+    rows = int(taken[..., 0].max())
+    unpacked = taken[..., 2].sum(axis=0).max() / max(1, once[..., 2].sum())
+    share = float((taken.max(axis=1) / np.maximum(1, once[:, 0])).max())
+    dictionaries = sum(int(pages[0, 2]) for pages in table.columns.values())
+    more = 2 * (share * whole.extra_bytes + dictionaries)  # levels grow to powers of two
+    return replace(
+        whole,
+        row_bytes=whole.row_bytes * max(1.0, float(unpacked) * table.rows / rows),
+        extra_bytes=min(whole.extra_bytes, round(more)),
+    ), rows
 
 
 def _column_size(chunk: StoredChunk, leaf: Any, kind: Any, rows: int, expected: int) -> ColumnSize:

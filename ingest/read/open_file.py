@@ -17,14 +17,13 @@ import pyarrow.parquet as pq
 
 from sluice.ingest.flow.place_rows import READ_BEYOND
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.plain.footer_chunks import delta_texts, thrift_numbers
+from sluice.ingest.plain.footer_chunks import delta_texts
+from sluice.ingest.read.page_table import PageTable, find_pages
 from sluice.ingest.read.pages import StoredColumns, StoredRows, read_chunks, stored_places
 from sluice.ingest.read.remote_files import RemoteFile
-from sluice.ingest.row_order import SLICE_ROWS, Read
+from sluice.ingest.row_order import Read
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.11 does not name it
-_HEAD_BYTES = 2**15  # what is read of a page for its head, which may have two texts
-_VALUES, _VALUES_2 = 5 << 6 | 1, 8 << 6 | 1  # the number of values in heads of version 1 and 2
 _MOST_GAP = 8192  # columns that lie closer together are fetched as one range
 
 
@@ -63,14 +62,19 @@ class OpenFile:
         return table
 
     def read_stored(
-        self, group: int, columns: Sequence[str], buffers: Buffers, decoded: Container[str]
+        self,
+        group: int,
+        columns: Sequence[str],
+        buffers: Buffers,
+        decoded: Container[str],
+        piece: Read | None = None,
     ) -> StoredRows | None:
-        """Reads those of these columns of a row group that may stay stored. None: there are none. Those that must be
-        `decoded` may not."""
+        """Reads those of these columns of a row group, or of a piece, that may stay stored. None: there are none. Those
+        that must be `decoded` may not."""
         if self._columns is None:
             self._columns = StoredColumns(self.metadata, self.schema, self.size)
         read = functools.partial(self._read_chunks, buffers=buffers)
-        return self._columns.fetch(group, [n for n in columns if n not in decoded], read)
+        return self._columns.fetch(group, [n for n in columns if n not in decoded], read, piece)
 
     @property
     def size(self) -> int:
@@ -101,8 +105,6 @@ class LocalFile(OpenFile):
         except BaseException:
             self._release()
             raise
-        # The cache must not hold this object, which then only the garbage collector would free.
-        self._pages = functools.cache(functools.partial(LocalFile._find_pages, weakref.proxy(self)))
 
     def _read_chunks(
         self, chunks: npt.NDArray[np.int64], buffers: Buffers
@@ -113,31 +115,37 @@ class LocalFile(OpenFile):
     def size(self) -> int:
         return os.fstat(self.state).st_size
 
-    def pieces(self, read: Read, columns: Sequence[str]) -> list[Read]:
-        """Returns pieces of a read for `read_piece`. A piece may begin within a page that another one decodes too. So
-        pieces are long enough that at most as many bytes are read again as the row group has. Raises an error for
-        lists, columns of structs, and pages that are not understood."""
-        count, again, stored = -(-read.rows // SLICE_ROWS), 0, 0
+    def page_table(self, group: int, columns: Sequence[str]) -> PageTable:
+        """Finds the pages of columns of a row group. KeyError for lists, columns of structs, and texts that are stored
+        as differences; ValueError for pages that are not understood."""
+        schema, rows = self.metadata.schema, self.metadata.row_group(group).num_rows
+        numbered = enumerate(map(schema.column, range(self.metadata.num_columns)))
+        flat = {
+            leaf.path: number
+            for number, leaf in numbered
+            if leaf.name == leaf.path not in self._plain_texts and not leaf.max_repetition_level
+        }
+        places, pages = stored_places(self.metadata)[group].tolist(), {}
         for name in columns:
-            pages = self._pages(read.group, name)
-            begin, values, end = pages[[0, 1, -1], 1].tolist()
-            again += count * (values - begin + (end - values) // (len(pages) - 2))
-            stored += end - begin
-        return read.pieces(SLICE_ROWS * max(1, -(-again // stored)))
+            if {name, name.partition(".")[0]}.isdisjoint(self.schema.names):
+                continue  # an optional column that this file lacks
+            begin, end = places[flat[name]]
+            pages[name] = find_pages(self.state, begin, end, rows)
+        return PageTable(rows, pages)
 
     def read_piece(self, piece: Read, columns: Sequence[str]) -> pa.Table:
         """Decodes the rows of a piece. Reads only the pages that have them."""
         # The needed pages, as if each column began with them. Only what is written takes memory.
         memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | _NO_RESERVE)
         file, decoded = self._open(pa.BufferReader(memory)), {}
-        for name in columns:
-            pages = self._pages(piece.group, name)
-            after, last = np.searchsorted(pages[:, 0], (piece.first + 1, piece.first + piece.rows))
-            (row, at), (_, end), (_, begin), (_, to) = pages[[after - 1, last, 0, 1]].tolist()
+        assert piece.pages is not None
+        for name in filter(piece.pages.columns.__contains__, columns):
+            pages = piece.pages.pages_of(name, piece.first, piece.rows)
+            (begin, to), (at, end) = pages.places
             memory[begin:to] = os.pread(self.state, to - begin, begin)  # the dictionary
             memory[to : to + end - at] = os.pread(self.state, end - at, at)
-            skip, batches = piece.first - row, []
-            left = skip + piece.rows
+            batches = []
+            left = pages.skip + piece.rows
             try:
                 for batch in file.iter_batches(left, [piece.group], [name], use_threads=False):
                     batches.append(batch)
@@ -146,33 +154,8 @@ class LocalFile(OpenFile):
                         break
             except OSError as error:
                 raise OSError(f"column {name!r}: {error}") from error
-            decoded[name] = pa.Table.from_batches(batches).column(name).slice(skip)
+            decoded[name] = pa.Table.from_batches(batches).column(name).slice(pages.skip)
         return pa.table(decoded)
-
-    def _find_pages(self, group: int, name: str) -> npt.NDArray[np.int64]:
-        """Returns the first row of each page of a column, and where the page begins. Before them is the beginning of
-        the column, and after them the end of both."""
-        [leaf] = [
-            number
-            for number, leaf in enumerate(
-                map(self.metadata.schema.column, range(self.metadata.num_columns))
-            )
-            if leaf.name == leaf.path == name and not leaf.max_repetition_level
-        ]
-        at, end = stored_places(self.metadata)[group, leaf].tolist()
-        numbers = np.empty((128, 2), np.int64)
-        places, row = [(-1, at)], 0
-        while at < end:
-            head = np.frombuffer(os.pread(self.state, _HEAD_BYTES, at), np.uint8)
-            count, size = thrift_numbers(np.uint64(head.ctypes.data), 0, len(head), numbers)
-            header = dict(numbers[: max(0, count)].tolist())
-            if header.get(1) != 2:  # no dictionary
-                places.append((row, at))
-                row += header.get(_VALUES, 0) + header.get(_VALUES_2, 0)
-            at += size + max(0, header.get(3, end))
-        if (self.metadata.row_group(group).num_rows, end) != (row, at) or name in self._plain_texts:
-            raise ValueError(f"the pages of column {name!r} are not understood")
-        return np.array([*places, (row, at)])
 
     def close(self) -> None:
         super().close()
@@ -230,11 +213,16 @@ class StoreFile(OpenFile):
         return ranges
 
     def read_stored(
-        self, group: int, columns: Sequence[str], buffers: Buffers, decoded: Container[str]
+        self,
+        group: int,
+        columns: Sequence[str],
+        buffers: Buffers,
+        decoded: Container[str],
+        piece: Read | None = None,
     ) -> StoredRows | None:
         if self._fetched != group:
             self.fetch_group(group, columns)
-        return super().read_stored(group, columns, buffers, decoded)
+        return super().read_stored(group, columns, buffers, decoded, piece)
 
     @property
     def size(self) -> int:

@@ -38,6 +38,7 @@ from sluice.ingest.plain.footer_chunks import (
     chunk_numbers,
     group_rows,
 )
+from sluice.ingest.row_order import Read
 
 _WIDTHS = {
     ("INT32", pa.int32()): 4,
@@ -93,23 +94,36 @@ class StoredColumns:
         )
 
     def fetch(
-        self, group: int, columns: Sequence[str], read: Callable[[Any], list[npt.NDArray[np.uint8]]]
+        self,
+        group: int,
+        columns: Sequence[str],
+        read: Callable[[Any], list[npt.NDArray[np.uint8]]],
+        piece: Read | None = None,
     ) -> StoredRows | None:
-        """Reads those columns of a row group that may stay stored. None: there are none. `read` gets where their chunks
-        begin and end in the file, and returns the bytes of each, after which `READ_BEYOND` more may be read."""
+        """Reads those columns of a row group, or of a piece, that may stay stored. None: there are none. `read` gets
+        where bytes begin and end in the file, and returns them, after which `READ_BEYOND` more may be read."""
         known = filter(None, map(self._leaves.get, columns))
         wanted = [leaf for leaf in known if self._may_stay[group, leaf[0]]]
         if not wanted:
             return None
         numbers, fields = zip(*wanted, strict=True)
         chunks, rows = self._chunks[group, list(numbers)], self._rows[group]
-        data = read(chunks[:, :2])
         pages = np.zeros(len(fields), COLUMN)
-        pages["pages"] = [array.ctypes.data for array in data]
-        pages["size"] = chunks[:, 1] - chunks[:, 0]
+        pages["rows"] = pages["most"] = rows
+        places = chunks[:, :2]
+        if piece and piece.pages:
+            rows = piece.rows
+            own = [piece.pages.pages_of(field.name, piece.first, rows) for field in fields]
+            places = np.array([place for one in own for place in one.places])
+            pages["skip"], pages["rows"] = [one.skip for one in own], [one.rows for one in own]
+        data = read(places)
+        addresses, sizes = [array.ctypes.data for array in data], places[:, 1] - places[:, 0]
+        if len(data) > len(pages):  # a dictionary before each one's pages
+            pages["dictionary"], pages["dictionary_size"] = addresses[::2], sizes[::2]
+            addresses, sizes = addresses[1::2], sizes[1::2]
+        pages["pages"], pages["size"] = addresses, sizes
         for number, name in enumerate(("width", "is_optional", "codec"), 2):
             pages[name] = chunks[:, number]
-        pages["rows"] = pages["most"] = rows
         call_kernel("check_heads", pages, len(pages))
         kept = pages["state"] == PLACED
         fields = tuple(itertools.compress(fields, kept))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,10 +25,11 @@ from sluice.ingest.plain.footer_chunks import (
     check_file,
 )
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.read.decoding import Decoding, StoredMemory
+from sluice.ingest.read.decoding import Decoding, StoredMemory, decoding_of_pieces
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import Fetched, KeptFiles
 from sluice.ingest.read.open_file import LocalFile, StoreFile
+from sluice.ingest.read.page_table import PIECE_ROWS, PageTable
 from sluice.ingest.read.pages import StoredRows
 from sluice.ingest.read.retry import DeliveryError, without_frames
 from sluice.ingest.read.user_history import (
@@ -37,7 +39,7 @@ from sluice.ingest.read.user_history import (
     UserHistories,
     in_order,
 )
-from sluice.ingest.row_order import Read
+from sluice.ingest.row_order import HUGE_ROWS, Read
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.transform import (
     Transform,
@@ -57,6 +59,10 @@ _MAKE_ROW_BYTES = 24
 """Bytes of a row while one column is made: three forms of eight bytes each."""
 _LARGE_BYTES = 64 * 2**20
 """A row group of more bytes is decoded in pieces if that is cheap."""
+_MOST_AGAIN = 0.25
+"""Pieces may read so much of a row group a second time: dictionaries, and pages in which a piece begins."""
+_LEAST_PIECES = 8
+"""A first batch needs rows from eight places. So with fewer pieces, it needs nearly all of them."""
 _IDLE_BYTES = 32 * 2**20
 """Memory that is kept for the stored bytes of the next row groups."""
 
@@ -69,6 +75,10 @@ class RowGroupReader:
     """A hash of the rows that a predicate keeps."""
     rescue = Quarantine(Errors())
     """What replaces rows that cannot be read, if they may be lost."""
+    largest_read = 0
+    """The most rows of a read and its pages, if large row groups are cut. 0: they are read whole."""
+    _most_whole = _most_cut = 0
+    """The most rows of a row group that is not cut, and of a piece."""
 
     def __init__(
         self,
@@ -281,16 +291,49 @@ class RowGroupReader:
                 self.schema,
             )
 
-    def cut(self, read: Read) -> list[Read]:
-        """Returns pieces of a large read if each can be decoded by itself, so that functions over rows begin early."""
-        others = self._selection, self._is_filtered, self.fetches, *map(frame_of, self.functions)
-        is_large = self.decoding.decoded(read.rows) > _LARGE_BYTES
-        if self.functions and is_large and not any(others):
-            # Whatever is wrong, decoding the whole row group says so.
-            with suppress(Exception), self._kept.opened(read.file, None) as file:
-                assert isinstance(file, LocalFile)
-                return file.pieces(read, self._located[read.file].stored(self.columns))
+    def prepare_pieces(self) -> None:
+        """Lets `cut` make pieces of large row groups, with the pages of the largest one as the measure.
+
+        A row group stays whole if rows of it need others: for a history, or a function over frames. So it does if only
+        some of its rows are kept, because row numbers of pages are not those of the plan. Whole are also row groups of
+        a far store, which are fetched whole, and those with lists or structs, whose pages do not say their rows."""
+        others = self._history, self._selection, self._is_filtered, self.fetches
+        known = [
+            (n, file, g) for file, some in enumerate(self.row_groups) for g, n in enumerate(some)
+        ]
+        rows, number, group = max(known, key=itemgetter(0), default=(0, 0, 0))
+        most = min(HUGE_ROWS, int(_LARGE_BYTES / max(1.0, self.decoding.row_bytes)))
+        is_whole = rows <= most or any((*others, *map(frame_of, self.functions)))
+        table = None if is_whole else self._page_table(number, group)
+        cut = table.piece_rows(PIECE_ROWS, _MOST_AGAIN) if table else rows
+        if table and cut * _LEAST_PIECES <= rows:
+            self._most_whole, self._most_cut = most, cut
+            if not self._repeated_texts(table, number):
+                self.decoding, of_piece = decoding_of_pieces(self.decoding, table, cut)
+                self.largest_read = max(of_piece, *(n for n, *_ in known if n <= most), 0)
+
+    def cut(self, read: Read) -> Sequence[Read]:
+        """Returns the pieces of a large read, if it can be cut (`prepare_pieces`)."""
+        is_large = self._most_cut and read.rows > self._most_whole
+        if is_large and (table := self._page_table(read.file, read.group)):
+            return replace(read, pages=table).cut_at(table.cuts(self._most_cut))
         return [read]
+
+    def _repeated_texts(self, table: PageTable, number: int) -> list[str]:
+        """Returns the columns that store a text once, while each row gets its own copy. So a piece may have as many
+        bytes as all rows."""
+        texts = {f.name for f in self._file_schema if f.type in (pa.string(), pa.binary())}
+        dense = self._located[number].stored(texts.difference(self._kept.dictionaries))
+        return [name for name in dense if table.columns[name][0, 2]]
+
+    def _page_table(self, number: int, group: int) -> PageTable | None:
+        """Finds the pages of a row group. None: they are not understood, or the file cannot be read, which reading the
+        row group says."""
+        columns = self._located[number].stored(self.columns)
+        with suppress(Exception), self._kept.opened(number, None) as file:
+            assert isinstance(file, LocalFile)
+            return file.page_table(group, columns)
+        return None
 
     def decoded(
         self,
@@ -303,7 +346,7 @@ class RowGroupReader:
         """Decodes the stored columns of a row group, or only those in `columns`, or of a `read` that is a piece. The
         result may be `StoredRows`, which can only be moved to batches."""
         where = self._kept.where(number, group)
-        rows = read.rows if read and read.is_piece else self.row_groups[number][group]
+        rows = read.rows if read and read.pages else self.row_groups[number][group]
         table = self._read_stored(number, group, columns, fetched, read)
         if columns is None and table.schema != self._checked_schema:
             # Values of typed columns are converted one by one, so their stored type may differ.
@@ -345,17 +388,18 @@ class RowGroupReader:
         try:
             with self._kept.opened(number, fetched) as file:
                 decode = partial(file.read, group)
-                is_piece = read is not None and read.is_piece
-                if columns is None and self.in_pages and not is_piece:
+                if read and read.pages and isinstance(file, LocalFile):
+                    decode = partial(file.read_piece, read)
+                if columns is None and self.in_pages:
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
-                    if rows := file.read_stored(group, wanted, self._buffers, self.held):
+                    if rows := file.read_stored(group, wanted, self._buffers, self.held, read):
                         unread = ([n for n in some if n not in rows.stored] for some in portions)
                         rows.complete(wanted, self._table(number, decode, [*filter(None, unread)]))
-                        rows.decode = lambda name: self._read_stored(number, group, [name])[name]
+                        rows.decode = lambda name: self._read_stored(
+                            number, group, [name], read=read
+                        )[name]
                         return rows
-                if read and read.is_piece and isinstance(file, LocalFile):
-                    decode = partial(file.read_piece, read)
                 table = self._table(number, decode, portions)
             table = self._located[number].with_constants(table, wanted)
             lacking = self._optional and (self._optional - set(table.schema.names)) & set(wanted)

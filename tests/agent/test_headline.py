@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader
@@ -15,7 +16,6 @@ from sluice.agent.report.narrative import RunOutcome, headline, largest_loss
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.row_order import RowsPlan
 from tests.agent.grown_run import written
-from tests.etl.tables import write_rows
 from tests.raises import assert_names
 
 
@@ -89,12 +89,20 @@ def test_every_account_of_a_run_begins_with_the_whole_run(tmp_path, rates, first
     assert "<strong>100 k rows/s over the whole run</strong>" in html
 
 
-def test_a_loader_warns_of_huge_row_groups_before_its_first_batch(tmp_path, capsys):
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_loader_warns_of_huge_row_groups_that_it_reads_whole(tmp_path, capsys, is_cut):
     rows = 500_001
-    label = pa.array([0, 1] * (rows // 2) + [0], pa.int8())
-    path = write_rows(tmp_path / "clicks.parquet", label=label, x=np.arange(rows) / 7)
+    table = pa.table({"label": np.resize([0, 1], rows).astype("int8"), "x": np.arange(rows) / 7})
+    path, pages = tmp_path / "clicks.parquet", 20_000 if is_cut else rows
+    pq.write_table(
+        table, path, rows, max_rows_per_page=pages, data_page_size=2**30, use_dictionary=False
+    )
     with Loader(path, batch_size=4096) as loader:
-        assert_names(capsys.readouterr().err, path, "500,001 rows", "row_group_size=32_768")
-        assert loader.plan.huge_group == rows
+        said = capsys.readouterr().err
+        assert loader.huge_group == (0 if is_cut else rows)
+    if is_cut:
+        assert "row_group_size" not in said
+    else:
+        assert_names(said, path, "500,001 rows", "row_group_size=32_768")
     usual = RowsPlan(groups=((32_768,) * 99,), batch_size=8)
     assert not usual.huge_group

@@ -8,6 +8,7 @@ import mmap
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.plain.footer_chunks import thrift_numbers
 from sluice.ingest.read import pages
+from sluice.ingest.read import reader as module
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan
 from tests.open_loader import open_loader
@@ -119,13 +121,13 @@ def columns_of(groups):
     return Columns(dense=dense, sparse=sparse, label=label, fill=fill)
 
 
-def gathered(groups, group, start=0, stop=None):
-    """The bits of some rows of all columns of numbers, as batches have them."""
+def gathered(groups, group, start=0, stop=None, piece=None):
+    """The bits of some rows of all columns of numbers, as batches have them: of a row group, or of a piece."""
     columns, rows = columns_of(groups), groups.row_groups[0][group]
     if columns is None:
         return {}
     placer = Placer(RowsPlan(groups=((1,),), batch_size=1, streams=1), columns, str, Buffers())
-    read, charge = Read(0, group, rows, ()), Governor(2**40, 0).admit(1, True)
+    read, charge = piece or Read(0, group, rows, ()), Governor(2**40, 0).admit(1, True)
     decoded = Decoded(ReadTask(EpochSchedule(0, 0, (), (), ()), read), groups.read(read), charge)
     batch = placer.gather(decoded, [(start, rows if stop is None else stop, None)], 0)
     return {name: batch.column(name).to_numpy().tobytes() for name in batch.schema.names}
@@ -142,6 +144,19 @@ def test_drawn_files_give_the_values_that_arrow_decodes(tmp_path, seed):
         start = chance.randrange(rows)
         for bounds in ((), (start, chance.randrange(start, rows) + 1)):
             assert gathered(ours, group, *bounds) == gathered(arrows, group, *bounds)
+        if table := ours._page_table(0, group):
+            cuts = table.cuts(chance.randrange(1, rows + 1))
+            assert np.diff(cuts).min() > 0
+            whole = replace(Read(0, group, rows, ()), pages=table)
+            for start, stop in itertools.pairwise(sorted({0, chance.choice(cuts), rows})):
+                piece = whole.piece(start, stop)
+                expected = arrows.decoded(0, group).slice(start, stop - start)
+                found = arrows.decoded(0, group, read=piece)
+                assert repr(found.to_pydict()) == repr(expected.to_pydict())
+                here = gathered(ours, group, 0, stop - start, piece)
+                assert here == gathered(arrows, group, start, stop)
+        else:
+            assert {"list", "bags"} & {*names}, "lists stay whole"
     ours.close()
     arrows.close()
 
@@ -531,8 +546,8 @@ def test_rows_of_a_page_that_cannot_be_unpacked_are_quarantined(wrong_index, tmp
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_batches_and_order_are_those_of_arrow(table, simple, seed):
-    """With any number of ranks and of workers, over windows that cut row groups, and after a resumption."""
+def test_batches_and_order_are_those_of_arrow(table, simple, seed, monkeypatch):
+    """With any number of ranks and of workers, over windows that cut row groups, after a resumption, and in pieces."""
     chance = random.Random(seed)
     options = {
         "batch_size": 64,
@@ -547,10 +562,15 @@ def test_batches_and_order_are_those_of_arrow(table, simple, seed):
         layout = OPTIONAL if seed == 3 else {"compression": "lz4", "use_dictionary": seed == 4}
         table, options["roles"] = str(simple(**layout)), ROLES
     hashes, sums = [], []
-    for in_pages in (True, False):
+    for in_pages, piece in ((True, 0), (False, 0), (True, 20), (False, 20)):
+        if piece:
+            monkeypatch.setattr(module, "_MOST_AGAIN", 99)
+            monkeypatch.setattr(module, "_LARGE_BYTES", 0)
+            monkeypatch.setattr(module, "PIECE_ROWS", piece)
         with open_loader(table, **options) as loader:
             groups = loader._input.groups
             groups.in_pages = in_pages
+            assert bool(groups.largest_read) == bool(piece), "row groups are cut"
             loader.load_state_dict(
                 {**loader.state_dict(), "step": 7} if seed % 2 else loader.state_dict()
             )
@@ -561,8 +581,8 @@ def test_batches_and_order_are_those_of_arrow(table, simple, seed):
             ]
             sums.append(taken)
             hashes.append(loader.order_hash)
-    assert hashes[0] == hashes[1]
-    assert sums[0] == sums[1]
+    assert len(set(hashes)) == 1
+    assert sums == 4 * [sums[0]]
     assert len(sums[0]) > 100
 
 

@@ -17,7 +17,7 @@ from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import shared_memory
 from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
 from sluice.ingest.process.shared_memory import Region
-from sluice.ingest.read import open_file, reader
+from sluice.ingest.read import reader
 from sluice.ingest.row_order import SLICE_ROWS, RowsPlan
 from sluice.ingest.stages import row_functions
 from sluice.ingest.stages.row_functions import split_functions
@@ -27,7 +27,7 @@ from tests.open_loader import open_loader
 from tests.raises import raises
 
 HERE = "tests.ingest.test_row_functions"
-ROWS, GROUP = 20_000, 9_000
+ROWS, GROUP, PIECE = 20_000, 9_000, 1024
 LENGTH = {"label": "label", "dense": ["length"], "sparse": ["row"]}
 ROLES = {"label": "label", "dense": ["price", "length"], "sparse": ["row", "words"]}
 
@@ -58,7 +58,7 @@ def query(row):
 
 @pytest.fixture(scope="module")
 def queries(tmp_path_factory):
-    """A file of three row groups, of which one has as many rows as two slices."""
+    """A file of three row groups."""
     folder = tmp_path_factory.mktemp("queries")
     rows = np.arange(ROWS)
     table = pa.table(
@@ -70,7 +70,7 @@ def queries(tmp_path_factory):
         }
     )
     how = {"use_dictionary": ["label"], "write_page_checksum": True}
-    pq.write_table(table, folder / "a.parquet", row_group_size=GROUP, data_page_size=4096, **how)
+    pq.write_table(table, folder / "a.parquet", row_group_size=GROUP, data_page_size=128, **how)
     return folder
 
 
@@ -89,6 +89,13 @@ def epoch(*given, **options):
         }, loader.order_hash
 
 
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Lets row groups be decoded in pieces."""
+    monkeypatch.setattr(reader, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(reader, "PIECE_ROWS", PIECE)
+
+
 @pytest.mark.parametrize(
     "knobs",
     [
@@ -97,8 +104,9 @@ def epoch(*given, **options):
         Knobs(workers={"parse": 2}, backend={"parse": "process"}),
     ],
 )
-def test_a_function_over_texts_gives_columns_in_every_back_end(queries, knobs, monkeypatch):
-    monkeypatch.setattr(reader, "_LARGE_BYTES", 0)  # so row groups are decoded in pieces
+def test_a_function_over_texts_gives_columns_in_every_back_end(
+    queries, knobs, monkeypatch, small_pieces
+):
     regions = []
     monkeypatch.setattr(
         shared_memory, "Region", lambda charge: regions.append(Region(charge)) or regions[-1]
@@ -125,35 +133,35 @@ def test_pieces_come_in_the_order_in_which_batches_need_them():
     assert max(due)
 
 
-def test_pieces_of_a_large_row_group_read_only_their_pages(queries, tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "_LARGE_BYTES", 0)
+def test_pieces_of_a_large_row_group_read_only_their_pages(
+    queries, tmp_path, monkeypatch, small_pieces
+):
     long_pages = tmp_path / "a.parquet"
     pq.write_table(pq.read_table(queries), long_pages, row_group_size=GROUP)
     read, plain = [], os.pread
     monkeypatch.setattr(os, "pread", lambda *how: read.append(how[1]) or plain(*how))
-    for source, count in ((queries, 2), (tmp_path, 1)):
+    for source, count in ((queries, 9), (tmp_path, 1)):
         with opened(source, [PARSE]) as loader:
             groups = loader._input.groups
             pieces = groups.cut(loader.plan.schedule(0).reads[1])
             assert len(pieces) == count
             for piece in pieces:
-                rows = groups.decoded(0, piece.group, read=piece)
+                rows = groups.decoded(0, piece.group, groups.columns, read=piece)
                 whole = groups.decoded(0, piece.group, groups.columns)
                 assert rows.equals(whole.slice(piece.first, piece.rows))
     stored = pq.read_metadata(long_pages).row_group(0).total_byte_size
-    assert sum(size for size in read if size != open_file._HEAD_BYTES) < 2.5 * stored
+    assert sum(size for size in read) < 2.5 * stored
 
 
-def test_a_damaged_page_costs_only_the_rows_of_its_piece(queries, tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "_LARGE_BYTES", 0)
+def test_a_damaged_page_costs_only_the_rows_of_its_piece(queries, tmp_path, small_pieces):
     damaged = bytearray((queries / "a.parquet").read_bytes())
     last = pq.read_metadata(queries / "a.parquet").row_group(0).column(3)
     damaged[last.data_page_offset + last.total_compressed_size - 9] ^= 1
     (tmp_path / "a.parquet").write_bytes(damaged)
     errors = Errors(on_error="quarantine", quarantine=tmp_path / "list.jsonl", probation_rows=10**6)
     with opened(tmp_path, [PARSE], errors=errors, last="pad") as loader:
-        assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - GROUP % SLICE_ROWS
-        assert loader.quarantined["rows_set_aside"] == GROUP % SLICE_ROWS
+        assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - GROUP % PIECE
+        assert loader.quarantined["rows_set_aside"] == GROUP % PIECE
     assert "a.parquet, row group 0: column 'query'" in (tmp_path / "list.jsonl").read_text()
 
 

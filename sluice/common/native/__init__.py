@@ -26,6 +26,7 @@ _ARGUMENTS = {
     "copy_bags": 5,
     "cut_lines": 12,
     "encode_texts": 7,
+    "find_pages": 6,
     "gather_texts": 5,
     "hash_digits": 5,
     "hash_texts": 6,

@@ -7,9 +7,11 @@
    say how large it is; every number that comes from a file is checked here before anything is read
    through it. Bits are the same on every machine: little-endian, no fused or reordered floating
    point (kernel_build.py has the options). */
+#define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -272,12 +274,13 @@ typedef struct {
 enum { PLACED, LEFT, DIFFERS, DAMAGED }; /* states. LEFT: this code does not understand it */
 
 typedef struct {
-    i64 kind, unpacked, stored, checksum, values, encoding, levels;
+    i64 kind, unpacked, stored, checksum, values, encoding, levels, encoding_2;
 } Head;
 
-/* Reads the head of a page at `at`, and moves `at` behind it. 0: the page is not understood. */
-static int read_head(const u8 *raw, i64 *at, i64 end, const Column *c, Head *head) {
-    i64 numbers[128][2], fields[128];
+/* Parses the head of a page at `at`, and moves `at` behind it. 0: there is none before `end`, or
+   its page is not within `left` bytes from where the head begins. */
+static int parse_head(const u8 *raw, i64 *at, i64 end, i64 left, Head *head) {
+    i64 numbers[128][2], fields[128], begin = *at;
     memset(fields, 0xff, sizeof fields);
     i64 count = thrift_numbers(raw, *at, end, numbers, 128, at);
     for (i64 k = 0; k < count; k++) {
@@ -287,12 +290,59 @@ static int read_head(const u8 *raw, i64 *at, i64 end, const Column *c, Head *hea
         else if (path >> 6 == 5 + fields[1])
             fields[64 | (path & 63)] = value;
     }
-    Head found = {fields[1], fields[2], fields[3], fields[4], fields[65], fields[66], fields[67]};
+    Head found = {fields[1],  fields[2],  fields[3],  fields[4],
+                  fields[65], fields[66], fields[67], fields[68]};
     *head = found;
-    if (count < 0 || found.stored <= 0 || found.stored > end - *at) return 0;
-    if (found.values < 0 || found.values > c->most || found.unpacked <= 0) return 0;
-    return found.unpacked <= 9 * found.values + 128 &&
-           (c->codec || found.stored == found.unpacked);
+    return count >= 0 && found.stored > 0 && found.stored <= left - (*at - begin) &&
+           found.values >= 0 && found.unpacked > 0;
+}
+
+/* The same for a page of a column of numbers. 0: the page is not understood. */
+static int read_head(const u8 *raw, i64 *at, i64 end, const Column *c, Head *head) {
+    return parse_head(raw, at, end, end - *at, head) && head->values <= c->most &&
+           head->unpacked <= 9 * head->values + 128 &&
+           (c->codec || head->stored == head->unpacked);
+}
+
+/* Finds the pages of a column between two places of a file, by their heads. Writes for each its
+   first row, where it begins, its bytes without compression, and whether it needs the dictionary.
+   The first entry is of the dictionary, or of nothing, and has row -1. After the last page comes
+   the end of both. Returns the number of entries, or -1: a head is not understood, the pages have
+   other than `rows` rows, or they are more than `most` entries. */
+i64 find_pages(i64 file, i64 begin, i64 end, i64 rows, i64 (*pages)[4], i64 most) {
+    enum { DATA = 0, DICTIONARY = 2, DATA_2 = 3, USUAL = 512 };
+    u8 raw[1 << 15]; /* a head may have two texts */
+    i64 row = 0, count = 1;
+    if (most < 2) return -1;
+    pages[0][0] = -1;
+    pages[0][1] = begin;
+    pages[0][2] = pages[0][3] = 0;
+    while (begin < end && count + 1 < most) {
+        Head head;
+        i64 at = 0, size = pread((int)file, raw, (u64)smaller(USUAL, end - begin), begin);
+        if (size <= 0 || !parse_head(raw, &at, size, end - begin, &head)) {
+            at = 0;
+            size = pread((int)file, raw, (u64)smaller(sizeof raw, end - begin), begin);
+            if (size <= 0 || !parse_head(raw, &at, size, end - begin, &head)) return -1;
+        }
+        if (head.kind == DICTIONARY && count == 1 && !pages[0][2]) {
+            pages[0][2] = head.unpacked;
+        } else if ((head.kind == DATA || head.kind == DATA_2) && head.values <= rows - row) {
+            pages[count][0] = row;
+            pages[count][1] = begin;
+            pages[count][2] = head.unpacked;
+            i64 encoding = head.kind == DATA ? head.encoding : head.encoding_2;
+            pages[count++][3] = encoding == 2 || encoding == 8;
+            row += head.values;
+        } else {
+            return -1;
+        }
+        begin += at + head.stored;
+    }
+    pages[count][0] = row;
+    pages[count][1] = begin;
+    pages[count][2] = pages[count][3] = 0;
+    return begin == end && row == rows ? count + 1 : -1;
 }
 
 /* Sets the state of columns by the heads of their pages. LEFT: one is of another kind. */
