@@ -6,17 +6,15 @@ reaches the training loop. If the limits change during a decision, that is no er
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.report.looks import LookWriter
-from sluice.agent.runtime.change_detector import ChangeDetector
+from sluice.agent.runtime.incident_watch import IncidentWatch, incident
 from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Reason, Tunable
@@ -25,14 +23,15 @@ from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _MINUTE_S = 60.0
+_SAME_S = 1e-6  # two times that differ by less are the same
 
 
 class Controller:
-    """Looks, decides, applies and logs every `interval_s`, or sooner if the policy asks for it.
+    """Looks, decides, applies and logs as often as the policy asks for it, and once in `interval_s` at least.
 
     `step()` is one tick. `start()` runs ticks in a thread. `record` gets the events: decision, effect, proposal,
-    occasion (a change that no decision caused), verdict, fault. `observe` gets each tick's loader metrics.
-    `looks` gets what the policy is asked, with its choice.
+    incident (a change that no decision caused), verdict, note, fault. `observe` gets the loader's metrics once in
+    `interval_s`. `looks` gets what the policy is asked, with its choice.
 
     After `changes_a_minute` changes within a minute, the policy is not asked until one of them is older than that. The
     policy is asked from the first look on, also before the first batch."""
@@ -60,7 +59,7 @@ class Controller:
         self._observe = observe
         self._looks = LookWriter(looks)
         self.interval_s = self.wait_s = interval_s
-        """`interval_s` is the usual time between looks, and `wait_s` the time until the next one, in seconds."""
+        """`interval_s` is the longest time between looks, and `wait_s` the time until the next one, in seconds."""
         self.ticks = 0
         """The number of snapshots so far."""
         self.decisions = 0
@@ -73,10 +72,14 @@ class Controller:
         self._limits: Limits | None = None
         self._state: Any = None
         self._learned = learned
-        self._change_detector = ChangeDetector()
+        self._incidents = IncidentWatch()
         self._last: Snapshot | None = None
-        self._recent: deque[Snapshot] = deque(maxlen=RUNTIME.window_looks)
-        """The looks since the last change. Each did enough work after the one before it."""
+        self._metric_from: Snapshot | None = None
+        """The look up to which metrics were recorded."""
+        self._recent: deque[Snapshot] = deque()
+        """The latest looks since the last change of knobs or cores."""
+        self._fresh_until = 0.0
+        """Until then, rates may still be those of the knobs before."""
         self._pending_effect: tuple[int, PipelineRates | None, float | None] | None = None
         """The decision whose effect is not logged yet: its number, the rates before it, and the rate that it
         predicted."""
@@ -109,9 +112,7 @@ class Controller:
             self._decide(snapshot)
 
     def _measure(self) -> Snapshot | None:
-        """Takes a snapshot and records it. Returns it if enough work was done since the last one.
-
-        A policy with `every_look` gets each new snapshot."""
+        """Takes a snapshot and records it. Returns it if it is new."""
         snapshot = self._tunable.snapshot()
         before = self._last
         if before is not None and (
@@ -121,21 +122,30 @@ class Controller:
             return None
         self.ticks += 1
         self._last = snapshot
-        measured = rates(before, snapshot) if before is not None else None
-        # Before the first batch, compilers may be at work, so that rows cost more than later.
-        for event in self._change_detector.look(snapshot, measured) if snapshot.rows else ():
+        # Before the first batch, compilers may be at work.
+        for event in self._incidents.look(snapshot) if snapshot.rows else ():
             self._record(event)
-        if measured is not None and self._observe is not None:
-            self._observe(self._loader_metric(measured, snapshot))
+        self._record_metric(snapshot, RUNTIME.early_share * self.interval_s)
         if before is not None and snapshot.cpu_quota != before.cpu_quota:
             # Rates with another number of cores cannot be compared.
             self._recent.clear()
-        if self._recent and not did_enough(self._recent[-1], snapshot):
-            return snapshot if self._policy.every_look else None
         self._recent.append(snapshot)
-        if self._pending_effect is not None and len(self._recent) > RUNTIME.effect_looks:
+        recent = self._recent
+        while len(recent) > 2 and has_finished_enough(recent[1], snapshot):
+            recent.popleft()
+        if self._pending_effect is not None and has_finished_enough(self._own_start(), snapshot):
             self._log_effect()
         return snapshot
+
+    def _record_metric(self, snapshot: Snapshot, after_s: float) -> None:
+        """Records the rates since the last metric, if that is some time ago."""
+        before = self._metric_from
+        if before is not None and snapshot.at - before.at < after_s:
+            return
+        self._metric_from = snapshot
+        measured = rates(before, snapshot) if before is not None else None
+        if measured is not None and self._observe is not None:
+            self._observe(self._loader_metric(measured, snapshot))
 
     def _decide(self, snapshot: Snapshot) -> None:
         """Asks the policy, and applies and logs its choice."""
@@ -154,6 +164,8 @@ class Controller:
             raise
         self._looks.decided(snapshot, after, reason.proposal, reason.choice)
         self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
+        if reason.incident is not None:
+            self._record(incident("workload", **reason.incident))
         recorded = next(
             (r for r in self._recorded_proposals if r.proposal == reason.proposal), None
         )
@@ -166,7 +178,10 @@ class Controller:
             self._record(
                 {"kind": "proposal", **_choice_event(before, reason.proposal, reason, measured)}
             )
-        if after == before or not self._apply(after) or _has_same_effect(before, after):
+        if _has_same_effect(before, after):
+            return
+        self._record_metric(snapshot, 0.0)  # so that each metric is of one setting
+        if not self._apply(after):
             return
         if self._pending_effect is not None:
             self._log_effect()
@@ -174,11 +189,12 @@ class Controller:
         self._change_times.append(self._clock())
         self._pending_effect = (
             self.decisions,
-            rates(self._start_of_rate(), snapshot),
+            self._rates_before(snapshot),
             reason.predicted_rows_per_s,
         )
         self._recent.clear()
         self._recent.append(snapshot)
+        self._fresh_until = snapshot.at + RUNTIME.fresh_s
         self._record(
             {
                 "kind": "decision",
@@ -188,15 +204,23 @@ class Controller:
             }
         )
 
-    def _start_of_rate(self) -> Snapshot:
-        """Returns the look from which on the rate is that of the present knobs.
+    def _rates_before(self, snapshot: Snapshot) -> PipelineRates | None:
+        """Returns the rates of the knobs before a decision.
 
-        At the first decision, compilers, first files and connections are part of the earlier looks, so the later half
-        is nearer to the true rate. Looks before the first rows count only if there are too few others."""
+        At the first decision, compilers, first files and connections are part of the earlier looks. So the later half
+        counts, if any item has ended in it."""
+        if self.decisions > 1:
+            return rates(self._own_start(), snapshot)
         looks = [s for s in self._recent if any(stage.rows for stage in s.stages)]
         if len(looks) < 2:
             looks = list(self._recent)
-        return looks[(len(looks) - 1) // 2] if self.decisions == 1 else _first_with_own_rate(looks)
+        late = rates(looks[(len(looks) - 1) // 2], snapshot)
+        return late if late is not None and late.rows_per_s else rates(self._recent[0], snapshot)
+
+    def _own_start(self) -> Snapshot:
+        """Returns the first look at which rates are those of the present knobs, or else the first one."""
+        earlier = list(self._recent)[:-1]
+        return next((s for s in earlier if s.at >= self._fresh_until - _SAME_S), self._recent[0])
 
     def _start_policy(self, limits: Limits, knobs: Knobs) -> None:
         """Starts the policy from its initial state, or from what an earlier run has learned.
@@ -247,8 +271,7 @@ class Controller:
         assert self._pending_effect is not None
         sequence, before, predicted = self._pending_effect
         self._pending_effect = None
-        window = list(self._recent)
-        after = rates(_first_with_own_rate(window), window[-1])
+        after = rates(self._own_start(), self._recent[-1])
         if after is None:
             return
         if predicted and after.demand_rows_per_s:
@@ -354,6 +377,8 @@ class Controller:
         try:
             if self.ticks == 1:
                 self._measure()  # A run that ends before its second tick gets rates, too.
+            if self._last is not None:
+                self._record_metric(self._last, 0.0)
             if self._pending_effect is not None and len(self._recent) > 1:
                 self._log_effect()
             if self.frozen is None:
@@ -367,13 +392,6 @@ class Controller:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _first_with_own_rate(looks: Sequence[Snapshot]) -> Snapshot:
-    """Returns the first look since a change whose rate is that of the new knobs.
-
-    The first look after a change still shows the old knobs. It is used only if there are too few others."""
-    return looks[1 if len(looks) > 2 else 0]
 
 
 def _has_same_effect(before: Knobs, after: Knobs) -> bool:
@@ -412,32 +430,18 @@ def _choice_event(
     }
 
 
-def did_enough(earlier: Snapshot, later: Snapshot) -> bool:
-    """Returns whether every busy stage and the consumer finished enough items between two looks for a rate.
-
-    Slow items make this necessary. If an item takes seconds, most looks a second apart see no item finish. A few see
-    as many as there are workers. Looks are compared at once if the cores have changed or memory is short."""
+def has_finished_enough(earlier: Snapshot, later: Snapshot) -> bool:
+    """Returns whether the time between two looks is enough for a rate: some seconds, in which every busy stage and the
+    consumer have finished some items of each worker. Nothing is waited for without end, because it may hang."""
     seconds = later.at - earlier.at
-    memory_is_short = later.memory_used > DEFAULT.memory_alarm * later.memory_limit
-    if seconds <= 0 or later.cpu_quota != earlier.cpu_quota or memory_is_short:
-        return True
+    if not RUNTIME.window_s <= seconds < RUNTIME.longest_s:
+        return seconds >= RUNTIME.longest_s
     before = {stage.name: stage for stage in earlier.stages}
     work = [
-        (then.busy_s, then.items, now.busy_s, now.items)
-        for now in later.stages
-        if (then := before.get(now.name)) is not None
+        (stage.busy_s - before[stage.name].busy_s, stage.items - before[stage.name].items)
+        for stage in later.stages
+        if stage.name in before
     ]
-    work.append(
-        (earlier.consumer_compute_s, earlier.batches, later.consumer_compute_s, later.batches)
-    )
-    for busy_s, items, busy_s_after, items_after in work:
-        busy = (busy_s_after - busy_s) / seconds
-        usual_s = busy_s / items if items else math.inf
-        overdue_s = RUNTIME.overdue_s + RUNTIME.overdue_ratio * DEFAULT.min_items * usual_s
-        if not (
-            busy <= RUNTIME.idle_workers
-            or items_after - items >= DEFAULT.min_items * busy
-            or seconds > min(RUNTIME.longest_s, overdue_s)
-        ):
-            return False
-    return True
+    compute_s = later.consumer_compute_s - earlier.consumer_compute_s
+    work.append((compute_s, later.batches - earlier.batches))
+    return all(items >= RUNTIME.enough_items * busy_s / seconds for busy_s, items in work)

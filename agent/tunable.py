@@ -40,7 +40,7 @@ class Reason:
     """Why a policy chose its knobs, for the log and the report."""
 
     text: str
-    """One sentence: `decode is the bottleneck (0.97 busy); 2 → 4 workers, predicted 1.8×`."""
+    """One sentence: `decode is the bottleneck; decode 2 → 4: 5,100 rows/s expected, 2,400 now`."""
     bottleneck: str | None = None
     """The stage that limits the rate, or `consumer` if the trainer does. None if it is not known yet."""
     predicted_rows_per_s: float | None = None
@@ -48,7 +48,9 @@ class Reason:
     details: dict[str, Any] = field(default_factory=dict)
     """The numbers behind the sentence, for JSON."""
     choice: Mapping[str, Any] | None = None
-    """A choice among candidates, for JSON: `chosen_by`, `chosen`, and `candidates` with their values and spreads."""
+    """A choice among candidates, for JSON: `chosen`, and `candidates` with their values."""
+    incident: Mapping[str, str] | None = None
+    """What the policy noticed at this look that no decision caused: a `text`, and the `stage` whose cost changed."""
     proposal: Knobs | None = None
     """The knobs that the policy would choose, if it only proposes changes, as `shadow` does."""
 
@@ -56,11 +58,9 @@ class Reason:
 class Policy(ABC):
     """Chooses knobs. `decide` is pure: it uses no clock, thread, file or randomness outside its arguments.
 
-    The other methods are optional: for policies that decide sooner than usual, learn, or explain themselves."""
+    The other methods are optional: for policies that say when to look, learn, or explain themselves."""
 
     name: str
-    every_look = False
-    """Whether it also decides at looks at which stages have finished little, because it weighs work under way."""
 
     @abstractmethod
     def initial(self, limits: Limits, knobs: Knobs) -> Any:

@@ -49,7 +49,7 @@ class TuningStatus:
     bottleneck: str | None = None
     """The stage that limits the rate, or `consumer` if the training loop does. None if it is not known yet."""
     settled: bool = False
-    """Whether the last ten looks made no change. There is one look a second."""
+    """Whether the last ten seconds brought no change."""
     changed_s: float = 0.0
     """Seconds from the request for the first batch to the last change. The run folder's time starts at that request."""
     stopped: str | None = None
@@ -115,7 +115,7 @@ def policy_of(tuning: str | Policy) -> Policy:
 
 
 class TunedRun:
-    """Tunes one run: it looks once a second and lets the policy change the knobs. A `folder` gets the record."""
+    """Tunes one run: it looks some times a second and lets the policy change the knobs. A `folder` gets the record."""
 
     def __init__(
         self,
@@ -159,7 +159,6 @@ class TunedRun:
         self._pid = os.getpid()
         self._began: float | None = None
         self._changed_s = 0.0
-        self._last_change_tick = 0
         self._error: str | None = None
         _open.add(self)
 
@@ -206,7 +205,8 @@ class TunedRun:
             reason="" if reason is None else reason.text,
             bottleneck=None if reason is None else reason.bottleneck,
             settled=reason is not None
-            and controller.ticks - self._last_change_tick > RUNTIME.settled_looks,
+            and self._began is not None
+            and time.monotonic() - self._began - self._changed_s > RUNTIME.settled_s,
             changed_s=self._changed_s,
             stopped=controller.frozen,
         )
@@ -218,7 +218,6 @@ class TunedRun:
         self._listen(event)
         if event.get("kind") == "decision" and self._began is not None:
             self._changed_s = time.monotonic() - self._began
-            self._last_change_tick = self.controller.ticks
         self._write("event", event)
 
     def end_epoch(self, epoch: int, order_hash: str) -> None:

@@ -71,11 +71,11 @@ class Loader(BatchLoader):
     For torch a loader is an IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same
     batches in this process.
 
-    The agent is a thread that reads the counters once a second. It starts with the first batch and stops when the
-    loader is closed, garbage-collected or the interpreter exits. Each rank tunes its own loader within its part of the
-    host's cores and memory. Ranks need not agree, because the order does not depend on the knobs. The ranks that share
-    a host are torchrun's LOCAL_WORLD_SIZE, or all `ranks` if it is not set. `dlrm.train` has one agent for all ranks of
-    a host.
+    The agent is a thread that reads the counters two to four times a second. It starts with the first batch and stops
+    when the loader is closed, garbage-collected or the interpreter exits. Each rank tunes its own loader within its
+    part of the host's cores and memory. Ranks need not agree, because the order does not depend on the knobs. The ranks
+    that share a host are torchrun's LOCAL_WORLD_SIZE, or all `ranks` if it is not set. `dlrm.train` has one agent for
+    all ranks of a host.
 
     Rows: `source` is a feature table; a Delta or Iceberg table of any program; or any Parquet: a folder, a glob or a
     list of files. Folders such as `day=2026-01-01` are columns.

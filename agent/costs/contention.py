@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.planner_settings import DEFAULT, PlannerSettings
+
+_NEGLIGIBLE = 0.02  # of a core: threads that use less tell nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +23,12 @@ class Contention:
     """How many times longer our threads take than on free cores, if we run as many threads as there are cores."""
 
     @classmethod
-    def of(cls, rates: PipelineRates, settings: PlannerSettings = DEFAULT) -> Contention:
+    def of(cls, rates: PipelineRates) -> Contention:
         """Returns the contention during the interval of `rates`."""
         running = rates.running
         wanting = rates.wanting
         quota = rates.cpu_quota
-        if running < settings.negligible_share or quota <= 0 or wanting <= running:
+        if running < _NEGLIGIBLE or quota <= 0 or wanting <= running:
             return cls(cores=quota)
         # With fair shares, every thread waits as long as ours do: `wanting / running`. If the idle cores are unknown,
         # the others are assumed to run on all cores that we leave. But a wait may also be chance if we want fewer cores

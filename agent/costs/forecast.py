@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,23 @@ from numpy import ndarray
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost
-from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.ingest.knobs import MAX_WORKERS, REMOTE, Knobs, Limits
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 
 _MIB = 2**20
+REMOTE_CORE_PRICE = 0.01
+"""A remote core must bring this share of the rows that the trainer would take. A trainer with a GPU costs about as much
+as a hundred cores."""
+MEMORY_ALARM = 0.95
+"""Memory is given back at once when a larger share of the memory limit is in use."""
+_FULL = 0.9  # of the memory limit: a setting may fill this share
+_HEADROOM = 1.05  # planned over needed capacity, because averages hide unevenness
+_HELD_ITEM = 1.5  # times an item's bytes that a worker holds: its output, and a part of its input
+_PREFETCH_BATCHES = 4.0  # that may wait for the trainer
+_BUFFER_SHARE = 0.25  # of the memory limit that one buffer may take
+_HALF = 0.5  # of the free memory for new processes, and of the wanted buffers where memory is short
+_SEARCH_STEPS = 6  # halvings of a search, and smaller sets of remote workers that are considered
+_STEP_DOWN = 0.75  # the factor of each step down before that search has a lower end
 Workers = Mapping[str, int]
 Ranges = Mapping[str, tuple[int, int]]
 """Stage → (its fewest workers, its most workers)."""
@@ -62,7 +74,6 @@ class Forecast:
     """The share of their wanted bytes that the buffers get."""
     requests_a_core: float = 0.0
     """How many remote workers share a core. 0: remote workers have no price."""
-    settings: PlannerSettings = DEFAULT
 
     @classmethod
     def of(
@@ -75,11 +86,10 @@ class Forecast:
         other_cpu_s: float,
         demand: float,
         requests_a_core: float = 0.0,
-        settings: PlannerSettings = DEFAULT,
     ) -> Forecast:
         """Returns the forecast for the back ends of `knobs`. `rates` are the latest ones, at these knobs."""
         known = {name: cost for name, cost in costs.items() if cost.points}
-        contention = Contention.of(rates, settings)
+        contention = Contention.of(rates)
         without_base = cls(
             knobs=knobs,
             limits=limits,
@@ -97,7 +107,6 @@ class Forecast:
             stage_cores=contention.cores,
             other_cpu_s=other_cpu_s,
             requests_a_core=requests_a_core,
-            settings=settings,
         )
         # Only a busy worker holds an item. A process holds its libraries even when it is idle.
         held_by_workers = sum(
@@ -134,15 +143,11 @@ class Forecast:
 
     def rate(self, workers: Workers) -> float:
         """Returns the rows a second that the pipeline is expected to reach with these workers."""
-        return self.rate_around("", workers)
-
-    def rate_around(self, name: str, workers: Workers) -> float:
-        """Returns the expected rows a second if the stage `name` never were the bottleneck. It still uses its cores."""
         return min(
             [
                 self.cores_rate(workers),
                 self.demand,
-                *(self.capacity(n, workers[n]) for n in self.costs if n != name),
+                *(self.capacity(n, workers[n]) for n in self.costs),
             ]
         )
 
@@ -165,23 +170,12 @@ class Forecast:
 
         The price is a share of the rate that the trainer and the cores allow."""
         most = min(self.demand, self.cores_rate(self.knobs.workers))
-        return self.settings.remote_core_price * (
-            most if math.isfinite(most) else self.rate(self.knobs.workers)
-        )
+        return REMOTE_CORE_PRICE * (most if math.isfinite(most) else self.rate(self.knobs.workers))
 
     def price(self, workers: Workers) -> float:
         """Returns the price of the remote cores of these workers, in rows a second."""
         held = self.remote_cores(workers)
         return held * self.core_rows_per_s if held else 0.0
-
-    def bottleneck(self) -> str:
-        """Returns what limits the rate now: the name of a stage, `cores`, or `consumer`."""
-        bounds = {
-            "consumer": self.demand,
-            "cores": self.cores_rate(self.knobs.workers),
-            **{n: self.capacity(n, self.knobs.workers[n]) for n in self.costs},
-        }
-        return min(bounds, key=lambda name: bounds[name])
 
     def memory(self, knobs: Knobs) -> float:
         """Returns the bytes that the process needs at most with these knobs."""
@@ -191,7 +185,7 @@ class Forecast:
     @property
     def most_bytes(self) -> float:
         """The bytes that a setting may need."""
-        return min(self.settings.full_share * self.memory_limit, self.admitted_bytes)
+        return min(_FULL * self.memory_limit, self.admitted_bytes)
 
     def fits(self, knobs: Knobs) -> bool:
         """Returns whether the knobs leave the margin of memory that every choice must leave."""
@@ -205,10 +199,8 @@ class Forecast:
         memory brings more rows in workers. Remote workers must bring more rows than their price."""
         chosen = self._find_best(ranges, fewest=fewest, tight=tight)
         if sum(ranges[n][1] * self._worker_bytes(n) for n in self.costs) > self._worker_memory:
-            leaner = replace(self, buffers=self.settings.mostly_share)._find_best(
-                ranges, fewest=fewest, tight=tight
-            )
-            if leaner[1] >= self.settings.headroom_ratio * chosen[1]:
+            leaner = replace(self, buffers=_HALF)._find_best(ranges, fewest=fewest, tight=tight)
+            if leaner[1] >= _HEADROOM * chosen[1]:
                 chosen = leaner
         return max(
             [chosen, *self._find_cheaper(chosen, ranges, fewest=fewest, tight=tight)],
@@ -227,8 +219,8 @@ class Forecast:
         for name in self.remote_stages:
             least = ranges[name][0]
             most = chosen[0].workers[name]
-            for count in range(least, most, max(1, (most - least) // self.settings.search_steps)):
-                lower_rate = self.capacity(name, count) / self.settings.headroom_ratio
+            for count in range(least, most, max(1, (most - least) // _SEARCH_STEPS)):
+                lower_rate = self.capacity(name, count) / _HEADROOM
                 if lower_rate < chosen[1]:
                     yield replace(self, demand=lower_rate)._find_best(
                         ranges, fewest=fewest, tight=tight
@@ -282,19 +274,14 @@ class Forecast:
             )
         return knobs, allocation.rows_per_s
 
-    def switched(self, name: str, freed: Callable[[StageCost], StageCost]) -> Forecast:
-        """Returns the forecast for a stage on its other back end.
-
-        If the stage leaves the threads, `freed` maps the cost of each stage that stays there to its new cost."""
+    def switched(self, name: str) -> Forecast:
+        """Returns the forecast for a stage on its other back end."""
         cost = self.costs[name]
         other = next(b for b in self.limits.backends_of(name) if b != cost.backend)
-        others = {
-            n: freed(s) for n, s in self.costs.items() if cost.backend == s.backend == "thread"
-        }
         return replace(
             self,
             knobs=replace(self.knobs, backend={**self.knobs.backend, name: other}),
-            costs={**self.costs, **others, name: cost.on(other)},
+            costs={**self.costs, name: cost.on(other)},
         )
 
     def _capacities_with_headroom(self, name: str, least: int, most: int) -> ndarray:
@@ -304,7 +291,7 @@ class Forecast:
         workers = np.arange(least, most + 1)
         busy, cpu = self.costs[name].curves(workers)
         capacities = workers / (busy + (self.slow - 1) * cpu if self.slow > 1 else busy)
-        capacities[:-1] /= self.settings.headroom_ratio
+        capacities[:-1] /= _HEADROOM
         return np.asarray(capacities)
 
     def _allocate(self, requests: list[StageRequest], memory: float) -> Allocation:
@@ -318,7 +305,7 @@ class Forecast:
         low = 0.0
         high = 1.0
         share = 1.0
-        for _ in range(self.settings.search_steps):
+        for _ in range(_SEARCH_STEPS):
             allocation = allocate(requests, enough=share * enough, memory=memory)
             cores_rate = self.cores_rate({**self.knobs.workers, **allocation.workers})
             allocations.append(
@@ -330,11 +317,7 @@ class Forecast:
                 high = share
             if low >= high:
                 break
-            share = (
-                (low + high) / 2
-                if low
-                else max(share * self.settings.step_down, cores_rate / enough)
-            )
+            share = (low + high) / 2 if low else max(share * _STEP_DOWN, cores_rate / enough)
         return max(allocations, key=lambda a: a.rows_per_s)
 
     @property
@@ -350,7 +333,7 @@ class Forecast:
 
     def _item_bytes(self, name: str) -> float:
         """Returns the bytes that a busy worker holds."""
-        return self.settings.held_item_ratio * self.costs[name].item_bytes
+        return _HELD_ITEM * self.costs[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
         """Returns the bytes of a worker's process.
@@ -368,9 +351,7 @@ class Forecast:
         process_bytes = self._process_bytes(name)
         if not process_bytes:
             return MAX_WORKERS
-        share = self.settings.mostly_share / sum(
-            self.knobs.backend.get(n) == "process" for n in self.costs
-        )
+        share = _HALF / sum(self.knobs.backend.get(n) == "process" for n in self.costs)
         return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / process_bytes))
 
     def _worker_bytes(self, name: str) -> float:
@@ -386,9 +367,9 @@ class Forecast:
         last = list(self.limits.workers)[-1]
         items = {
             "read_ahead_bytes": workers[self.limits.decoding] * item_bytes(self.limits.decoding),
-            "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last),
+            "prefetch_bytes": _PREFETCH_BATCHES * item_bytes(last),
         }
-        most = self.settings.buffer_share * self.memory_limit
+        most = _BUFFER_SHARE * self.memory_limit
         sizes = {}
         for name, bytes_ in items.items():
             low, high = getattr(self.limits, name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.agent.planner_settings import DEFAULT
 from sluice.ingest.stats import Snapshot, StageStats
+
+_WAITS = 0.5  # of its time: of a consumer that waits so long, the busiest stage shows the rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,6 @@ class PipelineRates:
     """Share of the time in which the consumer neither waited nor computed. Near 1: it did other work, for example an
     evaluation."""
 
-    def saturated(self, share: float = DEFAULT.full_share) -> bool:
-        """Returns whether no core is free, that is, at least this share of the cores is in use."""
-        return self.cpu >= share * self.cpu_quota
-
     @property
     def running(self) -> float:
         """Cores that the stages used."""
@@ -89,7 +86,7 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
     stages = {s.name: _stage(before[s.name], s, seconds) for s in later.stages if s.name in before}
     stall = wait / (wait + compute) if wait + compute > 0 else 0.0
     rows_per_s = rows / seconds
-    if stages and stall >= DEFAULT.mostly_share:
+    if stages and stall >= _WAITS:
         # Buffers fill or drain, so the stage with the largest share of busy workers shows the rate.
         rows_per_s = max(stages.values(), key=lambda stage: stage.busy / stage.workers).rows_per_s
     return PipelineRates(

@@ -17,7 +17,6 @@ class Shadow(Policy):
     """Returns the tuner's decision as a `proposal`, which the controller logs."""
 
     name = "shadow"
-    every_look = True
 
     def __init__(self) -> None:
         self._tuner = Tuner()
@@ -32,10 +31,10 @@ class Shadow(Policy):
         return self._tuner.next_look_s(state)
 
     def decide(self, snapshot: Snapshot, state: TunerState) -> tuple[Knobs, TunerState, Reason]:
-        wanted, after, reason = self._tuner.decide(snapshot, state)
+        taken = take_in(state, snapshot, self._tuner.settings)
+        wanted, after, reason = self._tuner.plan(taken)
         if wanted == state.knobs:
             return wanted, after, reason
-        taken = take_in(state, snapshot, self._tuner.settings)
         return state.knobs, taken, replace(reason, proposal=wanted)
 
     def explain(self, state: TunerState) -> dict[str, Any] | None:

@@ -20,6 +20,8 @@ _ALL_CORES_SHARE = 0.9
 """The cores limit the rate if this share of them is in use."""
 _MOST_DETECTION_S = 15.0
 """The longest time between an injected fault and the event that noticed it."""
+_SAME_CAUSE_S = 5.0
+"""Changes of one stage's cost that are noticed this close together have one cause."""
 _SHARED_OUTCOME_S = 2.0
 """Incidents this close together have the same outcome, so one does not end the other."""
 _HIDDEN_S: Mapping[str, float] = {"workload": 10.0, "store": 10.0}
@@ -67,6 +69,8 @@ class Incident:
     """Seconds until the agent noticed the incident. None if the start of the incident is unknown."""
     noticed: str
     """What the agent noticed, in words. Empty if `text` already says it."""
+    changed_s: float | None
+    """Seconds until the agent's first change after it had noticed the incident. None: it made none."""
     before: float | None
     """Rows a second before the incident."""
     after: float | None
@@ -83,15 +87,15 @@ class Incident:
     @property
     def sentence(self) -> str:
         """The incident in one sentence, for the report."""
-        noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
+        noticed = f", seen after {seconds(round(self.noticed_s, 2))}" if self.noticed_s else ""
         noticed += f" ({self.noticed})" if self.noticed else ""
         turned = (
             self.did
             if len(self.did) <= _MOST_SHOWN
             else (self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
         )
-        if turned:
-            did = f"; then {', then '.join(turned)}"
+        if turned and self.changed_s is not None:
+            did = f"; changed after {seconds(round(self.changed_s, 2))} by {', then '.join(turned)}"
         elif self.result in GOOD_RESULTS:
             did = "; no change needed"
         else:
@@ -177,8 +181,15 @@ def _read_cause(event: Line) -> dict[str, Any] | None:
     `noticed` is the time at which the agent noticed the cause, None if that is unknown. `seen` is what it noticed."""
     kind = event.get("kind")
     at = float(event.get("at", 0.0))
-    if kind == "occasion":
-        return {"at": at, "what": event["what"], "text": event["text"], "noticed": at, "seen": ""}
+    if kind in ("incident", "occasion"):  # the second word is that of 0.3
+        return {
+            "at": at,
+            "what": event["what"],
+            "text": event["text"],
+            "noticed": at,
+            "seen": "",
+            "stage": event.get("stage"),
+        }
     if kind == "fault" and "fault" in event:
         name = str(event["fault"]).partition("@")[0].partition("=")[0]
         return {
@@ -205,9 +216,18 @@ def _read_cause(event: Line) -> dict[str, Any] | None:
 
 
 def _merge_detections(causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the causes with each injected fault and its detection by the agent joined into one."""
+    """Returns the causes with each injected fault and its detection by the agent joined into one.
+
+    What the agent first noticed by items under way, it measures once they have ended. That is the same cause."""
     merged: list[dict[str, Any]] = []
+    stages: dict[str, float] = {}  # when each stage was last noticed
     for cause in causes:
+        stage = cause.get("stage")
+        if stage is not None:
+            since = cause["at"] - stages.get(stage, -_MOST_DETECTION_S)
+            stages[stage] = cause["at"]
+            if since < _SAME_CAUSE_S:
+                continue
         fault = next(
             (
                 earlier
@@ -245,8 +265,9 @@ def _measure_incident(run: Run, cause: Line, label: str, begin: float, end: floa
             max(_mean(stalls[n : n + _MEAN_OF]) for n in range(len(stalls) - _MEAN_OF + 1)),
             _mean(stalls[-last:]),
         )
-    did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in decisions)
     noticed = cause["noticed"]
+    answers = [d for d in decisions if noticed is None or d["at"] >= noticed]
+    did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in answers)
     rate_before = _mean([metric["rows_per_s"] for metric in before]) if before else None
     return Incident(
         at=at,
@@ -256,6 +277,7 @@ def _measure_incident(run: Run, cause: Line, label: str, begin: float, end: floa
         did=did,
         noticed_s=None if noticed is None or noticed == at else noticed - at,
         noticed=cause["seen"],
+        changed_s=answers[0]["at"] - at if answers else None,
         before=rate_before,
         after=settled,
         waited=waited,

@@ -241,7 +241,7 @@ def summary(run: Run, end: Line | None = None) -> dict[str, Any]:
     return {
         "headline": sentences(run)[0],
         **asdict(outcome(run)),
-        "occasions": [
+        "incidents": [
             {**asdict(incident), "sentence": incident.sentence} for incident in find_incidents(run)
         ],
     }
@@ -251,7 +251,7 @@ def last_lines(told: Line) -> list[str]:
     """Returns what a program prints at the end of a run. `told` is the run's `summary`."""
     return [
         told["headline"],
-        *(f"{occasion['label']}. {occasion['sentence']}" for occasion in told["occasions"]),
+        *(f"{incident['label']}. {incident['sentence']}" for incident in told["incidents"]),
     ]
 
 
@@ -486,11 +486,9 @@ def advice(run: Run, rate: float | None) -> list[str]:
         *_cases(details.get("what_if"), proposed, rate),
     ]
     for name, model in (details.get("stages") or {}).items():
-        old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
         lines.append(
             f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
-            f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; prediction error "
-            f"{_off(model['residual'])}{old}."
+            f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}."
         )
     errors = sorted(abs(effect.error) for effect in changes(run) if effect.error is not None)
     if errors:

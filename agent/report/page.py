@@ -66,7 +66,7 @@ def page(run: Run) -> str:
         tiles=_tiles(result, settled_period(judged_part(run))),
         faults=_texts("Faults", result.faults) + _texts("Warnings", warnings),
         charts=figures.hero(run, result, story, incidents),
-        occasions=tables.incidents_section(incidents),
+        incidents=tables.incidents_section(incidents),
         stages=figures.stages(run, result),
         decisions=tables.decisions(story),
         training=figures.training(run),

@@ -75,7 +75,7 @@ def incidents_section(incidents: Sequence[Incident]) -> str:
         ]
         for incident in incidents
     ]
-    inside = table(("", "result", "effect"), rows, kind="story", row="occasion", classes=("o", "v"))
+    inside = table(("", "result", "effect"), rows, kind="story", row="incident", classes=("o", "v"))
     results = [incident.result or "too short to judge" for incident in incidents]
     return f"<section><h2>What happened</h2>{_folded(inside, results)}</section>"
 

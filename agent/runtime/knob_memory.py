@@ -135,7 +135,7 @@ class BestChoice:
 
     def observe(self, line: Mapping[str, Any]) -> None:
         """Takes in one event or metric of the controller."""
-        if line.get("kind") == "occasion":
+        if line.get("kind") == "incident":
             self._in_force = ""
             self._rates = {}
         if line.get("kind") != "loader" or not line["rows"]:

@@ -216,13 +216,13 @@ class Outlook:
         forecast = self.forecast
         names = tuple(names)
         for name in names:
-            forecast = forecast.switched(name, lambda cost: cost)
+            forecast = forecast.switched(name)
         bound = self.bound_by_lock(forecast.knobs)
         most = min(self.demand, bound, forecast.cores_rate(self.knobs.workers))
         held = min(1.0, most / bound) if math.isfinite(bound) else 0.0
         forecast = self.forecast_with(favour, held)
         for name in names:
-            forecast = forecast.switched(name, lambda cost: cost)
+            forecast = forecast.switched(name)
         return replace(forecast, demand=min(self.demand, bound))
 
     def _cost(self, stage: StageModel, favour: float, held: float) -> StageCost:
@@ -242,7 +242,6 @@ class Outlook:
             name=stage.name,
             points=_points(counts, stage.curve(counts, favour) + turns_s, stage.cpu_s),
             item_bytes=stage.item_bytes,
-            item_rows=stage.item_rows,
             process_bytes=stage.process_bytes,
             backend=stage.backend,
             other_backends=others,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.agent.planner_settings import check_numbers
+from sluice.agent.runtime_settings import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -431,7 +431,17 @@ class StageModel:
         left = replace(self, backend=backend, seen=seen, epoch=epoch, elsewhere={})
         return left if seen and left.known else None
 
-    # ---- for the next run
+    # ---- for the record and the next run
+
+    def describe(self, workers: int) -> dict[str, float]:
+        """Returns the cost with so many workers in numbers, for the record."""
+        log_s, spread = self.level(workers)
+        return {
+            "workers": workers,
+            "busy_us_a_row": 1e6 * math.exp(log_s),
+            "cpu_us_a_row": 1e6 * self.cpu_s,
+            "spread": spread,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what another run can use, for JSON."""

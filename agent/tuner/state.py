@@ -46,6 +46,8 @@ class TunerState:
     event_at: float = 0.0
     """When something last changed that no decision caused."""
     event: str = ""
+    """What it was. Empty: the controller says it."""
+    event_stage: str = ""
     suspects: bool = False
     """Whether a busy stage may have become dearer. The next look tells."""
     demands: tuple[tuple[float, float], ...] = ()
@@ -110,7 +112,7 @@ def take_in(state: TunerState, snapshot: Snapshot, settings: TunerSettings) -> T
             state,
             looks=(last,),
             event_at=snapshot.at,
-            event="the number of cores changed",
+            event="",
             trials=state.trials.forget(),
         )
     if snapshot.throttled > last.throttled:
@@ -175,6 +177,7 @@ def _watch_stages(state: TunerState, settings: TunerSettings) -> TunerState:
                 state,
                 event_at=now.at,
                 event=f"rows became {times:.2g} times {word} in {seen.name}",
+                event_stage=seen.name,
                 trials=state.trials.forget(),
                 releases=0,
                 lean_since=None,

@@ -19,12 +19,10 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from sluice.agent.costs.forecast import what_if
+from sluice.agent.costs.forecast import MEMORY_ALARM, what_if
 from sluice.agent.costs.rates import rates
-from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.report.format import moves
 from sluice.agent.tunable import Policy, Reason
-from sluice.agent.tuner.explain import details
 from sluice.agent.tuner.outlook import UNBOUNDED, Outlook
 from sluice.agent.tuner.propose import candidates
 from sluice.agent.tuner.settings import TunerSettings
@@ -45,7 +43,6 @@ class Tuner(Policy):
     """Chooses the setting with the highest value at each look."""
 
     name = "auto"
-    every_look = True
 
     def __init__(self, settings: TunerSettings = TunerSettings()) -> None:  # noqa: B008
         self.settings = settings
@@ -65,7 +62,14 @@ class Tuner(Policy):
         return settings.quick_s if quick else settings.usual_s
 
     def decide(self, snapshot: Snapshot, state: TunerState) -> _Decision:
-        state = take_in(state, snapshot, self.settings)
+        return self.plan(take_in(state, snapshot, self.settings))
+
+    def plan(self, state: TunerState) -> _Decision:
+        """Decides on a look that was taken in."""
+        knobs, after, reason = self._plan(state)
+        return knobs, after, replace(reason, incident=noticed(state))
+
+    def _plan(self, state: TunerState) -> _Decision:
         recent = state.recent()
         if recent is None:
             return state.knobs, state, Reason(text="first look")
@@ -131,7 +135,7 @@ class Tuner(Policy):
     def _give_memory_back(self, state: TunerState, seen: Outlook) -> _Decision | None:
         """Returns a change to a setting that needs less memory, if memory is short."""
         forecast, last = seen.forecast, state.last
-        short = last.memory_used > DEFAULT.memory_alarm * last.memory_limit
+        short = last.memory_used > MEMORY_ALARM * last.memory_limit
         if not short and forecast.memory(state.knobs) <= forecast.memory_limit:
             return None
         knobs, best = forecast.best(seen.ranges, fewest=True, tight=True)
@@ -244,9 +248,8 @@ class Tuner(Policy):
             bottleneck=_name(seen),
             predicted_rows_per_s=expected,
             choice={
-                "chosen_by": "tuner",
                 "chosen": name,
-                "candidates": [{"name": n, "value": v, "spread": 0.0} for n, v in told],
+                "candidates": [{"name": n, "value": v} for n, v in told],
             },
         )
         after = replace(
@@ -275,11 +278,19 @@ class Tuner(Policy):
 
     def explain(self, state: TunerState) -> dict[str, Any] | None:
         recent = state.recent()
-        if recent is None or not any(s.known for s in state.stages.values()):
+        known = {n: stage for n, stage in state.stages.items() if stage.known}
+        if recent is None or not known:
             return {}
+        stages = {n: stage.describe(state.knobs.workers[n]) for n, stage in known.items()}
         forecast = Outlook(self.settings, state, recent).forecast
-        rate = forecast.rate(state.knobs.workers)
-        return {**details(forecast, recent, state.knobs, rate), "what_if": what_if(forecast)}
+        return {"stages": stages, "what_if": what_if(forecast)}
+
+
+def noticed(state: TunerState) -> dict[str, str] | None:
+    """Returns the change of a stage's cost that the last look has shown. None: there was none."""
+    if not state.looks or not state.event or state.event_at != state.last.at:
+        return None
+    return {"text": state.event, "stage": state.event_stage}
 
 
 def _start_share(before: Knobs, after: Knobs, seen: Outlook) -> float:

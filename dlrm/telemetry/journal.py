@@ -43,7 +43,7 @@ class TrainingProgress:
         """Prints what the agent decides, and what a fault does."""
         if event["kind"] in ("start", "follow"):
             self.steps = event["steps"]
-        elif event["kind"] in ("decision", "occasion", "fault", "note"):
+        elif event["kind"] in ("decision", "incident", "fault", "note"):
             self.say(line(event))
 
     def metric(self, metric: Mapping[str, Any]) -> None:

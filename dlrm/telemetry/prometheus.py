@@ -55,7 +55,7 @@ class Endpoint:
 
     def event(self, event: Mapping[str, Any]) -> None:
         kind = event["kind"]
-        if kind in ("decision", "fault", "occasion"):
+        if kind in ("decision", "fault", "incident"):
             is_decision = kind == "decision"
             self._decisions += is_decision
             what = moves(event["before"], event["after"]) if is_decision else as_line(event)

@@ -234,7 +234,7 @@ def _report(
         raise StepFailed(f"the losses differ between {alone['run']} and {tuned['run']}")
     share = (tuned["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
     happened = "\n".join(
-        f"  {occasion['label']}. {occasion['sentence']}" for occasion in after["occasions"]
+        f"  {incident['label']}. {incident['sentence']}" for incident in after["incidents"]
     )
     missed = "".join(
         f"\n  {fault} was not injected: the training was over, or there was nothing to harm."
@@ -266,7 +266,7 @@ def _report(
         "stall_one_worker": waiting,
         "stall_tuned": after["stall_settled"],
         "headline": after["headline"],
-        "results": {occasion["label"]: occasion["result"] for occasion in after["occasions"]},
+        "results": {incident["label"]: incident["result"] for incident in after["incidents"]},
         "rows": made.rows,
         "etl_s": round(made.seconds, 1),
         "minutes": round(minutes, 2),

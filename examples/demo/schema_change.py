@@ -228,7 +228,7 @@ class Comparison:
             ("run", "result", "effect"),
             rows,
             kind="story",
-            row="occasion",
+            row="incident",
             classes=("m", "v"),
         )
         return filled(
@@ -241,7 +241,7 @@ class Comparison:
                 "One run keeps its agent, the other run keeps the knobs of that moment."
             ),
             charts=self._charts(story),
-            occasions=f"<section><h2>What happened</h2>{table}</section>",
+            incidents=f"<section><h2>What happened</h2>{table}</section>",
             decisions=tables.decisions(story),
             footer=f"{sum(len(run.metrics) for run in self._runs.values())} measurements.",
         )

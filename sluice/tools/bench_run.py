@@ -65,7 +65,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
                 outcome=lambda: outcome or loader.tunable.outcome(),
                 # A fault on purpose is marked when it happens, not when it is noticed.
                 listen=memory.observing(
-                    printer("fault" if options.conditions.inject else "occasion", say)
+                    printer("fault" if options.conditions.inject else "incident", say)
                 ),
                 learned=memory.learned,
             )
@@ -188,7 +188,7 @@ def _summarise(run: Path, report: Path | None) -> dict[str, Any]:
     told = summary(Run.read(run))
     for text in (*last_lines(told), *([f"report: {report}"] if report else [])):
         say(text)
-    figures = {"outcome": told, "report": report and str(report), "occasions": told["occasions"]}
+    figures = {"outcome": told, "report": report and str(report), "incidents": told["incidents"]}
     if told["rows_per_s_settled"] is None:
         return figures
     return figures | {

@@ -24,15 +24,15 @@ def assert_same_figures(folder: Path, last: Mapping[str, Any], terminal: str) ->
     for text in (terminal, explained):
         for sentence in (
             outcome["headline"],
-            *(occasion["sentence"] for occasion in outcome["occasions"]),
+            *(incident["sentence"] for incident in outcome["incidents"]),
         ):
             assert sentence in text
     assert last["decisions"] == outcome["decisions"] == len(_cells(page, "decision"))
     for number, when, _, moves, why, effect in _cells(page, "decision"):
         assert f"{number}. at {when}: {moves}\n     why: {why}\n     effect: {effect}" in explained
         assert f"decision {number}: {why}; now " in terminal
-    assert [row[2] for row in _cells(page, "occasion")] == [
-        occasion["sentence"] for occasion in last.get("occasions", outcome["occasions"])
+    assert [row[2] for row in _cells(page, "incident")] == [
+        incident["sentence"] for incident in last.get("incidents", outcome["incidents"])
     ]
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small></dd>", page)
     shown = {

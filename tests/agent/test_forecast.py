@@ -33,7 +33,7 @@ def _best(limit, *, wait_s=1.0):
         memory_limit=limit,
         stages=stages,
     )
-    services = {
+    costs = {
         "decode": StageCost(
             name="decode", points={4: Point(busy_s=wait_s, cpu_s=1e-4)}, item_bytes=16 * MIB
         ),
@@ -41,7 +41,7 @@ def _best(limit, *, wait_s=1.0):
             name="collate", points={1: Point(busy_s=1e-4, cpu_s=1e-4)}, item_bytes=64 * MIB
         ),
     }
-    look = Forecast.of(seen, knobs, limits, services, other_cpu_s=0, demand=math.inf)
+    look = Forecast.of(seen, knobs, limits, costs, other_cpu_s=0, demand=math.inf)
     best, rate = look.best({"decode": (1, 32), "collate": (1, 1)}, fewest=False)
     return best, rate, look.fits(best)
 
@@ -54,9 +54,9 @@ def test_other_resources_are_estimated_only_with_the_cost_of_every_stage(missing
     knobs = Knobs(workers=dict.fromkeys(names, 1))
     cost = {1: Point(busy_s=1e-4, cpu_s=1e-4)}
     seen = pipeline_rates(cpu=1, cpu_quota=8, memory_used=600 * MIB, memory_limit=6000 * MIB)
-    services = {n: StageCost(name=n, points={} if n in missing else cost) for n in names}
+    costs = {n: StageCost(name=n, points={} if n in missing else cost) for n in names}
     slow, fast = (
-        Forecast.of(seen, knobs, limits, services, other_cpu_s=0.1, demand=demand)
+        Forecast.of(seen, knobs, limits, costs, other_cpu_s=0.1, demand=demand)
         for demand in (10, math.inf)
     )
     cases = what_if(slow)

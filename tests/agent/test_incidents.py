@@ -12,7 +12,7 @@ from sluice.agent.report.run_folder import Run
 from tests.agent.grown_run import written
 from tests.raises import assert_names
 
-CORES = {"kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
+CORES = {"kind": "incident", "what": "cores", "text": "the cores at hand went from 2 to 1"}
 KNOBS = [{"workers": {"udf": n}} for n in (1, 3)]
 
 
@@ -54,7 +54,7 @@ def _answered(fault, what, seen, at):
     """A fault at 10 s, noticed at 12 s, and the change that answers it."""
     return [
         {"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
-        {"at": 12.0, "kind": "occasion", "what": what, "text": seen},
+        {"at": 12.0, "kind": "incident", "what": what, "text": seen},
         _turned(at),
     ]
 
@@ -71,9 +71,9 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
         incident.sentence,
         "At 10 s",
         fault,
-        "in 2 s",
+        "seen after 2 s",
         seen,
-        "udf 1 → 3",
+        "changed after 4 s by udf 1 → 3",
         "waiting 10 % → 50 % → 10 %",
         "200 → 200 rows/s",
         "after 7 s",
@@ -191,8 +191,8 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     )
     assert (outcome["rows_per_s_settled"], outcome["decisions"]) == (400.0, 2)
     assert outcome["changes_settling"] == 1
-    (occasion,) = outcome["occasions"]
-    assert (occasion["before"], occasion["after"], occasion["result"]) == (
+    (incident,) = outcome["incidents"]
+    assert (incident["before"], incident["after"], incident["result"]) == (
         400.0,
         100.0,
         "limited by the cores",
@@ -200,7 +200,7 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
     text = page.write(tmp_path).read_text()
     for where in (text, narrative.tell(run)):
         assert_names(
-            where, outcome["headline"], occasion["sentence"], "last third before the first fault"
+            where, outcome["headline"], incident["sentence"], "last third before the first fault"
         )
     assert_names(text, ">400<small>200 before tuning", ">10 %<small>50 % before tuning")
 

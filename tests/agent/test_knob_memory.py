@@ -55,7 +55,7 @@ def test_of_choices_as_good_as_each_other_the_last_counts():
 
 def test_what_was_good_before_the_workload_changed_counts_no_more():
     assert _best(
-        *[_metric(100.0, decode=4)] * 5, {"kind": "occasion"}, *[_metric(30.0, decode=9)] * 5
+        *[_metric(100.0, decode=4)] * 5, {"kind": "incident"}, *[_metric(30.0, decode=9)] * 5
     ) == (Knobs(workers={"decode": 9}), 30.0)
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from sluice import Knobs
+from sluice.agent.costs import forecast as forecasts
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.remote_work import at_work
 from sluice.agent.costs.stage_cost import Point, StageCost
-from sluice.agent.planner_settings import PlannerSettings
 from sluice.ingest.knobs import REQUESTS_A_CORE, Limits
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
 
@@ -52,13 +52,14 @@ def test_time_at_work_of_remote_workers_does_not_depend_on_who_waits(asking, wor
 
 
 @pytest.mark.parametrize(("price", "least", "most"), [(1e-6, 24, 64), (0.03, 2, 12)])
-def test_the_last_worker_has_to_bring_its_price(price, least, most):
+def test_the_last_worker_has_to_bring_its_price(monkeypatch, price, least, most):
     """Each further worker brings less."""
+    monkeypatch.setattr(forecasts, "REMOTE_CORE_PRICE", price)
     limits, knobs = (
         Limits(workers={"decode": (1, 64)}, backends={"decode": ("remote", "thread")}),
         Knobs(workers={"decode": 2}, backend={"decode": "remote"}),
     )
-    points = {2: Point(busy_s=1e-3, cpu_s=1e-6), 40: Point(busy_s=4e-3, cpu_s=1e-6)}
+    points = {n: Point(busy_s=1e-3 * (1 + 0.08 * (n - 2)), cpu_s=1e-6) for n in (2, 40, 64)}
     forecast = Forecast.of(
         pipeline_rates(memory_limit=2**34, stages={"decode": stage_rates(busy=2.0, workers=2)}),
         knobs,
@@ -67,7 +68,6 @@ def test_the_last_worker_has_to_bring_its_price(price, least, most):
         other_cpu_s=0.0,
         demand=math.inf,
         requests_a_core=REQUESTS_A_CORE,
-        settings=PlannerSettings(remote_core_price=price),
     )
     wanted, _ = forecast.best({"decode": (1, 64)}, fewest=False)
     assert least <= wanted.workers["decode"] <= most

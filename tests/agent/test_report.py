@@ -180,7 +180,7 @@ def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
 def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
     _tuned_run(tmp_path / "run")
     verdict = narrative.verdict(Run.read(tmp_path / "run"))
-    assert re.search(r"9\d % → 0(\.\d)? % .*2\d times", verdict), verdict
+    assert re.search(r"9\d % → 0(\.\d)? %.*2\d times", verdict), verdict
     assert_names(verdict, "trainer was the bottleneck", "AUC 0.7700", "0.8100")
     explained = narrative.tell(Run.read(tmp_path / "run"))
     assert explained.startswith(verdict)
@@ -317,8 +317,8 @@ def test_explain_predicts_other_resources_and_shows_its_error(tmp_path):
 
 def test_an_effect_is_not_compared_across_a_disturbance(tmp_path):
     """With the effect of the first change came other cores; only what is predicted of the second counts."""
-    cores = {"kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 0.5"}
-    dearer = {"kind": "occasion", "what": "workload", "text": "a row became 14 times dearer"}
+    cores = {"kind": "incident", "what": "cores", "text": "the cores at hand went from 2 to 0.5"}
+    dearer = {"kind": "incident", "what": "workload", "text": "a row became 14 times dearer"}
     run = _run(
         tmp_path / "run",
         *(_grown(1, at=10.0), {**cores, "at": 11.0}),

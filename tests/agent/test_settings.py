@@ -2,7 +2,6 @@
 
 import pytest
 
-from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.runtime_settings import RuntimeSettings
 from sluice.agent.tuner.settings import TunerSettings
 from tests.raises import raises
@@ -11,7 +10,7 @@ from tests.raises import raises
 @pytest.mark.parametrize(
     ("settings", "setting", "bound"),
     [
-        (PlannerSettings, {"min_gain_ratio": 0.9}, "at least 1"),
+        (RuntimeSettings, {"enough_items": 0}, "at least 1"),
         (TunerSettings, {"draws": 4.5}, "whole number"),
         (TunerSettings, {"quick_s": 0.0}, "above 0"),
         (RuntimeSettings, {"early_share": 1.2}, "from 0 to 1"),

@@ -51,15 +51,15 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     end, explained = run.of("end")[-1]["outcome"], narrative.tell(run)
     assert end["headline"] == last["headline"]
     assert end["stall_settled"] == last["stall_tuned"] == narrative.outcome(run).stall_settled
-    for sentence in (last["headline"], *(occasion["sentence"] for occasion in end["occasions"])):
+    for sentence in (last["headline"], *(incident["sentence"] for incident in end["incidents"])):
         assert result.stderr.count(sentence) == 2, "printed by the training and by the demo"
         assert escape(sentence) in report
         assert sentence in explained
     assert [fault["fault"] for fault in run.of("fault")] == FAULTS.split(",")
-    (killed,) = (occasion for occasion in end["occasions"] if "kill-worker" in occasion["text"])
+    (killed,) = (incident for incident in end["incidents"] if "kill-worker" in incident["text"])
     assert re.search("(were|was) replaced", killed["noticed"])
     assert last["results"] == {
-        occasion["label"]: occasion["result"] for occasion in end["occasions"]
+        incident["label"]: incident["result"] for incident in end["incidents"]
     }
     assert run.of("epoch")[0]["order_hash"] == last["order_hash"]
     losses = {line["step"]: line["loss"] for line in run.of("train")}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-OPAQUE = {"occasions", "held_back"}
+OPAQUE = {"incidents", "held_back"}
 """Keys whose values have other keys by chance: by what happened on the machine meanwhile."""
 
 

@@ -162,22 +162,22 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     assert code == 0, err
     last = json.loads(out.splitlines()[-1])
     assert last["faults"]["missed"] == []
-    # A busy machine may change the costs of a row, too: such an occasion has no fault.
-    noticed = [occasion for occasion in last["occasions"] if "@" in occasion["text"]]
-    assert [occasion["what"] for occasion in noticed] == ["worker", "workload", "cores", "cores"]
+    # A busy machine may change the costs of a row, too: such an incident has no fault.
+    noticed = [incident for incident in last["incidents"] if "@" in incident["text"]]
+    assert [incident["what"] for incident in noticed] == ["worker", "workload", "cores", "cores"]
     assert any(
-        "waits 1 → " in turned for occasion in last["occasions"] for turned in occasion["did"]
+        "waits 1 → " in turned for incident in last["incidents"] for turned in incident["did"]
     )
     for event, cores in zip(noticed[2:], ("2 to 1", "1 to 2"), strict=True):
         assert event["noticed_s"] is not None
         assert_names(err, f"from {cores}")
     run = Run.read(tmp_path / "run")
-    for fault, occasion in zip(
+    for fault, incident in zip(
         [e for e in run.of("fault") if "cores" in e["fault"]],
-        [e for e in run.of("occasion") if e["what"] == "cores"],
+        [e for e in run.of("incident") if e["what"] == "cores"],
         strict=True,
     ):
-        looks = sum(fault["at"] < m["at"] < occasion["at"] for m in run.of("loader"))
+        looks = sum(fault["at"] < m["at"] < incident["at"] for m in run.of("loader"))
         assert looks <= 1, "noticed at the second look after it, at the latest"
     assert last["worker_restarts"] >= 1
     text = Path(last["report"]).read_text()

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from sluice.agent.controller import did_enough
 from sluice.agent.lab.faults.cases import (
     AFTER_S,
     FaultCase,
@@ -50,18 +49,15 @@ def drive(
     """Lets a policy decide as the controller does. Returns each setting with its time, and the rows over time."""
     state = policy.initial(simulator.limits, simulator.knobs)
     log, rows = [(0.0, simulator.knobs)], [(0.0, 0.0)]
-    accepted, wait_s = None, 0.0
+    wait_s = 0.0
     while simulator.now < seconds - 1e-9:
         if wait_s <= 1e-9:
-            seen, wait_s = simulator.snapshot(), 1.0
-            if policy.every_look or accepted is None or did_enough(accepted, seen):
-                accepted = seen
-                wanted, state, _ = policy.decide(seen, state)
-                knobs = simulator.limits.clamp(wanted)
-                if knobs != simulator.knobs:
-                    simulator.apply(knobs)
-                    log.append((simulator.now, knobs))
-                wait_s = min(1.0, policy.next_look_s(state) or 1.0)
+            wanted, state, _ = policy.decide(simulator.snapshot(), state)
+            knobs = simulator.limits.clamp(wanted)
+            if knobs != simulator.knobs:
+                simulator.apply(knobs)
+                log.append((simulator.now, knobs))
+            wait_s = min(1.0, policy.next_look_s(state) or 1.0)
         step = min(wait_s, seconds - simulator.now, 0.25)
         simulator.advance(step)
         wait_s -= step
