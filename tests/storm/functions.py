@@ -46,7 +46,22 @@ def fragile(columns: dict[str, Any]) -> dict[str, Any]:
     return {"x": columns["x"] + np.float32(3)}
 
 
+def shifted(columns: dict[str, Any]) -> dict[str, Any]:
+    """A function over rows."""
+    _point()
+    return {"x": columns["x"] + (columns["a"] % 5).astype(np.float32)}
+
+
+def picky(columns: dict[str, Any]) -> dict[str, Any]:
+    """A function over rows that fails on one row in thirteen."""
+    _point()
+    if (columns["a"] % 13 == 4).any():
+        raise ValueError("a row that it cannot take")
+    return {"x": columns["x"] * np.float32(3)}
+
+
 FUNCTIONS = {f.__name__: f for f in (raised, doubled, hungry, fragile)}
+OVER_ROWS = {f.__name__: f for f in (shifted, picky)}
 
 
 def _point() -> None:

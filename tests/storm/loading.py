@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 from unittest import mock
@@ -16,6 +16,7 @@ from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.flow import series
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stages import row_functions
 from sluice.ingest.stages.quarantine import QuarantineError
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate
@@ -62,6 +63,9 @@ class Case:
     rank: int
     ranks: int
     epochs: int
+    over_rows: tuple[str, ...]
+    early: bool
+    """Functions over rows are called before rows are placed."""
     transforms: tuple[str, ...]
     apart: bool
     limited: bool
@@ -89,7 +93,9 @@ class Case:
     @property
     def ends_early(self) -> bool:
         """The run may end by an error that names its cause."""
-        fails = self.broken is not None or "fragile" in self.transforms
+        fails = self.broken is not None or not {"fragile", "picky"}.isdisjoint(
+            (*self.over_rows, *self.transforms)
+        )
         return self.lost is not None or (fails and not self.quarantine)
 
     @classmethod
@@ -112,9 +118,11 @@ class Case:
         quarantine = trouble < 0.6
         if trouble < 0.3:
             transforms = (*transforms, "fragile")
+        over_rows = tuple(chance.sample(("shifted",), chance.choice((0, 0, 1))))
+        if over_rows and trouble < 0.3:
+            over_rows = tuple(chance.sample(("shifted", "picky"), 2))
         group = chance.choice(sorted(twin.TABLES[name].groups))
-        stages = 4 + len(transforms)
-        least = _least(name, plan, stages, ranks)
+        least = _least(name, plan, len(transforms), over_rows, ranks)
         limit = chance.choice((least, least, least + least // 8, 2 * least, 6 * least, _AMPLE))
         windy = chance.random() < 0.4
         processes = chance.random() < 0.7
@@ -124,6 +132,8 @@ class Case:
             rank=chance.randrange(ranks),
             ranks=ranks,
             epochs=chance.choice((1, 1, 2)),
+            over_rows=over_rows,
+            early=chance.random() < 0.3,
             transforms=transforms,
             apart=chance.random() < 0.7,
             limited=chance.random() < 0.5,
@@ -164,7 +174,14 @@ class Case:
     def expected(self) -> list[tuple[twin.Expected, ...]]:
         return [
             twin.epoch(
-                self.table, self.plan, number, self.rank, self.ranks, self.transforms, self.broken
+                self.table,
+                self.plan,
+                number,
+                self.rank,
+                self.ranks,
+                self.over_rows,
+                self.transforms,
+                self.broken,
             )
             for number in range(self.epochs + 1)
         ]
@@ -196,19 +213,23 @@ def _plan(  # noqa: PLR0917
 
 
 @functools.lru_cache(maxsize=4096)
-def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
+def _least(
+    name: str, plan: RowsPlan, transforms: int, over_rows: tuple[str, ...], ranks: int
+) -> int:
     """Bytes that a run needs at least, by the loader's own reckoning: of every rank and step that a seed may draw."""
     from sluice.ingest.columns import Columns
     from sluice.ingest.flow.number_columns import count_converted
-    from sluice.ingest.stages.minimum_memory import footprint_of
+    from sluice.ingest.stages.minimum_memory import footprint_of, held_rows
+    from sluice.ingest.stages.row_functions import memory_of
 
     source = twin.TABLES[name].source
     columns = Columns.of(source.fields, None, source.bags)
     decoding = store.decoding(source.files, columns.names)
     schema = store.TABLES[source.files[0].path][0].schema
-    least, transforms = 0, stages - len(stage_spec.pipeline(()))
+    least, functions = 0, tuple(map(_over_rows, over_rows))
     specs = stage_spec.pipeline(
-        [stage_spec.transform(f"t{n}", movable=False) for n in range(transforms)]
+        [stage_spec.transform(f"t{n}", movable=False) for n in range(transforms)],
+        rows=[stage_spec.transform(function.name, movable=False) for function in functions],
     )
     for steps in (1, 2, 4):
         _together(plan, ranks, steps)
@@ -224,9 +245,24 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
                         stages=specs,
                         converted=count_converted(schema, columns),
                         epochs=2,
+                        functions=memory_of((), functions, decoding, plan, series.SERIES_ROWS),
+                        held=decoding.decoded(
+                            held_rows(plan, plan.share_of(rank, ranks), 2, columns.row_bytes)
+                        )
+                        * bool(functions),
                     ).total,
                 )
     return least + _BASE
+
+
+def _over_rows(name: str, limit_s: float | None = None) -> Transform:
+    return Transform(
+        f"tests.storm.functions:{name}",
+        name,
+        reads=["x", "a"],
+        gives={"x": "float32"},
+        limit_s=limit_s,
+    )
 
 
 def _together(plan: RowsPlan, ranks: int, steps: int) -> None:
@@ -289,6 +325,9 @@ class Consumer:
 
     def _open(self) -> BatchLoader:
         case, plan = self._case, self._case.plan
+        limit_s = _LIMIT_S if case.limited else None
+        over_rows = tuple(_over_rows(name, limit_s) for name in case.over_rows)
+        source = replace(twin.TABLES[case.table].source, functions=over_rows)
         transforms = [
             Transform(
                 f"tests.storm.functions:{name}"
@@ -296,18 +335,18 @@ class Consumer:
                 else functools.partial(FUNCTIONS[name]),  # stays in threads
                 f"{n}-{name}",
                 apart=case.apart,
-                limit_s=_LIMIT_S if case.limited and named else None,
+                limit_s=limit_s if named else None,
             )
             for n, name in enumerate(case.transforms)
         ]
         loader = BatchLoader(
-            twin.TABLES[case.table].source,
+            source,
             batch_size=plan.batch_size,
             rank=case.rank,
             ranks=case.ranks,
             seed=plan.seed,
             read_ahead_epochs=case.epochs,
-            transforms=transforms,
+            transforms=[*over_rows, *transforms],
             errors=Errors(
                 on_error="quarantine" if case.quarantine else "raise",
                 max_rate=1,
@@ -524,7 +563,8 @@ def run_loader(
     case.expected()  # outside of the run: the functions of a run are interrupted
     _together(case.plan, case.ranks, case.steps_together)
     run = Scheduler(chance, Way.draw(chance), crew, traced)
-    with entered(run):
+    held_part = mock.patch.object(row_functions, "_HELD_PART", 0.0 if case.early else 0.25)
+    with entered(run), held_part:
         paths = [f.path for f in twin.TABLES[case.table].source.files]
         at = {
             n: (paths[group[0]], group[1])

@@ -17,7 +17,7 @@ from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.row_order import RowsPlan, chain
 from tests.ingest import twin
 from tests.storm import store
-from tests.storm.functions import FUNCTIONS
+from tests.storm.functions import FUNCTIONS, OVER_ROWS
 
 _NUMBERS = {
     "label": pa.int8(),
@@ -122,23 +122,26 @@ def epoch(  # noqa: PLR0917
     number: int,
     rank: int,
     ranks: int,
+    over_rows: tuple[str, ...],
     transforms: tuple[str, ...],
     broken: tuple[int, int] | None,
 ) -> tuple[Expected, ...]:
-    """All batches of an epoch. `broken` is a row group whose rows are set aside, and so are rows that `fragile` fails
+    """All batches of an epoch. `broken` is a row group whose rows are set aside, and so are rows that functions fail
     on."""
     small = TABLES[name]
     columns = [f.name for f in small.source.fields]
     batches = []
     for rows in twin.batches(plan, number, rank, ranks):
         there = [row if row is not None and row[:2] != broken else None for row in rows]
-        weight = np.array([row is not None for row in there], np.float32)
         batch = {c: _column(small, c, there) for c in columns if c != "bag"}
         bags = (
             [[] if row is None else small.groups[row[0], row[1]]["bag"][row[2]] for row in there]
             if "bag" in columns
             else None
         )
+        for function in over_rows:
+            _call(function, batch, bags, there)
+        weight = np.array([row is not None for row in there], np.float32)
         checksum = zlib.crc32(batch["a"].tobytes())
         for transform in transforms:
             _apply(transform, batch, weight)
@@ -183,6 +186,19 @@ def _column(small: Small, name: str, rows: list[tuple[int, int, int] | None]) ->
     return np.array(
         [0 if row is None else small.groups[row[0], row[1]][name][row[2]] for row in rows], kind
     )
+
+
+def _call(function: str, batch: dict[str, Any], bags: Any, there: list[Any]) -> None:
+    """All columns are 0 in rows that it fails on: they are not there any more."""
+    for n in np.flatnonzero((batch["a"] % 13 == 4) & (function == "picky")).tolist():
+        there[n] = None
+        for column in batch.values():
+            column[n] = 0
+        if bags:
+            bags[n] = []
+    is_there = np.array([row is not None for row in there])
+    given = OVER_ROWS[function]({name: batch[name][is_there] for name in ("x", "a")})
+    batch["x"][is_there] = given["x"]
 
 
 def _apply(transform: str, batch: dict[str, Any], weight: Any) -> None:
