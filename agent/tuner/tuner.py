@@ -36,6 +36,7 @@ _LONGEST_START_S = 30.0  # for which workers that start are waited for
 _LONGEST_FLEET_S = 400.0  # the same on other hosts
 _TRUST = 1 / 0.3**2  # the most weight of a cost from an earlier run
 _KEPT = 4  # earlier settings
+_DEARER, _CHEAPER = 1.4, 0.5  # times the cost of a row: what the report tells
 _FED = 0.02  # of its time: a trainer that waits less is fed
 
 
@@ -287,8 +288,10 @@ class Tuner(Policy):
 
 
 def noticed(state: TunerState) -> dict[str, str] | None:
-    """Returns the change of a stage's cost that the last look has shown. None: there was none."""
+    """Returns the change of a stage's cost that the last look has shown. None: none that a reader need know."""
     if not state.looks or not state.event or state.event_at != state.last.at:
+        return None
+    if _CHEAPER < state.stages[state.event_stage].factor < _DEARER:
         return None
     return {"text": state.event, "stage": state.event_stage}
 
