@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sluice.ingest import stage_spec
-from sluice.ingest.errors import NoWorkerAnswers
+from sluice.ingest.errors import NoWorkerAnswers, warn
 from sluice.ingest.flow.decoded import Decoded, Placed, ReadTask
 from sluice.ingest.flow.number_columns import count_converted
 from sluice.ingest.flow.placer import Placer, PlacingWorker
@@ -22,7 +22,7 @@ from sluice.ingest.lock_probe import PROBE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.memory.process_memory import ProcessMemory
-from sluice.ingest.process.worker import WorkerProcess
+from sluice.ingest.process.worker import SlowStart, WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
 from sluice.ingest.stage_spec import BATCH, StageSpec
 from sluice.ingest.stages.batch import BatchSeries, Cutter, series_steps
@@ -207,8 +207,8 @@ class Pipeline(StagePools):
 
     def apply(self, knobs: Knobs) -> None:
         """Changes the stages and sizes that `knobs` names, immediately. The other stages keep their workers."""
-        knobs = self._with_defaults(self.knobs, knobs)
         with self._lock:
+            knobs = self._with_defaults(self.knobs, knobs)
             super().apply(knobs)
             self._request_remote_workers()
             for name, stages in self._transform_stages.items():
@@ -404,6 +404,7 @@ class Pipeline(StagePools):
                 counters=self._counters[name],
                 governor=self._governor,
                 restarted=self._note_restart,
+                leave_processes=functools.partial(self._leave_processes, name),
                 running=self._transform_stages,
                 burden=self._burden,
                 remote=self._remote,
@@ -415,6 +416,25 @@ class Pipeline(StagePools):
     def _note_restart(self) -> None:
         with self._lock:
             self.restarts += 1
+
+    def _leave_processes(self, name: str, transform: str, why: SlowStart) -> None:
+        """Runs a stage in threads from now on. Its limits no longer have processes."""
+        with self._lock:
+            for stage in self._transform_stages.get(name, ()):
+                stage.slow_start = why
+                if stage.backend == "process":
+                    stage.backend = "thread"
+            spec, backends = self._specs[name], self.knobs.backend
+            if "process" not in spec.backends:
+                return
+            left = tuple(kind for kind in spec.backends if kind != "process")
+            self._specs[name] = replace(spec, backends=left)
+            if backends.get(name) == "process":
+                self.knobs = replace(self.knobs, backend={**backends, name: "thread"})
+        warn(
+            f"stage {name!r}: a process for transform {transform!r} did not start: {' '.join(str(why).split())[:300]}. "
+            "The stage goes on in threads until the loader is closed"
+        )
 
     # ---- counters and reports
 

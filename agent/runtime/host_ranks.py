@@ -93,12 +93,12 @@ class HostMember:
         published = _get(self._store, self._knobs_key)
         if published is not None and published["number"] > self._applied:
             self._applied = published["number"]
+            knobs = Knobs.from_dict(published["knobs"])
             try:
-                self._tunable.apply(Knobs.from_dict(published["knobs"]))
-            except KnobError as error:  # This rank's limits have changed in the meantime.
-                self._tell_once(
-                    f"this rank keeps its knobs, because it cannot apply the agent's: {error}"
-                )
+                self._tunable.apply(knobs)
+            except KnobError as error:  # This rank's limits have changed.
+                self._tell_once(f"this rank cannot apply all of the agent's knobs: {error}")
+                self._tunable.apply(self._tunable.limits.clamp(knobs))
 
     def start(self) -> HostMember:
         """Runs steps in a separate thread until `stop()`."""

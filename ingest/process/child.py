@@ -43,6 +43,10 @@ class Died(Exception):
     """A worker has ended. The message says how."""
 
 
+class Overdue(Died):
+    """A worker did not answer in time, and was killed. The message says how long it took, and its stack."""
+
+
 class Child:
     """One process and its connections. Successive processes of a worker share only its region."""
 
@@ -82,8 +86,8 @@ class Child:
             raise Died(self.reap()) from None
 
     def receive(self, limit_s: float | None) -> dict[str, Any]:
-        """Receives the next message. Raises `Died` if the process ends first, or if it takes longer than `limit_s` and
-        is killed."""
+        """Receives the next message. Raises `Died` if the process ends first. If it takes longer than `limit_s`, it is
+        killed, and `Overdue` is raised."""
         # If this process was stopped for a while, the answer may be there although time is up. So it polls once more.
         for wait_ms in (None if limit_s is None else limit_s * 1000, 0):
             events = dict(self._poll.poll(wait_ms))
@@ -100,7 +104,7 @@ class Child:
         stack = self.stack()
         self.kill()
         self.reap()
-        raise Died(f"still at it after {limit_s:g} s, killed\n{stack}")
+        raise Overdue(f"still at it after {limit_s:g} s, killed\n{stack}")
 
     def stack(self) -> str:
         """Returns the stacks of all its threads now. Empty if it does not answer, for instance because it is

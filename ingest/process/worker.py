@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from sluice.ingest.process import protocol
-from sluice.ingest.process.child import Child, Died
+from sluice.ingest.process.child import Child, Died, Overdue
 from sluice.ingest.process.shared_memory import Region
 
 _START_S = 120.0
@@ -23,6 +23,10 @@ _WEIGH_S = 0.01  # between two looks at the memory of a process that starts
 
 class WorkerError(RuntimeError):
     """Something about a worker process went wrong."""
+
+
+class SlowStart(WorkerError):
+    """A process has not started in time. Its function can be called here."""
 
 
 class WorkerClosed(WorkerError):
@@ -103,6 +107,8 @@ class WorkerProcess:
         """Whether its process was killed while it started: here, because it took more than was free, or by the kernel,
         because memory ran out."""
         self._lost = False
+        self._slow_start: SlowStart | None = None
+        """Why no process is started any more."""
         self._closed = False
         self._charge_own(self.expected_bytes)
 
@@ -229,17 +235,27 @@ class WorkerProcess:
             raise Died(f"its answer is none: {error}") from None
 
     def _running(self) -> Child:
-        """Returns the child. Starts one if there is none."""
+        """Returns the child. Starts one if there is none. A start that takes too long is not repeated, except if items
+        have a limit, because then only a process can call the function."""
         child = self._child
         if child is not None:
             return child
+        if self._slow_start is not None:
+            raise self._slow_start
         if self._lost and not self._closed:
             self.restarted()
         with self._state:
             if self._closed:
                 raise WorkerClosed("the worker is closed")
             child = self._child = Child(self.function, self._region.fd)
-        reply = child.receive(_START_S)
+        try:
+            reply = child.receive(_START_S)
+        except Overdue as death:
+            if self.limit_s is not None or self._closed:
+                raise
+            self._slow_start = SlowStart(str(death))
+            self._forget()
+            raise self._slow_start from None
         if "error" in reply:
             self._forget()
             raise FunctionError.of(f"worker for {self.function} cannot start", reply["error"])

@@ -63,8 +63,8 @@ class StagePools:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the knobs. They rise when the process gets more cores. They never fall, so that the current
-        knobs always stay valid."""
+        """The limits of the knobs. They rise when the process gets more cores. If processes of a stage start too
+        slowly, it loses them. The current knobs always stay valid."""
         self._cores = max(self._cores, math.ceil(self.machine.cores()))
         return limits_of(tuple(self._specs.values()), self._cores, self._backends)
 

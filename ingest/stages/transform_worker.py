@@ -26,11 +26,12 @@ from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import protocol
-from sluice.ingest.process.child_main import load
+from sluice.ingest.process.child_main import load, new_columns
 from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_column
 from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode_result, encode
 from sluice.ingest.process.worker import (
+    SlowStart,
     WorkerClosed,
     WorkerCrashed,
     WorkerProcess,
@@ -66,6 +67,8 @@ class TransformStage:
     governor: Governor
     restarted: Callable[[], None]
     """Called when a process replaces one that died."""
+    leave_processes: Callable[[str, SlowStart], None]
+    """Called with the transform's name when a process took too long to start, so that threads go on."""
     running: Mapping[str, Sequence[TransformStage]]
     """All stages of the pipeline's run. Their processes share its memory."""
     remote: Asking | None = None
@@ -74,6 +77,8 @@ class TransformStage:
     """How often the function runs for each batch. All calls but the last work on a copy."""
     worked_in_threads: bool = False
     """Whether its function has run in a thread, so that a worker without a process may go on in its thread."""
+    slow_start: SlowStart | None = None
+    """Why it runs no processes any more."""
     process_bytes: int = 0
     """The most memory of its own that one of the processes was seen to use. If one was killed while it started, at
     least what was free after that: it may have needed all of it."""
@@ -257,9 +262,7 @@ class TransformWorker:
         if self._backend == "thread":
             if stage.backend == "thread":
                 self.close()
-            if not self._in_thread:
-                _use_one_thread()
-                self._in_thread = stage.worked_in_threads = True
+            self._enter_thread()
             visible = visible_columns(stage.transform, arrays)
             given: Given = protocol.call_function(stage.function, visible)
             return given
@@ -274,6 +277,24 @@ class TransformWorker:
                 pass
             finally:
                 stage.governor.hold(-size)
+        try:
+            return self._call_in_process(arrays, where)
+        except SlowStart as slow:
+            stage.leave_processes(stage.transform.name, slow)
+        self._enter_thread()
+        copies = {name: array.copy() for name, array in arrays.items()}
+        return {**copies, **new_columns(stage.function, copies)}
+
+    def _enter_thread(self) -> None:
+        if not self._in_thread:
+            _use_one_thread()
+            self._in_thread = self.stage.worked_in_threads = True
+
+    def _call_in_process(self, arrays: Arrays, where: str) -> Arrays:
+        """Returns all columns, as a process left or returned them."""
+        stage = self.stage
+        if stage.slow_start is not None:
+            raise stage.slow_start
         worker = self._worker = self._worker or stage.new_worker()
         try:
             return worker.call(arrays, where)

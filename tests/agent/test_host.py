@@ -194,7 +194,7 @@ def test_a_rank_whose_limits_moved_says_so_once_and_goes_on():
     member.step()
     assert len(told) == 1
     assert "9 is outside 1 to 4" in told[0]
-    assert pipeline.knobs.workers["decode"] == 1
+    assert pipeline.knobs.workers["decode"] == 4
     tunable.apply(pipeline.knobs.with_workers(decode=3))
     member.step()
     assert (len(told), pipeline.knobs.workers["decode"]) == (1, 3)

@@ -1,5 +1,6 @@
 """Transforms in threads and in processes, as a loader runs them."""
 
+import itertools
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -25,7 +27,7 @@ from sluice.ingest.stages.transform_worker import TransformStage
 from tests.etl.tables import write_rows
 from tests.ingest import twin
 from tests.open_loader import open_loader
-from tests.raises import raises
+from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +117,60 @@ class _Killed(worker.Child):
         self.kill()
 
 
+def stop_from(number, monkeypatch):
+    """All processes from this one on stand still as they start, and no start may take longer than a moment."""
+    started = itertools.count()
+
+    class Stopped(worker.Child):
+        def __init__(self, *given):
+            super().__init__(*given)
+            if next(started) >= number:
+                self.process.send_signal(signal.SIGSTOP)
+                monkeypatch.setattr(worker, "_START_S", 0.01)
+
+    monkeypatch.setattr(worker, "Child", Stopped)
+
+
+@pytest.mark.parametrize("way", ["first start", "start beside threads", "start after a death"])
+def test_a_stage_whose_process_starts_too_slowly_goes_back_to_threads(
+    table, monkeypatch, capfd, way
+):
+    with loading(table, NAME + "shifted", Knobs()) as loader:
+        expected = all_of(loader)
+    stop_from(int(way == "start after a death"), monkeypatch)
+    in_process = replace(PROCESS, prefetch_bytes=2**20, read_ahead_bytes=2**20)
+    first = replace(in_process, backend={}) if "threads" in way else in_process
+    with loading(table, NAME + "shifted", first, epochs=EPOCHS) as loader:
+
+        def turn(step):
+            if step == 2 and "threads" in way:
+                loader.apply(in_process)
+            elif step == 2:
+                for pid in loader.pipeline.worker_pids:
+                    os.kill(pid, signal.SIGKILL)
+            while loader.snapshot().stage("mine").starting:
+                threading.Event().wait(0.01)
+
+        assert all_of(loader, turn) == expected
+        assert loader.knobs.backend["mine"] == "thread"
+        assert loader.limits.backends_of("mine") == ("thread",)
+        assert not loader.pipeline.worker_pids
+        with raises(KnobError, "'mine'", "'process'"):
+            loader.apply(PROCESS)
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "threads" in line]
+    assert_names(line, "stage 'mine'", "after 0.01 s")
+
+
+def test_a_function_with_a_limit_ends_the_run_if_no_process_starts(table, monkeypatch):
+    stop_from(0, monkeypatch)
+    limited = Transform(NAME + "shifted", "mine", limit_s=5.0)
+    with (
+        loading(table, limited) as loader,
+        raises(QuarantineError, "'mine'", "3 times", "after 0.01 s"),
+    ):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("change", [(Governor, "free", 2**20), (worker, "Child", _Killed)])
 def test_a_process_that_does_not_fit_is_ended_while_it_starts(table, monkeypatch, change):
     monkeypatch.setattr(*change)
@@ -149,6 +205,7 @@ class _Stages:
                 counters=None,
                 governor=self,
                 restarted=None,
+                leave_processes=None,
                 running={"mine": []},
             )
             for _ in sizes

@@ -14,7 +14,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from sluice.ingest.process import child_main, protocol
+from sluice.ingest.process import child_main, protocol, worker
 from sluice.ingest.process.child import Child
 from tests.storm.scheduler import Killed, Scheduler, Task
 from tests.storm.threads import Thread, current
@@ -55,17 +55,26 @@ class Fate:
         kill: float = 0.0,
         hang: float = 0.0,
         late: float = 0.0,
+        slow_start: float = 0.0,
         most: int = 0,
     ):
-        """Shares of messages at which a process is killed, hangs for good, or stands still for a while; `most`
-        deaths in all, so that no item ends three."""
+        """Shares of messages at which a process is killed, hangs for good, or stands still for a while, and of
+        starts that take too long; `most` deaths in all, so that no item ends three."""
         self._run, self._kill, self._hang, self._late, self._most = run, kill, hang, late, most
-        self.kills = self.hangs = self.pauses = 0
+        self._slow_start = slow_start
+        self.kills = self.hangs = self.pauses = self.slow_starts = 0
         self.children: list[StormChild] = []
 
     @property
     def deaths(self) -> int:
-        return self.kills + self.hangs
+        return self.kills + self.hangs + self.slow_starts
+
+    def start(self, child: StormChild) -> None:
+        """As a process starts, in its own thread."""
+        if self.deaths < self._most and self._run.chance.random() < self._slow_start:
+            self.slow_starts += 1
+            self._run.wait("time", 2 * worker._START_S)
+        self.meet(child)
 
     def meet(self, child: StormChild) -> None:
         """At a message of a process, in its own thread."""
@@ -171,7 +180,7 @@ class StormChild(Child):
 
     def _live(self) -> None:
         try:
-            self._fate.meet(self)
+            self._fate.start(self)
             function = child_main.load(self._function)
             child_main.serve(self, function, self._region)  # type: ignore[arg-type]
         except protocol.Gone:

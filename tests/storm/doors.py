@@ -46,6 +46,7 @@ _INSTEAD = {
     "sluice.ingest.pipeline": {
         "PROBE": _NO_PROBE,
         "WORKER_PROCESS_BYTES": 300,
+        "warn": lambda _: None,
         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40)),
     },
     "sluice.ingest.memory.process_memory": {"give_back": lambda: None},

@@ -14,6 +14,7 @@ from sluice import Errors, Knobs, Order, Reading, Transform
 from sluice.ingest import stage_spec
 from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.flow import series
+from sluice.ingest.knobs import KnobError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages import row_functions
@@ -83,6 +84,7 @@ class Case:
     quarantine: bool
     kill: float
     hang: float
+    slow_start: float
     late: float
     deaths: int
     turns: int
@@ -149,6 +151,7 @@ class Case:
             quarantine=quarantine,
             kill=chance.choice((0.0, 0.02, 0.1)) if processes else 0.0,
             hang=chance.choice((0.0, 0.0, 0.02)),
+            slow_start=chance.choice((0.0, 0.0, 0.0, 0.5)),
             late=chance.choice((0.0, 0.0, 0.1)),
             deaths=chance.choice((0, 1, 2, 2)),
             turns=chance.choice((0, 1, 4, 12)),
@@ -485,8 +488,12 @@ class Consumer:
                 self._loader.pipeline.stacks()
 
     def _apply(self) -> None:
-        loader = self._loader
-        loader.apply(self._case.knobs(self._run.chance, loader.limits))
+        loader, limits = self._loader, self._loader.limits
+        try:
+            loader.apply(self._case.knobs(self._run.chance, limits))
+        except KnobError:
+            if loader.limits == limits:  # no process has started too slowly in between
+                raise
         self._run.world.resizes += 1
 
     def _count(self) -> None:
@@ -578,6 +585,7 @@ def run_loader(
                 kill=case.kill,
                 hang=case.hang if case.limited else 0.0,
                 late=case.late,
+                slow_start=case.slow_start,
                 most=case.deaths,
             ),
         )
