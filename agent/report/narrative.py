@@ -127,7 +127,9 @@ def outcome(run: Run) -> RunOutcome:
     )
     # Looks are those of one rank. The end event has the sums of all ranks, so it counts only if there is one rank.
     of_rank = counted if run.ranks == 1 else {}
-    memory = [m.get("memory_used") for m in looks] + [of_rank.get("peak_bytes")]
+    memory = [m.get("memory_used") for m in looks]
+    if of_rank.get("peak_bytes"):  # the run's last line says the same
+        memory = [of_rank["peak_bytes"]]
     return RunOutcome(
         **_rates(judged_part(run)),
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),

@@ -15,6 +15,8 @@ from sluice.ingest.row_order import SLICE_ROWS
 PIECE_ROWS = 4 * SLICE_ROWS
 """The usual most rows of a piece: few enough to be needed at about the same time, and many enough to hide its cost."""
 
+_USUAL_PAGES = 2048
+"""There is room for so many pages at first. Much room would make allocators keep more memory."""
 _LEAST_PAGE_BYTES = 8
 """No page is smaller than that, as its head already is not."""
 
@@ -34,12 +36,15 @@ def find_pages(descriptor: int, begin: int, end: int, rows: int) -> npt.NDArray[
     """Returns for each page of a column its first row, where it begins, its bytes without compression, and whether it
     needs the dictionary. The first entry is of the dictionary, if there is one. After the last page comes the end of
     rows and bytes."""
-    most = min(rows, (end - begin) // _LEAST_PAGE_BYTES)  # a damaged file may claim any rows
-    pages = np.empty((most + 3, 4), np.int64)
-    count = call_kernel("find_pages", descriptor, begin, end, rows, pages, len(pages))
-    if count < 0:
-        raise ValueError("the pages of a column are not understood")
-    return pages[:count].copy()
+    room, most = _USUAL_PAGES, min(rows, (end - begin) // _LEAST_PAGE_BYTES) + 3
+    while True:
+        pages = np.empty((room, 4), np.int64)
+        count = call_kernel("find_pages", descriptor, begin, end, rows, pages, room)
+        if count >= 0:
+            return pages[:count].copy()
+        if room >= most:
+            raise ValueError("the pages of a column are not understood")
+        room = min(8 * room, most)
 
 
 @dataclass(frozen=True)
