@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.common.errors import UsageError
-from sluice.etl.jobs.engine import Engine
+from sluice.etl.jobs.engine import Engine, os_errors_as_job_failure
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.spec import Spec
@@ -76,14 +76,13 @@ def opened(name: str, progress: JobProgress) -> Iterator[Callable[[Job], Engine]
     """Starts an engine, and yields a function that makes it for a job. Raises JobFailure for an engine's failure,
     with one line, and a UsageError for a user's mistake."""
     if name == "local":
-        from sluice.etl.jobs.engine import clearly as clearly_here
         from sluice.etl.local.engine import LocalEngine
 
-        with clearly_here():
+        with os_errors_as_job_failure():
             yield partial(LocalEngine, progress=progress)
         return
     from sluice.etl.spark.engine import SparkEngine
-    from sluice.etl.spark.errors import clearly
+    from sluice.etl.spark.errors import spark_errors_as_job_failure
     from sluice.etl.spark.session import open_session, start_worker
 
     with contextlib.ExitStack() as started:
@@ -95,5 +94,5 @@ def opened(name: str, progress: JobProgress) -> Iterator[Callable[[Job], Engine]
             started.enter_context(ThreadPoolExecutor(1)).submit(start_worker, spark)
             return spark
 
-        with clearly():
+        with spark_errors_as_job_failure():
             yield partial(SparkEngine, start, progress=progress)

@@ -13,8 +13,7 @@ from benchmarks.small_table import small_table
 from sluice import FeatureTable
 from sluice.dlrm.checkpoint.meta import CheckpointError, check, latest
 from sluice.dlrm.checkpoint.saving import Checkpoints
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.engine import clearly as clearly_here
+from sluice.etl.jobs.engine import JobFailure, os_errors_as_job_failure
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import TableError
 from sluice.ingest.errors import SourceError
@@ -102,7 +101,7 @@ def test_a_job_on_such_a_disk_publishes_nothing_and_the_version_before_stays(row
     before = FeatureTable.open(tmp_path / "t")
 
     def job():
-        with clearly_here():
+        with os_errors_as_job_failure():
             run(None, tmp_path / "t", rows, text=SPEC, mode="append")
 
     error = struck(job, *calls)
@@ -119,7 +118,7 @@ def test_a_job_on_such_a_disk_publishes_nothing_and_the_version_before_stays(row
 
 
 def test_a_job_that_may_not_use_a_file_names_its_input_too():
-    with raises(JobFailure, "No", "input", "output", "TMPDIR"), clearly_here():
+    with raises(JobFailure, "No", "input", "output", "TMPDIR"), os_errors_as_job_failure():
         raise PermissionError(13, "No")
 
 

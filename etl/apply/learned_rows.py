@@ -14,7 +14,7 @@ from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 
 
-def saw_others(before: FittedState, spec: Spec) -> bool:
+def learned_from_another_split(before: FittedState, spec: Spec) -> bool:
     """Returns whether a state was learned from other rows than those of the split that `spec` learns from."""
     return (
         bool(before.tables)
@@ -32,7 +32,7 @@ def why_not(
     A state that is only applied again may come from another split, but nothing can be added to it. An append has none
     of the rows that were learned from. In an overwrite, these rows must still be training rows.
     """
-    if saw_others(before, spec):
+    if learned_from_another_split(before, spec):
         if not update:
             return None
         why = f"it was learned from the rows of split {before.fitted_on!r}, and --update-state would add to that"

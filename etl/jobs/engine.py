@@ -74,7 +74,7 @@ class Written:
 
 
 @contextlib.contextmanager
-def clearly() -> Iterator[None]:
+def os_errors_as_job_failure() -> Iterator[None]:
     """Turns the errors of this machine's disk and memory into a `JobFailure`."""
     try:
         yield

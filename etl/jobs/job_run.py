@@ -12,7 +12,7 @@ from functools import cached_property
 from sluice.common.errors import InputError
 from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import cardinalities
-from sluice.etl.apply.learned_rows import saw_others
+from sluice.etl.apply.learned_rows import learned_from_another_split
 from sluice.etl.apply.number_limits import is_late
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.apply.unreadable import refuse_lost
@@ -166,7 +166,7 @@ class _JobRun:
         before = self.job.before
         if self.spec.unused:
             self.progress.say(f"note: the input columns {', '.join(self.spec.unused)} are not used")
-        if before is not None and saw_others(before, self.spec):
+        if before is not None and learned_from_another_split(before, self.spec):
             self.progress.say(
                 f"note: this job applies what was learned from the rows of split {before.fitted_on!r}, so "
                 "tests on this table may look better than they are; --mode overwrite --refit with all of the "

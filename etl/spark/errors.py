@@ -1,4 +1,4 @@
-"""`clearly`: reports an error of Spark or of a disk in one line, without a trace."""
+"""`spark_errors_as_job_failure`: reports an error of Spark or of a disk in one line, without a trace."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.engine import clearly as clearly_here
+from sluice.etl.jobs.engine import JobFailure, os_errors_as_job_failure
 
 # For each known error, a pattern of Java's message, and what to do.
 _KNOWN = (
@@ -33,13 +32,13 @@ _OURS = re.compile(r"^sluice\.[\w.]+: ")
 
 
 @contextlib.contextmanager
-def clearly() -> Iterator[None]:
+def spark_errors_as_job_failure() -> Iterator[None]:
     """Turns the errors of Spark, and of this machine, into a `JobFailure`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
-        with clearly_here():
+        with os_errors_as_job_failure():
             yield
     except (PySparkException, Py4JError) as error:
         raise JobFailure(find_cause(str(error))) from error

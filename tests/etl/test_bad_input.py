@@ -19,7 +19,7 @@ from sluice.common.errors import InputError
 from sluice.common.stores import StoreError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
-from sluice.etl.spark.errors import clearly
+from sluice.etl.spark.errors import spark_errors_as_job_failure
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import TableError
@@ -145,7 +145,7 @@ def test_a_full_disk_is_said_in_one_line_and_publishes_nothing(spark, tmp_path, 
             pytest.raises(
                 JobFailure, match=r"the disk is full: make room .*nothing was published"
             ) as error,
-            clearly(),
+            spark_errors_as_job_failure(),
         ):
             run(spark, tmp_path / "disk" / "t", path, text=text)
         assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.spark.errors import clearly
+from sluice.etl.spark.errors import spark_errors_as_job_failure
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
 from tests.raises import raises
@@ -47,7 +47,10 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
     for kind, data in bad.items():
         (tmp_path / kind).mkdir()
         (tmp_path / kind / name).write_bytes(data)
-        with raises(JobFailure, f"/{kind}/a.csv.zst:", "copy it here"), clearly():
+        with (
+            raises(JobFailure, f"/{kind}/a.csv.zst:", "copy it here"),
+            spark_errors_as_job_failure(),
+        ):
             run(engine, tmp_path / f"t-{kind}", tmp_path / kind, text=TEXT)
         assert not list((tmp_path / f"t-{kind}").rglob("*.parquet"))
 
@@ -70,7 +73,7 @@ def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
         for engine in (None, spark):
             with (
                 raises(JobFailure, f"/in/{name}: {why}", "copy it here anew", "nothing was"),
-                clearly(),
+                spark_errors_as_job_failure(),
             ):
                 run(engine, tmp_path / "t", tmp_path / "in", text=TEXT)
         path.unlink()

@@ -412,7 +412,7 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
 @pytest.mark.spark
 def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path):
     from sluice.etl.jobs.engine import JobFailure
-    from sluice.etl.spark.errors import clearly
+    from sluice.etl.spark.errors import spark_errors_as_job_failure
 
     text = (
         HEAD
@@ -428,7 +428,7 @@ def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path)
         ("refusing", f"refusing fails at '{dear(raw)}': ValueError: too dear, by far"),
     ):
         said = rf"^\S*/rows\.parquet: column 'price': tests\.etl\.test_jobs:{words}; nothing was published$"
-        with pytest.raises(JobFailure, match=said), clearly():
+        with pytest.raises(JobFailure, match=said), spark_errors_as_job_failure():
             run(spark, tmp_path / "t", raw[0], text=text.replace("broken", name))
         assert not (tmp_path / "t" / "data").exists() or not list(
             (tmp_path / "t" / "data").rglob("*.parquet")

@@ -13,7 +13,7 @@ import pytest
 from sluice import FeatureTable
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.learned_rows import saw_others, why_not
+from sluice.etl.apply.learned_rows import learned_from_another_split, why_not
 from sluice.etl.jobs.job import Job
 from sluice.etl.show import describe_table
 from sluice.etl.spec.spec import Spec
@@ -228,8 +228,10 @@ def test_a_bound_in_time_may_move_on_but_not_back():
         before, spec(5), Spec.parse(spec(4)), mode="overwrite", update=True, rows_moved=False
     )
     assert_names(back, "-inf to 5", "-inf to 4")
-    assert saw_others(dataclasses.replace(before, fitted_on="first"), Spec.parse(SMALL))
-    assert not saw_others(
+    assert learned_from_another_split(
+        dataclasses.replace(before, fitted_on="first"), Spec.parse(SMALL)
+    )
+    assert not learned_from_another_split(
         dataclasses.replace(before, fitted_on="first"),
         Spec.parse(SMALL.replace("{train = 0.6, test = 0.4}", "{all = 1.0}")),
     )

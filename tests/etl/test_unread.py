@@ -15,7 +15,7 @@ from sluice.etl.apply.features import Features
 from sluice.etl.apply.unreadable import lost
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job import Job
-from sluice.etl.spark.errors import clearly
+from sluice.etl.spark.errors import spark_errors_as_job_failure
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
@@ -153,5 +153,5 @@ their_time = "since"
     )
     for accepted, name, value in (((), "age", "twelve"), (("age",), "since", "2024-01-05")):
         facts = ("join.path", f"'{name}'", value, f"--accept-nulls {name}")
-        with raises(JobFailure, *facts), clearly():
+        with raises(JobFailure, *facts), spark_errors_as_job_failure():
             run(spark, table, usual, text=join, mode="overwrite", accept_nulls=accepted)

@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected
 from sluice.etl.apply.features import MODEL_ROLES, Features, stored
-from sluice.etl.apply.learned_rows import saw_others
+from sluice.etl.apply.learned_rows import learned_from_another_split
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.jobs.engine import Engine, Sums, closer_sums
 from sluice.etl.jobs.job import Job
@@ -687,7 +687,7 @@ def _check_part(
 ) -> list[str]:
     """Adds the leaks of one part. Returns the operators that cannot be checked."""
     learners, unlearnable = _find_learners(part, versions, count)
-    if saw_others(part.state, part.spec):
+    if learned_from_another_split(part.state, part.spec):
         holds = f"what was learned from the rows of split {part.state.fitted_on!r}"
         leaks += [
             Leak(column=fitted_op.users[0][0].name, holds=holds)
