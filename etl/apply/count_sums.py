@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.counts import COUNTS
+from sluice.etl.apply.row_counts import COUNTS
 from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.ops.hashing import hash_texts
 

@@ -1,7 +1,7 @@
 """Counts the rows of a job, and the values that its operators learn from.
 
-`CountsOfRows` counts the rows of each batch. The counts are rows of (key, value, count), and an engine adds them up. A
-key of 0 or more is the number of a fitted operator. Keys below 0 are for `RowCounts`, which reads the sums.
+`CountsOfRows` counts the rows of each batch. The counts are rows of `COUNTS`, and an engine adds them up. `RowCounts`
+writes and reads those of rows.
 
 Operators learn only from the training split. The counts of rows, rejects, nulls and the steps of
 `table.order` include all splits.
@@ -10,9 +10,9 @@ Operators learn only from the training split. The counts of rows, rejects, nulls
 from __future__ import annotations
 
 import functools
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,71 +20,16 @@ import pyarrow.compute as pc
 
 from sluice.etl.apply.features import Features, in_training
 from sluice.etl.apply.parse import Batches, Parsed
+from sluice.etl.apply.row_counts import COUNTS, RowCounts
 from sluice.etl.ops.chain import SHOWN, lacks, lifted, prepare_column, reading
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
 
-_UNMATCHED_KEY = -9
-_TRAINING_KEY = -8
-_EXAMPLE_KEY = -7
-_UNREAD_KEY = -6
-_PARSED_KEY = -4
-_KEPT_KEY = -3
-_NULLS_KEY = -2
-_REJECT_KEY = -1
 COUNT_ROWS = 1 << 18
 """The number of rows whose values are counted together. In more rows, more values are equal."""
 _MOST_BYTES = 64 << 20
 """The most bytes of rows that are processed together."""
-COUNTS = pa.schema([("key", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCounts:
-    """The counts of one pass over the input."""
-
-    parsed: int
-    """The number of rows that parse."""
-    rows: int
-    """The number of rows that filters and samples leave, including those that are drawn."""
-    rejected: dict[str, int]
-    training: int = 0
-    """The number of rows of the training split among those that fitting read, without drawn ones."""
-    nulls: dict[str, float] = field(default_factory=dict)
-    """The share of missing values in each input column."""
-    unread: dict[str, float] = field(default_factory=dict)
-    """The share of present values that cannot be read, in each column with operators that read values: see
-    `unread`."""
-    examples: dict[str, str] = field(default_factory=dict)
-    """An unreadable value of each column that has any."""
-    unmatched: dict[str, int] = field(default_factory=dict)
-    """The number of rows without any value of a side table, by the number of its join."""
-
-    @classmethod
-    def of(cls, table: pa.Table) -> RowCounts:
-        by_key: dict[int, dict[str, int]] = {}
-        for row in table.to_pylist():
-            by_key.setdefault(row["key"], {})[row["value"]] = row["count"]
-        parsed = sum(by_key.get(_PARSED_KEY, {}).values())
-
-        def shares(key: int) -> dict[str, float]:
-            return {
-                name: round(count / max(1, parsed), 6)
-                for name, count in sorted(by_key.get(key, {}).items())
-            }
-
-        examples = sorted(map(json.loads, by_key.get(_EXAMPLE_KEY, {})), reverse=True)
-        return cls(
-            parsed=parsed,
-            rows=sum(by_key.get(_KEPT_KEY, {}).values()),
-            rejected=dict(sorted(by_key.get(_REJECT_KEY, {}).items())),
-            training=sum(by_key.get(_TRAINING_KEY, {}).values()),
-            nulls=shares(_NULLS_KEY),
-            unread=shares(_UNREAD_KEY),
-            examples=dict(examples),
-            unmatched=by_key.get(_UNMATCHED_KEY, {}),
-        )
 
 
 class CountsOfRows:
@@ -119,24 +64,20 @@ class CountsOfRows:
 
     def count_parsed(self, parsed: Parsed) -> Batches:
         """Counts all rows of a batch, before any is left out. Only the first pass does this."""
-        yield from counts_of_parsed(self._spec, parsed)
         missed = list(unread(self._features, parsed.columns))
-        if missed:
-            names, counts, examples = zip(*missed, strict=True)
-            yield _counts(_UNREAD_KEY, names, counts)
-            shown = [
-                json.dumps(pair)
-                for pair in zip(names, examples, strict=True)
-                if pair[1] is not None
-            ]
-            yield _counts(_EXAMPLE_KEY, shown, [1] * len(shown))
+        counts = replace(
+            counts_of_parsed(self._spec, parsed),
+            unreadable={name: count for name, count, _ in missed},
+            examples={name: example for name, _, example in missed if example is not None},
+        )
+        yield counts.batch()
 
     def count_selected(self, columns: dict[str, pa.Array], keys: Keys) -> Batches:
         """Counts the rows that `selected` kept."""
         spec = self._spec
         label, negatives = columns[spec.label], spec.rows.negatives
         drawn = negatives.each * (pc.sum(label).as_py() or 0) if negatives else 0
-        yield _counts(_KEPT_KEY, ["rows"], [len(label) + int(drawn)])
+        yield RowCounts(rows=len(label) + int(drawn)).batch()
         if not len(label) or not self._wanted:
             return
         of_rows = self._features.extras(columns, keys)
@@ -149,7 +90,7 @@ class CountsOfRows:
                         {name: values.filter(pa.array(there)) for name, values in some.items()}
                         for some in (chosen, extras)
                     )
-                yield _counts(_TRAINING_KEY, ["rows"], [int(there.sum())])
+                yield RowCounts(training=int(there.sum())).batch()
             for key, learned in self._wanted:
                 if learned.op.of_all_splits == of_all and len(chosen[spec.label]):
                     yield from self._of_state(key, learned, chosen, extras)
@@ -169,29 +110,32 @@ class CountsOfRows:
             if op.needs or not pa.types.is_dictionary(values.type):
                 values = prepare_column(op, values, extras)
             ranges = self._ranges.get(learned.key)
-            yield _counts(
-                key,
-                *(
-                    learned.op.count(values)
-                    if ranges is None
-                    else learned.op.count_within(values, ranges)
-                ),
-            )
+            count = learned.op.count
+            if ranges is not None:
+                count = functools.partial(learned.op.count_within, ranges=ranges)
+            yield _of_operator(key, *count(values))
 
 
-def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
-    """Counts good rows, nulls, rejects, and after joins the rows without a side row."""
-    yield _counts(_PARSED_KEY, ["rows"], [parsed.rows])
-    nulls = {name: parsed.columns[name].null_count for name in spec.input.columns}
-    yield _counts(_NULLS_KEY, list(nulls), list(nulls.values()))
+def _of_operator(key: int, values: pa.Array, counts: pa.Array) -> pa.RecordBatch:
+    keys = pa.array(np.full(len(values), key, np.int32))
+    return pa.record_batch([keys, values, counts.cast(pa.int64())], schema=COUNTS)
+
+
+def counts_of_parsed(spec: Spec, parsed: Parsed) -> RowCounts:
+    """Counts good rows, missing values, rejects, and after joins the rows without a side row."""
+    unmatched = {}
     for number, join in enumerate(spec.rows.joins):
         added = [parsed.columns[name] for name in join.columns if name in parsed.columns]
         if added:
             values = pc.coalesce(*(pc.if_else(pc.is_valid(column), True, None) for column in added))
-            yield _counts(_UNMATCHED_KEY, [str(number)], [values.null_count])
-    if parsed.rejected:
-        reasons, times = np.unique([reason for _, reason in parsed.rejected], return_counts=True)
-        yield _counts(_REJECT_KEY, reasons.tolist(), times)
+            unmatched[str(number)] = values.null_count
+    return RowCounts(
+        parsed=parsed.rows,
+        rejected=dict(Counter(reason for _, reason in parsed.rejected)),
+        inspected=parsed.rows,
+        missing={name: parsed.columns[name].null_count for name in spec.input.columns},
+        unmatched=unmatched,
+    )
 
 
 def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys]:
@@ -231,15 +175,6 @@ def split_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
     """Returns the columns and the keys of a batch that `with_key_column` made."""
     *columns, keys = rows.columns
     return dict(zip(rows.schema.names, columns, strict=False)), keys.to_numpy()
-
-
-def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]) -> pa.RecordBatch:
-    counts = pa.array(counts) if not isinstance(counts, pa.Array) else counts
-    values = pa.array(values, pa.string()) if not isinstance(values, pa.Array) else values
-    return pa.record_batch(
-        [pa.array(np.full(len(values), key, np.int32)), values, counts.cast(pa.int64())],
-        ["key", "value", "count"],
-    )
 
 
 def join_batches(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.rejected import NOWHERE, PLACE, describe
+from sluice.etl.apply.row_counts import RowCounts
 from sluice.etl.ops.hashing import hash_rows, mix
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, split_of, whole_rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 
-from sluice.etl.apply.counts import RowCounts
+from sluice.etl.apply.row_counts import RowCounts
 from sluice.etl.table.job_record import MORE, JobRecord
 from sluice.etl.table.profile import DriftError
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import pyarrow as pa
 
 from sluice.common.errors import InputError, RunFailure
-from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.rejected import Rejects, check_rejects_folder
+from sluice.etl.apply.row_counts import RowCounts
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
@@ -40,7 +40,7 @@ class JobFailure(RunFailure):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What one pass counted: rows of (key, value, count). See `sluice.etl.apply.counts`."""
+    """What one pass counted, as `COUNTS`."""
 
     table: pa.Table
     stored: Mapping[int, FileBackedState] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Sums:
 
     @property
     def counted(self) -> RowCounts:
-        counts = RowCounts.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
+        counts = RowCounts.of(self.table)
         first = self.parsed_before
         if first is None:
             return counts

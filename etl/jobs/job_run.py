@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.counts import RowCounts
 from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import learned_from_another_split
 from sluice.etl.apply.number_limits import is_late
+from sluice.etl.apply.row_counts import RowCounts
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.jobs.engine import Engine, fit

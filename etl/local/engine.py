@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sluice.common.control_groups import ControlGroups
 from sluice.etl.apply.count_sums import CountSums
-from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected, split_keys, with_key_column
+from sluice.etl.apply.counts import CountsOfRows, selected, split_keys, with_key_column
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.input_checks import rows_before
 from sluice.etl.apply.parse import Parsed
@@ -32,6 +32,7 @@ from sluice.etl.apply.rejected import (
     encoded_headers,
     read_again,
 )
+from sluice.etl.apply.row_counts import COUNTS
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import RowStore, SortedRows, split_by_number
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, too_many_values

@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from sluice.etl.apply.counts import (
     COUNT_ROWS,
-    COUNTS,
     CountsOfRows,
-    RowCounts,
     join_batches,
     split_keys,
 )
 from sluice.etl.apply.parse import Batches, InputParser
+from sluice.etl.apply.row_counts import COUNTS, RowCounts
 from sluice.etl.jobs.engine import Sums, too_many_values
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spark.large import Large
@@ -76,8 +75,7 @@ def sum_counts(
         sums.unpersist(blocking=True)
     before = None
     if not level and raw.spec.rows.relational:
-        counts = _collect(raw.parsed).group_by(["key", "value"]).aggregate([("count", "sum")])
-        before = RowCounts.of(counts.rename_columns(COUNTS.names))
+        before = RowCounts.of(_collect(raw.parsed))
     return Sums(table, stored, before)
 
 

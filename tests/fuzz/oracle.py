@@ -39,10 +39,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.etl.apply.counts import COUNTS, CountsOfRows, selected
+from sluice.etl.apply.counts import CountsOfRows, selected
 from sluice.etl.apply.features import MODEL_ROLES, Features, stored
 from sluice.etl.apply.learned_rows import learned_from_another_split
 from sluice.etl.apply.parse import InputParser, Parsed
+from sluice.etl.apply.row_counts import COUNTS
 from sluice.etl.jobs.engine import Engine, Sums, closer_sums
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import plain

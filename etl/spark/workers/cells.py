@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.count_sums import CountSums
-from sluice.etl.apply.counts import COUNTS
 from sluice.etl.apply.parse import Batches
+from sluice.etl.apply.row_counts import COUNTS
 from sluice.etl.apply.row_store import COMPRESSED, split_by_number
 from sluice.etl.ops.hashing import hash_texts
 

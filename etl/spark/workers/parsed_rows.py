@@ -237,7 +237,7 @@ def _parse_rows(parsed_rows: ParsedRows, file: RowFile, task: int) -> Batches:
             yield _result(rejects=write_cell([rejects], REJECTS))
         file.write(rows)
         if spec.rows.relational:
-            counted += counts_of_parsed(spec, parsed)
+            counted.append(counts_of_parsed(spec, parsed).batch())
             continue
         counted += counts.count_parsed(parsed)
         to_count.append(rows)
