@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.features import cardinalities
@@ -18,17 +16,23 @@ from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.jobs.engine import Engine, fit
 from sluice.etl.jobs.job import Job
-from sluice.etl.schema import DataFile, Field, Fingerprint
+from sluice.etl.jobs.job_warnings import (
+    INPUT_CHECKS,
+    VERSION_CHECKS,
+    CountedInput,
+    NewVersion,
+    count_by_split,
+)
+from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
-from sluice.etl.spec.table_section import empty_splits
 from sluice.etl.table.commit import CommitConflict, publish
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import FileRecord, JobRecord, shares
-from sluice.etl.table.new_files import CommitError, NewFile
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
-from sluice.etl.table.split_rows import SplitRows, count_repeated_rows, trained_on
+from sluice.etl.table.split_rows import trained_on
 from sluice.etl.table.store import folder_of_tails
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import JOB
@@ -40,10 +44,7 @@ _WAYS = {
     "broadcast": "joined in memory (every worker gets the whole side table)",
     "shuffle": "joined by key (rows of both tables are sent between workers)",
 }
-_FEW_MATCHES = 0.01
 _SHOWN = 200  # how many characters of a row are quoted
-_MOVED_PSI, _FEW_ROWS = 5.0, 30
-"""At this drift, about 70 % of the numbers lie where none lay before. Fewer rows say nothing."""
 
 
 class TooManyRejects(InputError):
@@ -117,7 +118,7 @@ class _JobRun:
             version=version,
             fingerprint=Fingerprint.of(fields),
             files=len(record.files),
-            splits=_rows_by_split(record.files),
+            splits=count_by_split(record.files),
             ways=ways,
             engine=self.engine.name,
             inputs=self.job.input_versions,
@@ -154,11 +155,10 @@ class _JobRun:
             record = self._make_record(
                 state, counted, plan.bounds.sketches(written.seen), files, profile
             )
-            self._compare(record)
-            self._warn_of_splits(record)
-            self._warn_of_label(new)
+            version = NewVersion(job, record, new, self._base)
+            self._warn(text for check in VERSION_CHECKS for text in check(version))
+            self._compare(version)
             self._check_drift(record)
-            self._warn_of_shifts(record)
         fields = self.spec.fields(record.cardinalities, profile.bags, state.tables)
         return record, fields, counted, ways
 
@@ -199,13 +199,8 @@ class _JobRun:
         if not counted.parsed + rejected:
             raise InputError(f"{names}: holds no rows")
         self._check_rejects(counted)
-        self._warn_of_joins(counted)
-        self._warn_of_late_rows()
-        if empty := [name for name, share in counted.nulls.items() if share == 1]:
-            self.progress.say(
-                f"warning: the input columns {', '.join(empty)} have no value in any row; see that the input names or "
-                "places them as the spec does"
-            )
+        found = CountedInput(job, counted, self.engine.late)
+        self._warn(text for check in INPUT_CHECKS for text in check(found))
         if not counted.rows:
             raise InputError(f"{names}: no row is left after the spec's filters and samples")
         learns = any(not learned.op.of_all_splits for learned in self.spec.fitted)
@@ -223,35 +218,6 @@ class _JobRun:
         # Rows without a label may come at any time if they have a split of their own.
         may_be_null = [self.spec.label] if table.unlabelled else []
         refuse_lost(job.parent, counted, (*job.accept_nulls, *may_be_null), self.progress.say)
-
-    def _warn_of_late_rows(self) -> None:
-        job, late, histories = self.job, self.engine.late, self.spec.rows.histories
-        if not late:
-            return
-        by = ", ".join(dict.fromkeys(repr(history.by) for history in histories))
-        names = ", ".join(history.name for history in histories)
-        if job.late == "reject":
-            what = "they are rejected"
-        else:
-            what = (
-                f"their {names} may lack values, and rows of the table do not know theirs; --late reject rejects such "
-                "rows"
-            )
-        self.progress.say(
-            f"warning: {late:,} rows are late: older than rows of the table with the same {by}; {what}; for whole "
-            f"histories, {job.advise_rebuild(self.spec)}"
-        )
-
-    def _warn_of_joins(self, counted: RowCounts) -> None:
-        """Names each side table from which next to no row has got a value."""
-        for number, join in enumerate(self.spec.rows.joins):
-            matched = counted.parsed - counted.unmatched.get(str(number), 0)
-            if matched <= _FEW_MATCHES * counted.parsed:
-                unit = ", and the times in one unit" if join.time else ""
-                self.progress.say(
-                    f"warning: join.path = {join.path!r}: {matched:,} of {counted.parsed:,} rows have got a value from "
-                    f"it; see that both tables write the values of {', '.join(join.on)} alike{unit}"
-                )
 
     def _check_rejects(self, counted: RowCounts) -> None:
         """Refuses a job with too many rejected rows."""
@@ -349,27 +315,27 @@ class _JobRun:
             },
         )
 
-    @cached_property
+    def _warn(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.progress.say(f"warning: {text}")
+
+    @property
     def _base(self) -> FeatureTable | None:
         """The version before, if there is one."""
         version = self.job.base.version
         return None if version is None else FeatureTable.open(self.store.uri, version)
 
-    def _compare(self, record: JobRecord) -> None:
-        """Refuses a version whose test rows were training rows in the version before. Warns of rows that are appended
-        twice."""
+    def _compare(self, new: NewVersion) -> None:
+        """Refuses a version whose test rows were training rows in the version before, or warns of it."""
         job = self.job
-        if job.parent is None or self._base is None:
+        if new.split_rows is None:
             return
-        before = SplitRows.of(self._base.records.values())
-        now = SplitRows.of([record])
-        if job.mode == "append":
-            self._warn_of_repeated_rows(before, now, record.rows)
+        before, now = new.split_rows
         try:
             text = trained_on(before.trained, now).text
             what = f"{text} lay in 'train' in version {job.base.version}" if text else ""
         except SplitMoved as unknown:
-            what = f"version {record.version}: {unknown}"
+            what = f"version {new.record.version}: {unknown}"
         if not what:
             return
         if job.before is not None and not job.before.tables.keys().isdisjoint(
@@ -387,50 +353,9 @@ class _JobRun:
             raise SplitMoved(
                 f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}"
             )
-        self.progress.say(
-            f"warning: {what}; a run that was trained on that version continues here only with {ACCEPT}"
+        self._warn(
+            [f"{what}; a run that was trained on that version continues here only with {ACCEPT}"]
         )
-
-    def _warn_of_repeated_rows(self, before: SplitRows, now: SplitRows, rows: int) -> None:
-        repeated = count_repeated_rows(before, now, rows)
-        if repeated and repeated[0]:
-            self.progress.say(
-                f"warning: {'' if repeated[1] else 'about '}{repeated[0]:,} of the {rows:,} rows that are "
-                f"appended are in the table already (recognised by {self.spec.rule.text})"
-            )
-
-    def _warn_of_splits(self, record: JobRecord) -> None:
-        """Warns of splits without rows, and if no new row is a training row. An append's splits may have rows of
-        earlier jobs."""
-        rows = _rows_by_split(record.files)
-        before = _rows_by_split(self._base.files) if self._base else {}
-        if self.job.mode == "append":
-            rows = {name: rows.get(name, 0) + before.get(name, 0) for name in {**before, **rows}}
-        table = self.spec.table
-        for text in empty_splits(table, rows):
-            self.progress.say(f"warning: {text}")
-        # The split of rows without a label has no bound. It comes last.
-        bounds = dict(zip(table.split, table.split_from, strict=False))
-        more = sum(rows.get(name, 0) - before.get(name, 0) for name in bounds)
-        train = table.training
-        if before and more > 0 and rows.get(train) == before.get(train):
-            begins = ", ".join(f"{name} from {bound:.15g}" for name, bound in bounds.items())
-            self.progress.say(
-                f"warning: this version has {more:,} rows more, and no new training row: their {table.split_time!r} "
-                f"is outside of split {train!r} ({begins}). To train on newer rows, raise the bounds in table.split, "
-                "and pass --mode overwrite --update-state with all of the input"
-            )
-
-    def _warn_of_label(self, new: Iterable[NewFile]) -> None:
-        """Warns if all new training rows have the same label. A few appended rows may have."""
-        table = self.spec.table
-        seen = Profile.joined(f.profile for f in new if f.record.split == table.training)
-        counts = seen.columns.get(self.spec.label_column.name)
-        if self.job.mode != "append" and counts and counts["least"] == counts["largest"]:
-            self.progress.say(
-                f"warning: all {counts['rows']:,} rows of split {table.training!r} have the label {counts['least']:g}, "
-                "so a model learns nothing from them; look at the values and the ops of the label"
-            )
 
     def _check_drift(self, record: JobRecord) -> None:
         """Warns of drift, or refuses it, as the spec says."""
@@ -443,33 +368,4 @@ class _JobRun:
                         f"{what}, and drift.{kind}.refuse = {limits.refuse:g}; nothing was published"
                     )
                 if limits.warn is not None and size >= limits.warn:
-                    self.progress.say(f"warning: {what} (drift.{kind}.warn = {limits.warn:g})")
-
-    def _warn_of_shifts(self, record: JobRecord) -> None:
-        """Warns of dense columns whose numbers have moved away. A spec that limits `drift.psi` decides by itself."""
-        for column in self.spec.columns if "psi" not in self.spec.drift else ():
-            moved = record.drift.get(column.name, {})
-            if (
-                column.role != "dense"
-                or moved.get("psi", 0) < _MOVED_PSI
-                or self.job.parent is None
-            ):
-                continue
-            sides = self.job.parent.profile[column.name], record.profile[column.name]
-            old, new = (side["sum"] / max(1, side["rows"]) for side in sides)
-            small, large = sorted((abs(old), abs(new)))
-            # After a logarithm or a scale, a factor of the input is a difference.
-            has_unit = all(op.name in ("fill", "clip") for op in column.ops)
-            if sides[1]["rows"] >= _FEW_ROWS and (large >= 10 * small or not has_unit):
-                self.progress.say(
-                    f"warning: drift: column {column.name!r}, after its operators, has the mean {new:.3g} and had "
-                    f"{old:.3g} in the version before; if its unit has changed, convert the new input and pass --mode "
-                    "overwrite with all of the input; drift.psi in the spec sets another limit"
-                )
-
-
-def _rows_by_split(files: Iterable[FileRecord | DataFile]) -> dict[str, int]:
-    rows = Counter[str]()
-    for file in files:
-        rows[file.split] += file.rows
-    return dict(rows)
+                    self._warn([f"{what} (drift.{kind}.warn = {limits.warn:g})"])
