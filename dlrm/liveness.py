@@ -87,8 +87,8 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
             tuple(silent),
             True,
             "; ".join(
-                f"rank {rank} on {beat.host} stands still: nothing was heard of it for "
-                f"{unfinished[rank][1]:.0f} s; the last was: it {beat.phase} (at most {beat.silence_s:.0f} s)"
+                f"rank {rank} on {beat.host} sent no heartbeat for {unfinished[rank][1]:.0f} s "
+                f"(at most {beat.silence_s:.0f} s); when last seen, it {beat.phase}"
                 for rank, beat in silent.items()
             ),
         )
@@ -107,8 +107,8 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
         tuple(blamed),
         False,
         "; ".join(
-            f"rank {rank} on {beat.host} stands still: for {beat.age_s:.0f} s it {beat.phase} (at most "
-            f"{beat.limit_s:.0f} s)"
+            f"rank {rank} on {beat.host} made no progress for {beat.age_s:.0f} s "
+            f"(at most {beat.limit_s:.0f} s): it {beat.phase}"
             for rank, beat in blamed.items()
         ),
     )

@@ -287,7 +287,7 @@ class LoopSettings:
     )
     stall_after: float = setting(
         MOST_S,
-        "a rank that stands still for so long is named, and all end; less where steps "
+        "a rank that makes no progress for so long is named, and all end; less where steps "
         "are quick: 20 times the slowest of late, but at least 10 s",
         metavar="SECONDS",
         least=1,

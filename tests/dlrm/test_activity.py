@@ -105,14 +105,14 @@ def test_a_wait_for_a_batch_is_no_standstill_while_the_loader_works():
         assert judge(activity.beat(1, 0)) is None
     clock.now += 121.0
     verdict = judge(activity.beat(1, 0))
-    assert_names(verdict.text, "rank 0", "121 s", "batch 5", "120 s")
+    assert_names(verdict.text, "rank 0", "made no progress for 121 s", "batch 5", "120 s")
 
 
 def test_a_silent_rank_is_named_with_its_last_phase_once_the_others_wait_for_it():
     stopped, other = (replace(BEAT, phase="waited for batch 7"), 10.5), replace(WAITS, age_s=10.5)
     verdict = judge(other, stopped)
     assert (verdict.ranks, verdict.silent) == ((1,), True)
-    assert_names(verdict.text, "rank 1 on host1", "nothing was heard", "10 s", "batch 7")
+    assert_names(verdict.text, "rank 1 on host1", "sent no heartbeat", "10 s", "batch 7")
     assert judge(replace(other, age_s=3.0), stopped) is None, "another rank gets somewhere"
     assert judge(replace(other, limit_s=None), stopped).ranks == (1,), "it writes the report, say"
     assert judge(BEAT, (replace(stopped[0], over=True), 99.0)) is None, "it has ended"
@@ -213,7 +213,7 @@ def test_if_the_first_rank_is_silent_the_second_judges_and_reports(capfd):
     clock.now += 1.0
     assert set(beat(pulses[1:])) | set(beat(pulses[1:])) == {0, 1}
     error = json.loads(capfd.readouterr().out)["error"]
-    assert_names(error, "rank 0", "nothing was heard")
+    assert_names(error, "rank 0", "sent no heartbeat")
     assert {signal_sent.process for signal_sent in killed} == {os.getpid()}
 
 

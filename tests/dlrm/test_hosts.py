@@ -42,7 +42,7 @@ def test_a_killed_agent_and_then_the_host_in_its_place_are_replaced(hosts, table
     lost = cluster.agent(2, 2, "hold@27")
     lost.until((tmp_path / "log" / "held").exists)
     hosts.lose(2)
-    stays.until(lambda: "rank 1 on host2 stands still" in stays.said)
+    stays.until(lambda: "rank 1 on host2 sent no heartbeat" in stays.said)
     ended([stays, cluster.agent(1, 2, name="new")])
     assert epochs.starts(table, tmp_path) == [0, 10, 20]
 
@@ -64,7 +64,7 @@ def test_after_a_cut_of_the_network_the_same_agents_train_what_one_process_train
     first.until(lambda: "error: " in first.said)
     other.until(lambda: "error: " in other.said)
     assert time.monotonic() < began + CUT_S, "an end of the cut would have ended them"
-    assert_names(first.said, "rank 1 on host1 stands still", f"at most {STALL_S} s")
+    assert_names(first.said, "rank 1 on host1 sent no heartbeat", f"at most {STALL_S} s")
     assert_names(
         other.said, "rank 1 on host1 has lost the first rank's host", f"at most {STALL_S} s"
     )

@@ -85,7 +85,7 @@ def test_a_rank_that_is_stopped_is_named_and_all_end(tmp_path, forks):
         ended = agent.ended()
     assert ended.returncode == 1
     error = last_json(ended)["error"]
-    assert_names(error, "rank 0", "nothing was heard", f"{LIMIT_S} s")
+    assert_names(error, "rank 0", "sent no heartbeat", f"{LIMIT_S} s")
     assert error in ended.stderr
     until(lambda: not any(map(alive, all_of_them)), 60, lambda: all_of_them)
     check(latest(tmp_path / "run" / "checkpoints")[0])
