@@ -53,6 +53,8 @@ def _plain(depth: int = 2) -> str:
 
 
 _PLAIN = _plain()
+_ESCAPED_NAME = r'\\.(?:[^"\\]|\\.)*"[ \t]*:'
+"""A name of a member from its first escape on."""
 _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
 
 
@@ -86,6 +88,8 @@ class JsonObjects:
         irregular: Flags = find_irregular(lines) | ~plain
         for name in self._parts:
             irregular |= np.asarray(pc.match_substring(lines, json.dumps(name, ensure_ascii=False)))
+        if self._parts:  # an escaped name may be a full one
+            irregular |= np.asarray(pc.match_substring_regex(lines, _ESCAPED_NAME))
         if self._texts and self._texts.quoted_missing:
             missing = pc.match_substring_regex(lines, self._texts.quoted_missing)
             irregular |= np.asarray(missing)

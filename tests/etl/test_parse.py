@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.dlrm.serving.decode import Decoder
 from sluice.etl.apply import lines as lines_of_text
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.spec.line_formats import LineFormat
 from sluice.etl.spec.spec import Spec
+from tests.dlrm.serving.stub import decoded
 from tests.etl.tables import batch_of, column, write_spec
 
 SPEC = write_spec(
@@ -125,6 +129,31 @@ def test_flags_and_parts_of_objects_in_json():
     assert rows == [(1, None, None, "named so", None), (1, 0, None, None, None)]
     assert rejected == [(2, "a.b.C: not UTF-8 text in quotes")]
     assert [parsed(line)[0] for line in odd[:2]] == [[row] for row in rows]
+
+
+def test_a_name_in_json_is_the_same_however_it_is_escaped():
+    draw, names = random.Random(31), ["a", "C", "é", "n", "a.C", "é.n"]
+    text = (SPEC % "json").replace('"C:text"', '"C:text", "a.C:text", "é.n:int"')
+    parser = InputParser(Spec.parse(text + column("é.n", "sparse", "hash, size = 9")))
+    decoder = Decoder(parser._spec, "", most_rows=1)
+
+    def drawn(depth: int) -> object:
+        if not depth or draw.random() < 0.4:
+            return draw.choice([7, None, '"a.C": 1'])
+        return {name: drawn(depth - 1) for name in draw.sample(names, 2)}
+
+    def escaped(row: object) -> bytes:
+        def of_name(name: re.Match[str]) -> str:
+            return "".join(f"\\u{ord(c):04x}" if draw.random() < 0.2 else c for c in name[0])
+
+        line = json.dumps(row, ensure_ascii=False)
+        return re.sub(r'(?<=")[aCén.]+(?=":)', of_name, line).encode()
+
+    for _ in range(200):
+        row = {"label": 1} | {name: drawn(2) for name in draw.sample(names, 2)}
+        usual = json.dumps(row, ensure_ascii=False).encode()
+        assert parser.parse(batch_of([escaped(row)])) == parser.parse(batch_of([usual]))
+        assert decoded(decoder, escaped({"rows": [{"é.n": 5}]}))["é.n"].to_pylist() == [5]
 
 
 AMOUNTS = {
