@@ -1,4 +1,5 @@
-"""`clear_run`: clears rows of embeddings in all checkpoints of a run, with their optimiser's state.
+"""`clear_run`: clears rows of embeddings in all checkpoints of a run, with their optimiser's state, and removes its
+predictions.
 
 Each checkpoint is written anew next to the old one. Then LATEST and BEST change, and the old one is removed. So a kill
 leaves a run that can be resumed.
@@ -6,6 +7,8 @@ leaves a run that can be resumed.
 
 from __future__ import annotations
 
+import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -36,8 +39,33 @@ from sluice.dlrm.model.spread_rows import spread_rows, table_name
 from sluice.dlrm.options import Config
 from sluice.etl.table.table import FeatureTable
 
+_TENSORS = ".safetensors"
 
-def clear_run(run: Path, ids: Mapping[str, int], table: FeatureTable, before: int) -> list[str]:
+
+def clear_run(
+    run: Path, ids: Mapping[str, int], table: FeatureTable, before: int, value: str
+) -> dict[str, list[str]]:
+    """Clears the rows in all checkpoints, and removes predictions. Returns which ones, and the other files in which the
+    value stands."""
+    checkpoints = clear_checkpoints(run, ids, table, before)
+    predictions = sorted(run.rglob("*.parquet"))
+    for path in predictions:
+        path.unlink()
+    forms = {value, json.dumps(value)[1:-1]}
+    word = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, forms))})(?!\w)".encode())
+    others = (path for path in sorted(run.rglob("*")) if path.is_file() and path.suffix != _TENSORS)
+    return {
+        "checkpoints": checkpoints,
+        "predictions": [str(path.relative_to(run)) for path in predictions],
+        "named_in": [
+            str(path.relative_to(run)) for path in others if word.search(path.read_bytes())
+        ],
+    }
+
+
+def clear_checkpoints(
+    run: Path, ids: Mapping[str, int], table: FeatureTable, before: int
+) -> list[str]:
     """Clears a row for each column in `ids`. Checkpoints of version `before` then belong to the table's version, in
     which all other values have the same ids. Returns the checkpoints that it replaced or removed. Raises UsageError if
     LATEST or BEST names a checkpoint of another version."""
@@ -100,7 +128,7 @@ def _write(
     pieces = (
         TensorPart(key, value, (0,) * value.dim(), value.shape) for key, value in tensors.items()
     )
-    written = write_pieces(files, path, "rank-00000.safetensors", pieces)
+    written = write_pieces(files, path, f"rank-00000{_TENSORS}", pieces)
     described = layout_of([written], values)
     files.write(path / LAYOUT, [described])
     files.sync_folder(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from sluice.common.suggest import nearest
 from sluice.etl.apply.cells import TextCells
 from sluice.etl.apply.features import Features, typed
 from sluice.etl.ops import Fitted
-from sluice.etl.ops.base import FIRST, as_text
+from sluice.etl.ops.base import BETWEEN, FIRST, as_text
 from sluice.etl.ops.chain import ELEMENTS
 from sluice.etl.ops.ids import Categorify
+from sluice.etl.spec.nested_columns import is_list
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FORGOTTEN, FittedState
 
@@ -48,13 +50,27 @@ class KeyTrace:
         features = Features(spec, state, ahead=False)
         marks, own = dict[str, pa.Scalar](), dict[str, pa.Scalar]()
         learned, ids = dict[str, pa.Array](), dict[str, int]()
+        seen = {each.name for each in spec.rows.histories if each.of == column}
+        part = rf"(^.?|{BETWEEN}){re.escape(as_text(one)[0].as_py())}({BETWEEN}|$)"
         for made in (*spec.columns, *spec.hidden):
-            if made.sources != (column,):
+            if column not in made.sources:
                 continue
             run = functools.partial(features.run, made, columns={column: one}, extras={})
+            is_own = made.sources == (column,)
             for name, op, number in made.fitted:
-                if op.takes[0] == "text":
-                    learned[name] = op.names_of(as_text(run(made.ops[:number])))
+                if op.takes[0] != "text":
+                    continue
+                values = run(made.ops[:number]) if is_own else state[name]["value"]
+                if [each.name for each in made.ops[:number]] == ["concat"]:
+                    found = values.filter(pc.match_substring_regex(values, part))
+                elif is_own and not is_list(values.type):
+                    found = op.names_of(as_text(values))
+                else:  # elements, or what a function makes of several columns
+                    seen.add(made.name)
+                    continue
+                learned[name] = pa.array([*learned.get(name, ()), *found], pa.string())
+            if not is_own:
+                continue
             is_id = made.role == "sparse"
             if made in spec.hidden or not (is_id or made.raw or made.role == "key"):
                 continue
@@ -72,11 +88,10 @@ class KeyTrace:
                 f"--key {column}=…: no column of the table is made of {column!r} alone, so its rows cannot be found; "
                 f'make the table anew with {{from = "{column}", role = "key"}}, read as text'
             )
-        seen = {each.name for each in spec.rows.histories if each.of == column}
         seen |= {
             made.name
             for made in spec.columns
-            if made.sources != (column,) and any(name in learned for name, _, _ in made.fitted)
+            if column not in made.sources and any(name in learned for name, _, _ in made.fitted)
         }
         return cls(
             column=column,
@@ -101,12 +116,15 @@ class KeyTrace:
         return _without(tail, pc.equal(held, self.value.cast(held.type)))
 
     def clear(self, name: str, op: Fitted, table: pa.Table) -> tuple[pa.Table, int]:
-        """Returns what an operator learned, with a text that no value has in place of the key, and how often. So all
+        """Returns what an operator learned, with texts that no value has in place of the key, and how often. So all
         ids stay. A vocabulary loses the count, too. In a statistic the count stays, because those of other values
         depend on the sum."""
         found = pc.is_in(table["value"], self.learned[name])
-        cleared: dict[str, str | int] = {"value": f"{FORGOTTEN}{uuid.uuid4().hex}"}
-        cleared |= {"count": 0} if isinstance(op, Categorify) else {}
+        rows = pa.array(range(len(table))).cast(pa.string())
+        cleared: dict[str, pa.Array | pa.Scalar] = {
+            "value": pc.binary_join_element_wise(FORGOTTEN + uuid.uuid4().hex, rows, "")
+        }
+        cleared |= {"count": pa.scalar(0)} if isinstance(op, Categorify) else {}
         for column, value in cleared.items():
             at = table.schema.get_field_index(column)
             table = table.set_column(

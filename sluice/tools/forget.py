@@ -61,21 +61,13 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         shared=options.shared,
     )
     removed = erasure.publish(time.time())
-    runs = {str(path): _clear_run(path, options.table, removed) for path in options.runs}
+    runs = {str(path): _clear_run(path, options.table, removed, value) for path in options.runs}
     return {"column": column, **erasure.finish(removed, time.time()), "runs": runs}
 
 
-def _clear_run(run: Path, uri: str, removed: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Clears the key's rows in a run's checkpoints, and removes the predictions in its folder."""
+def _clear_run(run: Path, uri: str, removed: Mapping[str, Any], value: str) -> Mapping[str, Any]:
     from sluice.dlrm.checkpoint.clearing import clear_run
     from sluice.etl.table.table import FeatureTable
 
     table = FeatureTable.open(uri, removed["version"])
-    checkpoints = clear_run(run, removed["ids"], table, removed["before"])
-    predictions = sorted(run.rglob("*.parquet"))
-    for path in predictions:
-        path.unlink()
-    return {
-        "checkpoints": checkpoints,
-        "predictions": [str(p.relative_to(run)) for p in predictions],
-    }
+    return clear_run(run, removed["ids"], table, removed["before"], value)

@@ -106,13 +106,17 @@ def assert_cleared(run: Path, made: list[dict[str, torch.Tensor]], ids: dict[str
 @pytest.mark.parametrize("seed", range(6))
 def test_of_drawn_checkpoints_only_the_rows_of_the_key_become_zero(tmp_path, seed):
     run, made = make_run(tmp_path, random.Random(seed))
+    (run / "events.jsonl").write_text(f'{{"reason": "{GONE}0 has no price"}}')
     told = forget(tmp_path / "table", "--run", str(run))
     assert told["ids"].keys() == {"of_categorify", "of_hash"}
     assert_cleared(run, made, told["ids"])
     assert told["runs"][str(run)]["predictions"] == ["predictions.parquet"]
     assert not (run / "predictions.parquet").exists()
+    assert told["runs"][str(run)]["named_in"] == []
     again = sorted((run / "checkpoints").iterdir())
-    forget(tmp_path / "table", "--run", str(run), "--shared")
+    (run / "events.jsonl").write_text(f'{{"reason": "{GONE} has no price"}}')
+    told = forget(tmp_path / "table", "--run", str(run), "--shared")
+    assert told["runs"][str(run)]["named_in"] == ["events.jsonl"]
     assert sorted((run / "checkpoints").iterdir()) == again
 
 

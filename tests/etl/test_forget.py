@@ -37,6 +37,12 @@ CHAINS = {
     "target": ("dense", "target"),
     "key": ("key", ""),
 }
+PAIRS = {
+    "pair": ("sparse", "concat; categorify"),
+    "pair_target": ("dense", "concat; target"),
+    "cross": ("sparse", "cross, size = 9"),
+}
+"""Chains of several columns."""
 
 
 def write_log(path: Path, rows: list[tuple[int, int, str, int]]) -> Path:
@@ -60,6 +66,7 @@ def spec_of(
         "click:int row:int user:text item:int",
         column("row", "time"),
         *(column(f"of_{name}", *CHAINS[name], source="user") for name in chains),
+        *(column(name, *chain, source=["item", "user"]) for name, chain in PAIRS.items()),
         column("item", "sparse", "categorify"),
         form="csv",
         head="header = true\n",
@@ -98,10 +105,13 @@ def test_of_drawn_tables_a_key_leaves_every_file_and_the_rows_of_others_stay_as_
     users = {row: user for _, row, user, _ in rows}
     assert files_with(table, GONE)
     sizes = {f.name: f.cardinality for f in opened(table).fields}
+    pairs = words_of(table, "pair/1")
     own_id = not words_of(table, "of_categorify/0").count(GONE) if own == "categorify" else False
     told = forget(table, *(["--shared"] if own_id else []))
     after = rows_of(table)
     assert files_with(table, GONE) == []
+    for before_it, after_it in zip(pairs, words_of(table, "pair/1"), strict=True):
+        assert (before_it == after_it) == (before_it.partition("\x1f")[2] != GONE)
     if not told["shared"]:
         for split in splits:
             kept = [row for row in before[split] if users[int(row["row"])] != GONE]
@@ -279,6 +289,15 @@ def test_other_columns_that_may_hold_the_value_are_named(tmp_path):
     run(None, tmp_path / "table", tmp_path / "log.csv", text=text, mode="overwrite", refit=True)
     assert forget(tmp_path / "table", "--shared")["rows"] == 0
     assert files_with(tmp_path / "table", GONE) == []
+
+
+def test_a_vocabulary_of_parts_is_named(tmp_path):
+    """An element may be of other values, too."""
+    parts = column("parts", "id_list", 'split, separator = "+"; categorify', "user")
+    log = write_log(tmp_path / "log.csv", [(1, 0, GONE, 1), (0, 1, f"a+{GONE}", 1)])
+    build_table(None, tmp_path / "table", log, text=spec_of(["key"]) + parts)
+    with raises(UsageError, "parts", "--refit", "nothing was removed"):
+        forget(tmp_path / "table")
 
 
 def test_an_append_that_began_before_is_refused(tmp_path, monkeypatch):
