@@ -18,7 +18,7 @@ import pytest
 from tests.bed.draw import choose_tests, draw
 from tests.bed.lines import MARKS, mark_statements
 from tests.bed.operators import OPERATORS, Mutation, list_mutations
-from tests.bed.reach import ReachedTest
+from tests.bed.reach import ReachedTest, nearest_tests
 from tests.bed.share import count, print_share, read_results
 
 pytestmark = pytest.mark.slow
@@ -139,6 +139,12 @@ def test_tests_are_taken_while_their_seconds_last():
     some = [ReachedTest(f"tests/a.py::{n}", seconds) for n, seconds in enumerate((1, 2, 30, 1))]
     assert choose_tests(some, 10) == some[:2]
     assert choose_tests(some, 0.5) == some[:1]
+
+
+def test_files_that_import_a_module_by_other_files_may_test_it():
+    names = nearest_tests("etl/spark/history_state.py")
+    assert "tests/etl/test_late_rows.py" in names
+    assert len({*names}) == len(names)
 
 
 def test_statements_mark_their_lines_but_compiled_functions_do_not():

@@ -256,6 +256,19 @@ def test_what_work_waited_for_and_what_remote_workers_cost_is_shown(tmp_path, lo
     )
 
 
+@pytest.mark.parametrize(
+    ("headline", "lead", "more"),
+    [
+        ("fast", "fast", ""),
+        ("fast, 0.7 % waiting, good", "fast", "0.7 % waiting, good"),
+        ("25.2 k rows/s. Too short: <3", "25.2 k rows/s", "Too short: &lt;3"),
+    ],
+)
+def test_a_headline_is_cut_after_its_first_part(headline, lead, more):
+    page = report.filled(title="t", name="n", headline=headline, rest="", footer="")
+    assert f"<strong>{lead}</strong>{more}</" in page
+
+
 def test_faults_and_an_interrupted_run_are_shown(tmp_path):
     _tuned_run(tmp_path / "run", end=False)
     with RunFolder.create(tmp_path / "run", {}, resume=True) as folder:

@@ -50,7 +50,9 @@ def test_a_store_that_refuses_requests_gets_no_more_of_them():
     controller, _ = tune(pipeline, 30)
     assert pipeline.knobs.workers["decode"] == 1
     refused = itertools.repeat(next(refused))
-    go_on(controller, pipeline, 130)
+    go_on(controller, pipeline, 100)
+    assert pipeline.knobs.workers["decode"] == 1
+    go_on(controller, pipeline, 30)
     assert pipeline.knobs.workers["decode"] > pipeline.cores
 
 

@@ -180,3 +180,8 @@ def test_nothing_changes_at_rest():
     calm = rest(scenario, _simulator(scenario, ItemSimulator, 3), Tuner())
     assert calm["changes a minute"] <= 1
     assert calm["rows"] > 0.95
+
+
+def test_nothing_is_explained_before_anything_was_measured():
+    scenario = pipeline("training", 0)
+    assert Tuner().explain(Tuner().initial(scenario.limits, scenario.first_knobs)) == {}

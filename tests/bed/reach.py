@@ -10,7 +10,7 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -116,10 +116,11 @@ def nearest_tests(file: str) -> list[str]:
     """Returns the test files that may test a product file, the most likely first.
 
     These are the ones that a table of faults names for it, one of the same name, then those that import it, then those
-    of its room that mention its name. Small files come first."""
+    of its room that mention its name. Small files come first. Last come those that import it by other files."""
+    sources = {name: (ROOT / name).read_text() for name in list_files() if name.endswith(".py")}
     texts = {
-        name: (ROOT / name).read_text()
-        for name in list_files()
+        name: text
+        for name, text in sources.items()
         if name.startswith("tests/") and Path(name).match("test_*.py")
     }
     module, room = module_of(file), file.split("/")[0]
@@ -137,12 +138,26 @@ def nearest_tests(file: str) -> list[str]:
     ]
     named += [name for name in near if Path(name).stem == f"test_{Path(file).stem}"]
     others = sorted(near, key=lambda name: (near[name], len(texts[name])))
-    return list(dict.fromkeys([*named, *others]))
+    far = (name for name in _importing(file, sources) if name in texts)
+    return list(dict.fromkeys([*named, *others, *far]))
+
+
+def _importing(file: str, sources: Mapping[str, str]) -> Iterator[str]:
+    """Yields the files that import a file, then those that import these, and so on."""
+    known, ring = {file}, [file]
+    while ring:
+        modules = [rf"from {re.escape(module_of(name))} import" for name in ring]
+        pattern = re.compile("|".join(modules))
+        ring = [
+            name for name, text in sources.items() if name not in known and pattern.search(text)
+        ]
+        known.update(ring)
+        yield from sorted(ring, key=lambda name: len(sources[name]))
 
 
 def module_of(file: str) -> str:
     name = file.removesuffix(".py").replace("/", ".")
-    return name if name.startswith("sluice.") else f"sluice.{name}"
+    return name if name.startswith(("sluice.", "tests.")) else f"sluice.{name}"
 
 
 @cache

@@ -19,10 +19,12 @@ from sluice.agent.report.incidents import NO_STALL
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.common.errors import UsageError
+from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.__main__ import main
+from sluice.ingest.options import table_named
 from sluice.tools.bench_run import consume
 from tests.agent.run_figures import assert_same_figures
-from tests.etl.tables import write_rows
+from tests.etl.tables import column, write_rows, write_spec
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
@@ -122,6 +124,15 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
     )
     assert figures["rows"] == 480
     assert f"2 files from {tmp_path / 'a'} version" in capsys.readouterr().err
+
+
+def test_a_spec_permits_functions_of_a_feature_table_and_describes_other_files(table, tmp_path):
+    spec = tmp_path / "own.toml"
+    spec.write_text(write_spec("label:int I1:float", column("I1", "dense", "fill")))
+    code = CodeOptions(own_spec=str(spec))
+    assert table_named([table.uri], None, code).fields == table.fields
+    path = write_rows(tmp_path / "rows.parquet", label=[0, 1], I1=[0.5, 1.5], other=[1, 2])
+    assert [field.name for field in table_named([str(path)], None, code).fields] == ["label", "I1"]
 
 
 def test_faults_on_purpose_happen_and_change_no_order(table, tmp_path):

@@ -195,6 +195,7 @@ def test_something_of_every_kind_stands_for_a_row_group_that_cannot_be_read(tmp_
         OSError("damaged"), Read(file=0, group=1, rows=3, parts=()), pa.schema([("x", kind)])
     )
     assert (table.num_rows, table.schema.field("x").type) == (3, kind)
+    assert table["x"].null_count == 0
     assert books.summary()["rows_set_aside"] == 3
     books.close()
 

@@ -1,6 +1,7 @@
 """The rows plan on a grid: it is the order's contract, so what is checked here must hold for ever."""
 
 import itertools
+import random
 from collections import Counter
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from sluice.ingest.flow.place_rows import compose_order
 from sluice.ingest.permutations import permutation, window_halves
-from sluice.ingest.row_order import PlanError, Position, RowsPlan
+from sluice.ingest.row_order import PlanError, Position, Read, RowsPlan, WindowPart
 from tests.ingest import twin
 from tests.raises import raises
 
@@ -114,6 +115,33 @@ def test_a_row_group_of_many_windows_is_read_once():
     plan = RowsPlan(groups=((1000,) * 8,), batch_size=8, streams=8, window_rows=100, shuffle=False)
     assert len(plan.schedule(0).windows) == 8 * 13
     assert len(plan.schedule(0).reads) == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_have_each_row_and_each_part_without_rows_once(seed):
+    draw = random.Random(seed)
+    rows = draw.randint(1, 30)
+    starts = [draw.randrange(rows) for _ in range(5)]
+    parts = [
+        WindowPart(window, 7 * window, start, draw.randint(start, min(rows, start + 9)))
+        for window, start in enumerate(starts)
+    ]
+    cuts = sorted({0, rows, *draw.choices([*starts, *range(rows)], k=4)})
+
+    def spans(read):
+        for part in read.parts:
+            assert 0 <= part.start <= part.stop <= read.rows
+            yield part.window, part.at, read.first + part.start, part.stop - part.start
+
+    read = Read(file=0, group=0, rows=rows, parts=tuple(parts))
+    made = [span for piece in read.cut_at(cuts) for span in spans(piece)]
+    one_by_one = [
+        [(w, at + n, start + n) for w, at, start, count in some for n in range(count)]
+        for some in (sorted(made), spans(read))
+    ]
+    assert one_by_one[0] == one_by_one[1]
+    empty = [[span for span in some if not span[3]] for some in (sorted(made), spans(read))]
+    assert empty[0] == empty[1]
 
 
 def test_each_epoch_and_seed_has_an_order_of_its_own_also_of_row_groups():
