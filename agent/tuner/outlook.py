@@ -25,7 +25,7 @@ from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.tuner.lock import lock_capacity
 from sluice.agent.tuner.settings import TunerSettings
-from sluice.agent.tuner.stage_model import COMPUTES, StageModel, log_shape
+from sluice.agent.tuner.stage_model import COMPUTES, StageModel
 from sluice.agent.tuner.state import TunerState
 from sluice.ingest.knobs import FETCH, REQUESTS_A_CORE, Knobs
 
@@ -58,14 +58,13 @@ class Outlook:
         """Draws shape and level of each stage, the lock's shares and what a process costs."""
         random, count = np.random.default_rng(_SEED), self.settings.draws
         places = (np.arange(count) + 0.5) / count * 0.999999
+        self._known = {n: stage.posterior() for n, stage in self.known.items()}
         self._shape: dict[str, ndarray] = {}
-        self._level: dict[str, ndarray] = {}
-        for name, stage in self.known.items():
-            p, level, variance = stage.posterior()
-            shape = np.searchsorted(np.cumsum(p), places)[random.permutation(count)]
-            noise = random.standard_normal(count)
+        self._noise: dict[str, ndarray] = {}
+        for name, known in self._known.items():
+            shape = np.searchsorted(np.cumsum(known.p), places)[random.permutation(count)]
             self._shape[name] = shape
-            self._level[name] = level[shape] + np.sqrt(variance[shape]) * noise
+            self._noise[name] = np.sqrt(known.variance[shape]) * random.standard_normal(count)
         self._overhead = np.exp(
             random.uniform(math.log(_OVERHEAD[0]), math.log(_OVERHEAD[1]), count)
         )
@@ -101,13 +100,13 @@ class Outlook:
     def _seconds(self, name: str, workers: int, backend: str) -> tuple[ndarray, ndarray]:
         """Returns draws of the useful and of the processor seconds of a row, without waits for the lock."""
         stage = self.known[name]
-        shape, level = self._shape[name], self._level[name]
-        now = np.exp(level + log_shape(self.workers(name))[shape])
+        shape, counts = self._shape[name], np.array([self.workers(name), workers])
+        drawn = self._known[name].costs(counts)[:, shape] + self._noise[name]
+        now, then = np.exp(drawn)
         cpu = np.minimum(stage.cpu_s, now)
         if backend == stage.backend:
-            busy = np.exp(level + log_shape(workers)[shape])
-            cpu = np.where(COMPUTES[shape], cpu * busy / now, cpu)
-            return busy, np.minimum(cpu, busy)
+            cpu = np.where(COMPUTES[shape], cpu * then / now, cpu)
+            return then, np.minimum(cpu, then)
         left = stage.on(backend)
         if left is not None:
             busy = np.full(len(now), left.curve(np.array([workers]))[0])

@@ -30,20 +30,22 @@ def _list_shapes() -> ndarray:
     """Returns the kind and the parameters of each hypothesis."""
     rows = [(0, 0.0, 0.0)]
     rows += [(1, share, 0.0) for share in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)]
-    rows += [(2, share, 0.0) for share in (1e-4, 5e-4, 2e-3, 1e-2, 5e-2, 0.2)]
+    rows += [(2, share, 0.0) for share in (1e-4, 5e-4, 2e-3, 4e-3, 1e-2, 2.5e-2, 6e-2, 0.12, 0.25)]
     rows += [(3, most, 0.0) for most in _CAPS]
-    rows += [(4, edge, factor) for edge in _CLIFFS for factor in (1.5, 2.5, 4.5)]
+    rows += [(4, edge, factor) for edge in _CLIFFS for factor in (1.5, 2.5, 4.5, 30.0)]
     return np.array(rows)
 
 
 SHAPES = _list_shapes()
 COMPUTES = np.isin(SHAPES[:, 0], (2, 4))
 """The shapes whose added cost is processor time, and not only waiting."""
-_BY_HAND = {False: (0.70, 0.08, 0.03, 0.14, 0.05), True: (0.62, 0.07, 0.09, 0.15, 0.07)}
-"""Whether a stage mostly computes → the probability of each kind, without a network."""
+_KIND_SHARES = {False: (0.70, 0.08, 0.03, 0.14, 0.05), True: (0.62, 0.07, 0.09, 0.15, 0.07)}
+"""Whether a stage mostly computes → the probability of each kind of shape."""
 
 _MISFIT = 0.03  # no shape is known better than this, as a share of the cost
 _COARSE = 0.2  # the shapes lie so far apart, as a share of a shape's logarithm
+_BENT, _REACH = 0.15, 0.5  # costs bend so far from a shape, over so much of a logarithm of workers
+_SHARE_SPREAD = 0.1  # of a logarithm: of a share of processor time
 _DRIFT = 0.01  # by which a level may wander in a second
 _HAZARD = 0.01  # change points a look, before any data
 _JUMP = 0.8  # how far a level jumps
@@ -76,11 +78,16 @@ def log_shape(workers: int) -> ndarray:
     return np.log(np.where((kind == 4) & (workers > a), factor, growth))
 
 
-@functools.lru_cache(maxsize=4096)
-def _log_prior(kinds: tuple[float, ...]) -> ndarray:
-    """Returns the logarithm of each shape's prior. The shapes of a kind share its probability."""
+@functools.cache
+def _log_prior(cpu_share: float, workers: int) -> ndarray:
+    """Returns the logarithm of each shape's prior. The shapes of a kind share its probability.
+
+    A shape that only adds waiting leaves less of the time for the processor than a stage that computes uses."""
     of = SHAPES[:, 0].astype(int)
-    return np.asarray(np.log(np.array(kinds)[of] / np.bincount(of, minlength=len(KINDS))[of]))
+    kinds = np.array(_KIND_SHARES[cpu_share > 0.5])
+    log_p = np.log(kinds[of] / np.bincount(of, minlength=len(KINDS))[of])
+    excess = np.maximum(0.0, log_shape(workers) + math.log(max(cpu_share, 0.05)))
+    return np.asarray(log_p - np.where(COMPUTES, 0.0, 0.5 * (excess / _SHARE_SPREAD) ** 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +103,69 @@ class Sighting:
     at: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Posterior:
+    """What is known of a stage's cost: the probability of each shape, and the level under each."""
+
+    p: ndarray
+    level: ndarray
+    variance: ndarray
+    log_workers: ndarray
+    """Of the sightings."""
+    pull: ndarray
+    """Of each sighting and shape: by how much costs nearby differ from the shape."""
+    precision: ndarray
+    """Between the sightings."""
+
+    def costs(self, workers: ndarray) -> ndarray:
+        """Returns the logarithm of the cost with these numbers of workers under each shape.
+
+        What was seen counts more than the shape: near a sighting, the cost is the one that was seen."""
+        return np.asarray(
+            self.level + _log_shapes(tuple(workers.tolist())) + self._near(workers) @ self.pull
+        )
+
+    def spread(self, workers: int) -> ndarray:
+        """Returns the variance of that under each shape."""
+        near = self._near(np.array([workers]))[0]
+        bent = max(0.0, _BENT**2 - float(near @ self.precision @ near))
+        shape = log_shape(workers)
+        coarse = np.min(
+            [np.abs(shape - s) for s in _log_shapes(tuple(self._counts()))], axis=0
+        )
+        return np.asarray(self.variance + np.minimum(bent, (_COARSE * coarse) ** 2))
+
+    def _counts(self) -> list[int]:
+        return [round(n) for n in np.exp(self.log_workers)]
+
+    def _near(self, workers: ndarray) -> ndarray:
+        apart = np.abs(np.log(workers)[:, None] - self.log_workers[None])
+        return np.asarray(_BENT**2 * np.exp(-apart / _REACH))
+
+
 @functools.lru_cache(maxsize=512)
 def _posterior(
-    seen: tuple[Sighting, ...], now: int, kinds: tuple[float, ...], at: float | None
-) -> tuple[ndarray, ndarray, ndarray]:
-    """Returns the probability of each shape, and the mean and the variance of the present level under each."""
-    log_p = _log_prior(kinds).copy()
+    seen: tuple[Sighting, ...], now: int, cpu_share: float, workers: int, at: float | None
+) -> Posterior:
+    log_p = _log_prior(cpu_share, workers).copy()
     newest = max(s.at for s in seen) if at is None else at
+    shapes = _log_shapes(tuple(s.workers for s in seen))
+    epoch_of = np.array([s.epoch for s in seen])
+    log_s = np.array([s.log_s for s in seen])
+    spread = np.array(
+        [1 / s.weight + _MISFIT**2 + _DRIFT**2 * max(0.0, newest - s.at) for s in seen]
+    )
+    off = log_s[:, None] - shapes
     level = variance = np.zeros(len(SHAPES))
     epochs: list[tuple[ndarray, ndarray, ndarray]] = []
-    for epoch in sorted({s.epoch for s in seen}):
-        group = [s for s in seen if s.epoch == epoch]
-        spread = np.array(
-            [1 / s.weight + _MISFIT**2 + _DRIFT**2 * max(0.0, newest - s.at) for s in group]
-        )
-        shapes = _log_shapes(tuple(s.workers for s in group))
-        surest = shapes[np.argmin(spread)]
-        weight = 1 / (spread[:, None] + (_COARSE * (shapes - surest)) ** 2)
-        levels = np.array([s.log_s for s in group])[:, None] - shapes
-        mean = (weight * levels).sum(0) / weight.sum(0)
-        if len(group) > 1:
-            misfit = weight * (levels - mean) ** 2 - np.log(weight * spread[:, None])
+    for epoch in sorted(set(epoch_of.tolist())):
+        own = epoch_of == epoch
+        surest = shapes[own][np.argmin(spread[own])]
+        weight = 1 / (spread[own, None] + (_COARSE * (shapes[own] - surest)) ** 2)
+        mean = (weight * off[own]).sum(0) / weight.sum(0)
+        off[own] -= mean
+        if own.sum() > 1:
+            misfit = weight * off[own] ** 2 - np.log(weight * spread[own, None])
             log_p -= 0.5 * misfit.sum(0)
         epochs.append((mean, 1 / weight.sum(0), surest))
         if epoch == now:
@@ -124,7 +173,10 @@ def _posterior(
     for before, after in itertools.pairwise(epochs):
         log_p += _log_jump(before, after)
     p = np.exp(log_p - log_p.max())
-    return p / p.sum(), level, variance
+    log_workers = np.log([s.workers for s in seen])
+    apart = np.abs(log_workers[:, None] - log_workers[None])
+    precision = np.linalg.inv(_BENT**2 * np.exp(-apart / _REACH) + np.diag(spread))
+    return Posterior(p / p.sum(), level, variance, log_workers, precision @ off, precision)
 
 
 def _log_jump(
@@ -184,13 +236,15 @@ class StageModel:
     process_bytes: int = 0
     noise: float = 0.2
     """Relative noise of one item, learned."""
+    sway: float = 0.0
+    """Relative noise that many items have together, learned."""
     measured: int = 0
     """How many looks taught that."""
     elsewhere: Mapping[str, tuple[tuple[Sighting, ...], int]] = field(default_factory=dict)
     """Back end → its sightings and their epoch."""
     suspicion: Suspicion | None = None
-    kinds: tuple[float, ...] = ()
-    """The probability of each kind of shape. Empty: by hand."""
+    workers: int = 1
+    """At work at the last look."""
     _from: tuple[StageStats, float] | None = None
     _skip_to: int = 0  # items that began before a resize end until this count
 
@@ -288,10 +342,11 @@ class StageModel:
             cpu_s=self.cpu_s + 0.5 * (cpu_s - self.cpu_s) if self.known else cpu_s,
             turn_s=turn_s,
             item_rows=rows / items,
+            workers=max(1, now.workers - now.starting),
             item_bytes=max(0.99 * self.item_bytes, (now.bytes - then.bytes) / items),
             cpu_share=self.cpu_share + 0.4 * (share - self.cpu_share) if self.known else share,
         )
-        variance = _FLOOR**2 + self.noise**2 / items + (0.3 * lock_share) ** 2
+        variance = _FLOOR**2 + self.noise**2 / items + self.sway**2 + (0.3 * lock_share) ** 2
         workers = max(1, now.workers - now.starting)
         # The logarithm of a mean of few uneven items is too low on average.
         log_s = math.log(useful * finished_s / rows) + min(0.5, self.noise**2 / (2 * items))
@@ -354,25 +409,26 @@ class StageModel:
         return replace(learned, suspicion=suspicion)._average(workers, log_s, variance, at)
 
     def _learn_noise(self, error: float, items: float) -> StageModel:
-        """Returns the model with the noise of one item that this error shows. An event is not taken for noise."""
-        off = math.sqrt(max(0.0, error * error - _FLOOR**2) * min(items, 10))
-        off = min(off, 2.5 * self.noise + 0.1)
-        learned = self.noise + max(0.1, 1 / (3 + self.measured)) * (off - self.noise)
-        return replace(self, noise=min(2.5, max(0.03, learned)), measured=self.measured + 1)
+        """Returns the model with the noise that this error shows. An event is not taken for noise.
+
+        Few items differ by chance. If many items together are dearer, it is the sway of all costs."""
+        off = math.sqrt(max(0.0, error * error - _FLOOR**2))
+        pace = max(0.1, 1 / (3 + self.measured))
+        learned = replace(self, measured=self.measured + 1)
+        if items > _MOST_ITEMS:
+            off = min(off, 2.5 * self.sway + 0.1)
+            return replace(learned, sway=min(0.5, self.sway + pace * (off - self.sway)))
+        off = min(off * math.sqrt(items), 2.5 * self.noise + 0.1)
+        noise = self.noise + pace * (off - self.noise)
+        return replace(learned, noise=min(2.5, max(0.03, noise)))
 
     def _log_likelihood(self, workers: int, log_s: float, variance: float, at: float) -> float:
         """Returns the logarithm of how likely a measured cost is without a change point."""
-        p, level, spread = self.posterior(at)
-        shape = log_shape(workers)
-        coarse = (_COARSE * (shape - log_shape(self._nearest(workers)))) ** 2
-        both = spread + coarse + variance
-        each = np.log(p + 1e-300) - 0.5 * (log_s - level - shape) ** 2 / both - 0.5 * np.log(both)
+        known = self.posterior(at)
+        off = log_s - known.costs(np.array([workers]))[0]
+        both = known.spread(workers) + variance
+        each = np.log(known.p + 1e-300) - 0.5 * off**2 / both - 0.5 * np.log(both)
         return float(np.logaddexp.reduce(each))
-
-    def _nearest(self, workers: int) -> int:
-        """Returns the number of workers nearest to this one whose present cost was seen."""
-        seen = [s.workers for s in self.seen if s.epoch == self.epoch]
-        return min(seen, key=lambda n: abs(n - workers))
 
     def _average(self, workers: int, log_s: float, variance: float, at: float) -> StageModel:
         """Returns the model with a cost that is no surprise."""
@@ -400,29 +456,28 @@ class StageModel:
 
     # ---- knowing
 
-    def posterior(self, at: float | None = None) -> tuple[ndarray, ndarray, ndarray]:
-        """Returns the probability of each shape, and the mean and the variance of the level under each."""
-        return _posterior(self.seen, self.epoch, self.kinds or _BY_HAND[self.cpu_share > 0.5], at)
+    def posterior(self, at: float | None = None) -> Posterior:
+        """Returns what is known of the cost."""
+        return _posterior(self.seen, self.epoch, round(self.cpu_share, 1), self.workers, at)
 
     def level(self, workers: int, at: float | None = None) -> tuple[float, float]:
         """Returns the expected logarithm of a row's seconds with so many workers, and its spread."""
-        p, level, variance = self.posterior(at)
-        costs = level + log_shape(workers)
-        mean = float(p @ costs)
-        coarse = (_COARSE * (log_shape(workers) - log_shape(self._nearest(workers)))) ** 2
-        return mean, math.sqrt(float(p @ ((costs - mean) ** 2 + variance + coarse)))
+        known = self.posterior(at)
+        costs = known.costs(np.array([workers]))[0]
+        mean = float(known.p @ costs)
+        return mean, math.sqrt(float(known.p @ ((costs - mean) ** 2 + known.spread(workers))))
 
     def curve(self, workers: ndarray, favour: float = 0.0) -> ndarray:
         """Returns the seconds of a row with each of these numbers of workers.
 
         With `favour`, the cost is as low as it is with that probability."""
-        p, level, _ = self.posterior()
-        costs = level + _log_shapes(tuple(workers.tolist()))
+        known = self.posterior()
+        costs = known.costs(workers)
         if not favour:
-            return np.asarray(np.exp(costs @ p))
+            return np.asarray(np.exp(costs @ known.p))
         order = np.argsort(costs, axis=1)
         rows = np.arange(len(workers))
-        lowest = np.argmax(np.cumsum(p[order], axis=1) >= favour, axis=1)
+        lowest = np.argmax(np.cumsum(known.p[order], axis=1) >= favour, axis=1)
         return np.asarray(np.exp(costs[rows, order[rows, lowest]]))
 
     def on(self, backend: str) -> StageModel | None:
