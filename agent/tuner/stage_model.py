@@ -45,7 +45,8 @@ _KIND_SHARES = {False: (0.70, 0.08, 0.03, 0.14, 0.05), True: (0.62, 0.07, 0.09, 
 _MISFIT = 0.03  # no shape is known better than this, as a share of the cost
 _COARSE = 0.2  # the shapes lie so far apart, as a share of a shape's logarithm
 _BENT, _REACH = 0.15, 0.5  # costs bend so far from a shape, over so much of a logarithm of workers
-_SHARE_SPREAD = 0.1  # of a logarithm: of a share of processor time
+_SHARE_SPREAD = 0.07  # of a share of processor time
+_SUREST = 0.01  # no cost is known better, as a share of it
 _DRIFT = 0.01  # by which a level may wander in a second
 _HAZARD = 0.01  # change points a look, before any data
 _JUMP = 0.8  # how far a level jumps
@@ -79,15 +80,11 @@ def log_shape(workers: int) -> ndarray:
 
 
 @functools.cache
-def _log_prior(cpu_share: float, workers: int) -> ndarray:
-    """Returns the logarithm of each shape's prior. The shapes of a kind share its probability.
-
-    A shape that only adds waiting leaves less of the time for the processor than a stage that computes uses."""
+def _log_prior(computes: bool) -> ndarray:
+    """Returns the logarithm of each shape's prior. The shapes of a kind share its probability."""
     of = SHAPES[:, 0].astype(int)
-    kinds = np.array(_KIND_SHARES[cpu_share > 0.5])
-    log_p = np.log(kinds[of] / np.bincount(of, minlength=len(KINDS))[of])
-    excess = np.maximum(0.0, log_shape(workers) + math.log(max(cpu_share, 0.05)))
-    return np.asarray(log_p - np.where(COMPUTES, 0.0, 0.5 * (excess / _SHARE_SPREAD) ** 2))
+    each = np.array(_KIND_SHARES[computes]) / np.bincount(of, minlength=len(KINDS))
+    return np.asarray(np.log(each[of]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +98,8 @@ class Sighting:
     weight: float
     """One over the variance of `log_s`."""
     at: float
+    cpu_share: float = 0.0
+    """Processor time as a share of the useful time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,9 +144,9 @@ class Posterior:
 
 @functools.lru_cache(maxsize=512)
 def _posterior(
-    seen: tuple[Sighting, ...], now: int, cpu_share: float, workers: int, at: float | None
+    seen: tuple[Sighting, ...], now: int, computes: bool, at: float | None
 ) -> Posterior:
-    log_p = _log_prior(cpu_share, workers).copy()
+    log_p = _log_prior(computes).copy()
     newest = max(s.at for s in seen) if at is None else at
     shapes = _log_shapes(tuple(s.workers for s in seen))
     epoch_of = np.array([s.epoch for s in seen])
@@ -170,6 +169,8 @@ def _posterior(
         epochs.append((mean, 1 / weight.sum(0), surest))
         if epoch == now:
             level, variance = mean, 1 / weight.sum(0)
+            shares = np.array([s.cpu_share for s in seen])[own, None]
+            log_p -= _misfit_of_shares(shares, np.exp(-shapes[own] * ~COMPUTES))
     for before, after in itertools.pairwise(epochs):
         log_p += _log_jump(before, after)
     p = np.exp(log_p - log_p.max())
@@ -177,6 +178,14 @@ def _posterior(
     apart = np.abs(log_workers[:, None] - log_workers[None])
     precision = np.linalg.inv(_BENT**2 * np.exp(-apart / _REACH) + np.diag(spread))
     return Posterior(p / p.sum(), level, variance, log_workers, precision @ off, precision)
+
+
+def _misfit_of_shares(shares: ndarray, left: ndarray) -> ndarray:
+    """Returns how unlikely the shares of processor time are under each shape.
+
+    Where a shape adds only waiting, the share falls as the cost grows: to `left` times what it is at first."""
+    first = np.minimum(1.0, (shares * left).sum(0) / (left * left).sum(0))
+    return np.asarray(0.5 * ((shares - first * left) ** 2).sum(0) / _SHARE_SPREAD**2)
 
 
 def _log_jump(
@@ -243,8 +252,6 @@ class StageModel:
     elsewhere: Mapping[str, tuple[tuple[Sighting, ...], int]] = field(default_factory=dict)
     """Back end → its sightings and their epoch."""
     suspicion: Suspicion | None = None
-    workers: int = 1
-    """At work at the last look."""
     _from: tuple[StageStats, float] | None = None
     _skip_to: int = 0  # items that began before a resize end until this count
 
@@ -307,7 +314,8 @@ class StageModel:
         seen, epoch = past.pop(now.backend, ((), 0))
         if not seen and self.known:
             workers = max(1, now.workers)
-            seen = (Sighting(epoch, workers, self.level(workers)[0], 1.0, at),)
+            guess = self.level(workers)[0]
+            seen = (Sighting(epoch, workers, guess, 1.0, at, self.cpu_share),)
         return replace(
             self,
             backend=now.backend,
@@ -342,7 +350,6 @@ class StageModel:
             cpu_s=self.cpu_s + 0.5 * (cpu_s - self.cpu_s) if self.known else cpu_s,
             turn_s=turn_s,
             item_rows=rows / items,
-            workers=max(1, now.workers - now.starting),
             item_bytes=max(0.99 * self.item_bytes, (now.bytes - then.bytes) / items),
             cpu_share=self.cpu_share + 0.4 * (share - self.cpu_share) if self.known else share,
         )
@@ -350,7 +357,7 @@ class StageModel:
         workers = max(1, now.workers - now.starting)
         # The logarithm of a mean of few uneven items is too low on average.
         log_s = math.log(useful * finished_s / rows) + min(0.5, self.noise**2 / (2 * items))
-        return learned._take(workers, log_s, variance, items, at)
+        return learned._take(Sighting(self.epoch, workers, log_s, 1 / variance, at, share), items)
 
     def _watch(self, now: StageStats, then: StageStats, seconds: float, at: float) -> StageModel:
         """Returns the model after a look at which nothing had ended. Items under way may be older than usual."""
@@ -369,30 +376,29 @@ class StageModel:
         if age < 1.35 * usual * (1 + self.noise) or uneven:
             return self
         # The age is a lower bound. The true cost is about a quarter more, and uncertain.
-        log_s, variance = math.log(1.25 * age / self.item_rows), 0.35**2
-        last = self.seen[-1]
+        last, log_s = self.seen[-1], math.log(1.25 * age / self.item_rows)
+        new = Sighting(self.epoch, workers, log_s, 1 / 0.35**2, at, self.cpu_share)
         if last.epoch != self.epoch or last.at <= at - seconds:
-            return self._begin_epoch(workers, log_s, variance, at)
+            return self._begin_epoch(new)
         # No item has ended since this change point was believed, so it is still the same one.
-        seen = (*self.seen[:-1], Sighting(self.epoch, workers, log_s, 1 / variance, at))
-        return replace(self, seen=seen)
+        return replace(self, seen=(*self.seen[:-1], new))
 
-    def _take(
-        self, workers: int, log_s: float, variance: float, items: float, at: float
-    ) -> StageModel:
+    def _take(self, new: Sighting, items: float) -> StageModel:
         """Returns the model with one measured cost: a sighting, a suspicion or a change point."""
         if not self.known:
-            first = Sighting(self.epoch, workers, log_s, 1 / variance, at)
-            return replace(self, seen=(*self.seen[1 - _KEPT :], first))
-        error = log_s - self.level(workers, at)[0]
+            return replace(self, seen=(*self.seen[1 - _KEPT :], new))
+        log_s, variance = new.log_s, 1 / new.weight
+        error = log_s - self.level(new.workers, new.at)[0]
         learned = self._learn_noise(error, items)
         # Each shape predicts this cost, so a cost that a likely shape explains is no event.
-        log_same = self._log_likelihood(workers, log_s, variance, at)
+        log_same = self._log_likelihood(new)
         before, mean, spread = self.suspicion, log_s, variance
         if before is not None:
             both = before.variance + variance
             log_new = -0.5 * (log_s - before.log_s) ** 2 / both - 0.5 * math.log(both)
-            odds = before.log_odds + log_new - max(log_same, -8.0)
+            # What all costs have in common at two looks tells only once.
+            alone = 1 - self.sway**2 / variance
+            odds = before.log_odds + alone * (log_new - max(log_same, -8.0))
             spread = before.variance * variance / both
             mean = spread * (before.log_s / before.variance + log_s / variance)
         else:
@@ -403,10 +409,10 @@ class StageModel:
         suspicion = Suspicion(mean, spread, odds, looks) if odds > _WEAK else None
         if abs(error) > _LEAST_STEP and odds > _ODDS:
             sure = self if self.measured > _DOUBTFUL_LOOKS else learned  # an event is no noise
-            return sure._begin_epoch(workers, mean, spread, at)
+            return sure._begin_epoch(replace(new, log_s=mean, weight=1 / spread))
         if abs(error) > _LEAST_STEP and suspicion is not None and suspicion.is_strong:
             return replace(learned, suspicion=suspicion)
-        return replace(learned, suspicion=suspicion)._average(workers, log_s, variance, at)
+        return replace(learned, suspicion=suspicion)._average(new)
 
     def _learn_noise(self, error: float, items: float) -> StageModel:
         """Returns the model with the noise that this error shows. An event is not taken for noise.
@@ -422,35 +428,39 @@ class StageModel:
         noise = self.noise + pace * (off - self.noise)
         return replace(learned, noise=min(2.5, max(0.03, noise)))
 
-    def _log_likelihood(self, workers: int, log_s: float, variance: float, at: float) -> float:
+    def _log_likelihood(self, new: Sighting) -> float:
         """Returns the logarithm of how likely a measured cost is without a change point."""
-        known = self.posterior(at)
-        off = log_s - known.costs(np.array([workers]))[0]
-        both = known.spread(workers) + variance
+        known = self.posterior(new.at)
+        off = new.log_s - known.costs(np.array([new.workers]))[0]
+        both = known.spread(new.workers) + 1 / new.weight
         each = np.log(known.p + 1e-300) - 0.5 * off**2 / both - 0.5 * np.log(both)
         return float(np.logaddexp.reduce(each))
 
-    def _average(self, workers: int, log_s: float, variance: float, at: float) -> StageModel:
+    def _average(self, new: Sighting) -> StageModel:
         """Returns the model with a cost that is no surprise."""
-        kept, new = [], Sighting(self.epoch, workers, log_s, 1 / variance, at)
+        kept = []
+        surest = 1 / max(_SUREST, self.sway / 3) ** 2
         for s in self.seen:
-            if (s.epoch, s.workers) == (self.epoch, workers):
-                old = 1 / (1 / s.weight + _DRIFT**2 * max(0.0, at - s.at))
-                total = old + new.weight
-                mean = s.log_s + (log_s - s.log_s) * new.weight / total
-                new = Sighting(self.epoch, workers, mean, min(total, 1 / 0.01**2), at)
+            if (s.epoch, s.workers) == (new.epoch, new.workers):
+                total = 1 / (1 / s.weight + _DRIFT**2 * max(0.0, new.at - s.at)) + new.weight
+                share = new.weight / total
+                new = replace(
+                    new,
+                    log_s=s.log_s + (new.log_s - s.log_s) * share,
+                    cpu_share=s.cpu_share + (new.cpu_share - s.cpu_share) * share,
+                    weight=min(total, surest),
+                )
             else:
                 kept.append(s)
         return replace(self, seen=(*kept, new)[-_KEPT:])
 
-    def _begin_epoch(self, workers: int, log_s: float, variance: float, at: float) -> StageModel:
+    def _begin_epoch(self, new: Sighting) -> StageModel:
         """Returns the model after a change point."""
-        first = Sighting(self.epoch + 1, workers, log_s, 1 / variance, at)
         return replace(
             self,
             epoch=self.epoch + 1,
-            factor=math.exp(log_s - self.level(workers)[0]),
-            seen=(*self.seen[1 - _KEPT :], first),
+            factor=math.exp(new.log_s - self.level(new.workers)[0]),
+            seen=(*self.seen[1 - _KEPT :], replace(new, epoch=self.epoch + 1)),
             suspicion=None,
         )
 
@@ -458,7 +468,7 @@ class StageModel:
 
     def posterior(self, at: float | None = None) -> Posterior:
         """Returns what is known of the cost."""
-        return _posterior(self.seen, self.epoch, round(self.cpu_share, 1), self.workers, at)
+        return _posterior(self.seen, self.epoch, self.cpu_share > 0.5, at)
 
     def level(self, workers: int, at: float | None = None) -> tuple[float, float]:
         """Returns the expected logarithm of a row's seconds with so many workers, and its spread."""
@@ -511,7 +521,14 @@ class StageModel:
     def recall(self, values: Mapping[str, Any], trust: float) -> StageModel:
         """Returns the model with what an earlier run has learned. No sighting gets more weight than `trust`."""
         seen = tuple(
-            Sighting(0, int(s["workers"]), float(s["log_s"]), min(trust, float(s["weight"])), 0.0)
+            Sighting(
+                epoch=0,
+                workers=int(s["workers"]),
+                log_s=float(s["log_s"]),
+                weight=min(trust, float(s["weight"])),
+                at=0.0,
+                cpu_share=float(s["cpu_share"]),
+            )
             for s in values["seen"]
         )
         return replace(
