@@ -129,9 +129,7 @@ class Posterior:
         near = self._near(np.array([workers]))[0]
         bent = max(0.0, _BENT**2 - float(near @ self.precision @ near))
         shape = log_shape(workers)
-        coarse = np.min(
-            [np.abs(shape - s) for s in _log_shapes(tuple(self._counts()))], axis=0
-        )
+        coarse = np.min([np.abs(shape - s) for s in _log_shapes(tuple(self._counts()))], axis=0)
         return np.asarray(self.variance + np.minimum(bent, (_COARSE * coarse) ** 2))
 
     def _counts(self) -> list[int]:
@@ -143,9 +141,7 @@ class Posterior:
 
 
 @functools.lru_cache(maxsize=512)
-def _posterior(
-    seen: tuple[Sighting, ...], now: int, computes: bool, at: float | None
-) -> Posterior:
+def _posterior(seen: tuple[Sighting, ...], now: int, computes: bool, at: float | None) -> Posterior:
     log_p = _log_prior(computes).copy()
     newest = max(s.at for s in seen) if at is None else at
     shapes = _log_shapes(tuple(s.workers for s in seen))
