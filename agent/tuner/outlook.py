@@ -82,6 +82,11 @@ class Outlook:
             return 0.0
         return math.exp(stage.level(self.workers(name))[0]) * stage.item_rows
 
+    def cpu_s(self, name: str) -> float:
+        """Returns the processor seconds of a row of a stage now."""
+        stage = self.known[name]
+        return stage.cpu_share * math.exp(stage.level(self.workers(name))[0])
+
     def is_idle(self, name: str) -> bool:
         """Whether a stage does little, because the stages after it have enough."""
         stage = self.recent.stages.get(name)
@@ -103,7 +108,7 @@ class Outlook:
         shape, counts = self._shape[name], np.array([self.workers(name), workers])
         drawn = self._known[name].costs(counts)[:, shape] + self._noise[name]
         now, then = np.exp(drawn)
-        cpu = np.minimum(stage.cpu_s, now)
+        cpu = stage.cpu_share * now
         if backend == stage.backend:
             cpu = np.where(COMPUTES[shape], cpu * then / now, cpu)
             return then, np.minimum(cpu, then)
@@ -165,7 +170,7 @@ class Outlook:
         under = 0.0
         for name, stage in self.known.items():
             if self._backend(name, knobs) != "process":
-                under += self.state.lock.share(name) * stage.cpu_s
+                under += self.state.lock.share(name) * self.cpu_s(name)
         return max(0.05, 1 - float(self.state.lock.mean[-1])) / max(under, 1e-15)
 
     @property
@@ -183,9 +188,7 @@ class Outlook:
     def holder(self) -> str | None:
         """Returns the stage that holds the lock longest for a row. None: no stage in threads does."""
         held = {
-            n: self.state.lock.share(n)
-            * stage.cpu_share
-            * math.exp(stage.level(self.workers(n))[0])
+            n: self.state.lock.share(n) * self.cpu_s(n)
             for n, stage in self.known.items()
             if stage.backend != "process"
         }
@@ -236,10 +239,10 @@ class Outlook:
             left = stage.on(other)
             over = math.sqrt(_OVERHEAD[0] * _OVERHEAD[1]) if other == "process" else 1.0
             busy = np.full(len(counts), now * over) if left is None else left.curve(counts)
-            others = {other: _points(counts, busy, stage.cpu_s * over)}
+            others = {other: _points(counts, busy, stage.cpu_share * now * over)}
         return StageCost(
             name=stage.name,
-            points=_points(counts, stage.curve(counts, favour) + turns_s, stage.cpu_s),
+            points=_points(counts, stage.curve(counts, favour) + turns_s, stage.cpu_share * now),
             item_bytes=stage.item_bytes,
             process_bytes=stage.process_bytes,
             backend=stage.backend,

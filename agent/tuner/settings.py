@@ -30,7 +30,7 @@ class TunerSettings:
     # What a change is worth.
     draws: int = 96
     """How many times the costs are drawn from what is known of them."""
-    price: float = 0.03
+    price: float = 0.025
     """The price of a change, as a share of the rows. Each further visit of a setting doubles it."""
     trial_s: float = 2.0
     """Seconds until it shows that a change brings fewer rows, besides the time of its items."""

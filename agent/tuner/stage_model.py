@@ -60,6 +60,7 @@ _FEW_ITEMS, _MOST_ITEMS = (
     0.3,
     12.0,
 )  # noise of a mean that needs no more items; the most items waited for
+_ALL = 50  # items that are uneven together show a sway of all costs
 _UNEVEN, _MISSED = (
     0.5,
     6.0,
@@ -231,8 +232,6 @@ class StageModel:
     """How many times dearer the last change point made a row."""
     cpu_share: float = 0.0
     """Processor time as a share of the useful time."""
-    cpu_s: float = 0.0
-    """Processor seconds of a row at the present number of workers."""
     turn_s: float | None = None
     """Seconds for which an item waits for a lock that is always held, in a stage that hardly holds it itself. None: not
     measured yet."""
@@ -335,7 +334,6 @@ class StageModel:
         waited = (now.core_wait_s - then.core_wait_s) / whole + lock_share
         useful = max(1 - waited, cpu, 1e-3)
         share = min(1.0, max(0.0, cpu / useful))
-        cpu_s = cpu * finished_s / rows
         turn_s = self.turn_s
         if held > _HELD:
             new = lock_share * finished_s / items / held
@@ -343,7 +341,6 @@ class StageModel:
         learned = replace(
             self,
             _from=(now, at),
-            cpu_s=self.cpu_s + 0.5 * (cpu_s - self.cpu_s) if self.known else cpu_s,
             turn_s=turn_s,
             item_rows=rows / items,
             item_bytes=max(0.99 * self.item_bytes, (now.bytes - then.bytes) / items),
@@ -407,20 +404,23 @@ class StageModel:
             sure = self if self.measured > _DOUBTFUL_LOOKS else learned  # an event is no noise
             return sure._begin_epoch(replace(new, log_s=mean, weight=1 / spread))
         if abs(error) > _LEAST_STEP and suspicion is not None and suspicion.is_strong:
-            return replace(learned, suspicion=suspicion)
+            return replace(self, suspicion=suspicion)
         return replace(learned, suspicion=suspicion)._average(new)
 
     def _learn_noise(self, error: float, items: float) -> StageModel:
         """Returns the model with the noise that this error shows. An event is not taken for noise.
 
         Few items differ by chance. If many items together are dearer, it is the sway of all costs."""
-        off = math.sqrt(max(0.0, error * error - _FLOOR**2))
         pace = max(0.1, 1 / (3 + self.measured))
         learned = replace(self, measured=self.measured + 1)
-        if items > _MOST_ITEMS:
+        of_all = error * error - _FLOOR**2
+        if items > _ALL:
+            off = math.sqrt(max(0.0, of_all - self.noise**2 / items))
             off = min(off, 2.5 * self.sway + 0.1)
-            return replace(learned, sway=min(0.5, self.sway + pace * (off - self.sway)))
-        off = min(off * math.sqrt(items), 2.5 * self.noise + 0.1)
+            sway = math.sqrt(self.sway**2 + pace * (off**2 - self.sway**2))
+            return replace(learned, sway=min(0.5, sway))
+        off = math.sqrt(max(0.0, of_all - self.sway**2) * min(items, 10))
+        off = min(off, 2.5 * self.noise + 0.1)
         noise = self.noise + pace * (off - self.noise)
         return replace(learned, noise=min(2.5, max(0.03, noise)))
 
@@ -500,7 +500,7 @@ class StageModel:
         return {
             "workers": workers,
             "busy_us_a_row": 1e6 * math.exp(log_s),
-            "cpu_us_a_row": 1e6 * self.cpu_s,
+            "cpu_us_a_row": 1e6 * self.cpu_share * math.exp(log_s),
             "spread": spread,
         }
 
@@ -510,7 +510,6 @@ class StageModel:
         return {
             "backend": self.backend,
             "cpu_share": self.cpu_share,
-            "cpu_s": self.cpu_s,
             "seen": now,
         }
 
@@ -531,6 +530,5 @@ class StageModel:
             self,
             backend=values["backend"],
             cpu_share=float(values["cpu_share"]),
-            cpu_s=float(values["cpu_s"]),
             seen=seen,
         )

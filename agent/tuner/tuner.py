@@ -297,13 +297,13 @@ def noticed(state: TunerState) -> dict[str, str] | None:
 
 
 def _start_share(before: Knobs, after: Knobs, seen: Outlook) -> float:
-    """Returns the share of the rows that is lost while processes start, as each start takes a core."""
+    """Returns the share of the rows that is lost while processes start, as each takes a core for a second."""
     more = 0
     for name, count in after.workers.items():
         if after.backend.get(name) == "process":
             more += max(0, count - before.workers[name] * (before.backend.get(name) == "process"))
     quota = max(seen.recent.cpu_quota, 1e-9)
-    return min(more / quota, 0.5) * min(1.0, seen.recent.cpu / quota)
+    return min(more / (seen.settings.start_s * quota), 0.5) * min(1.0, seen.recent.cpu / quota)
 
 
 def _differs(a: Knobs, b: Knobs, stage: str) -> bool:
