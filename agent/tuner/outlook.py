@@ -168,7 +168,7 @@ class Outlook:
         if not self.state.lock.seen:
             return math.inf
         under = 0.0
-        for name, stage in self.known.items():
+        for name in self.known:
             if self._backend(name, knobs) != "process":
                 under += self.state.lock.share(name) * self.cpu_s(name)
         return max(0.05, 1 - float(self.state.lock.mean[-1])) / max(under, 1e-15)
