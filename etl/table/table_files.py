@@ -298,8 +298,7 @@ def _iceberg_table(uri: str) -> Table:
         if (named := _CATALOG.fullmatch(uri)) is not None:
             return load_catalog(named[1]).load_table(named[2])
         place = Place.of(uri)
-        where = place.name if place.scheme else os.path.abspath(place.path)
-        return StaticTable.from_metadata(where, place.iceberg)
+        return StaticTable.from_metadata(place.name, place.iceberg)
     except Exception as error:  # each catalog and store has errors of its own
         raise TableFilesError(
             f"{uri}: is no Iceberg table that can be read ({type(error).__name__}: {first_line(error)}); name "

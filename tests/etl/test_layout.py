@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from sluice import FeatureTable
 from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.new_files import _is_repetitive
+from sluice.etl.table.new_files import _is_repetitive, speed_layout
 from sluice.ingest.loader import BatchLoader
 from tests.etl.test_placement import SPEC, answer
 
@@ -92,3 +92,10 @@ def test_numbers_have_a_dictionary_where_it_takes_fewer_bytes():
     assert not _is_repetitive(column(chance.normal(size=1000), pa.float32()))
     assert not _is_repetitive(column([], pa.float32()))
     assert not _is_repetitive(column([b"abcd"] * 1000, pa.binary()))
+
+
+def test_what_repeats_has_a_dictionary_and_of_texts_what_is_named():
+    rows = {"few": [7] * 99, "many": range(99), "word": ["a"] * 99, "text": map(str, range(99))}
+    first = pa.table({name: pa.array(values) for name, values in rows.items()})
+    assert speed_layout(first)["use_dictionary"] == ["few", "word"]
+    assert speed_layout(first, {"text"})["use_dictionary"] == ["few", "text"]

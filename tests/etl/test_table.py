@@ -15,7 +15,7 @@ from threading import Barrier
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice.common.stores import StoreError
@@ -273,6 +273,16 @@ def test_of_two_appends_with_histories_the_second_runs_again(table):
     now = FeatureTable.open(table.uri)
     assert (now.version, now.records.keys() & {"job-0", "job-1"}) == (1, {"job-0"})
     assert publish(store, Base.read(store), second, table.fields) == 2
+
+
+def test_no_commit_removes_the_log_of_an_older_version(table):
+    """A pinned version is read by it, however old it is."""
+    expired = {"delta.checkpointInterval": "1", "delta.logRetentionDuration": "interval 0 seconds"}
+    DeltaTable(table.uri).alter.set_table_properties(expired)
+    for number in (1, 2):
+        small_table(table.uri, rows=100, mode="append", first=9000 * number)
+    logs = {path.name for path in Path(table.uri, "_delta_log").glob("*[0-9].json")}
+    assert logs >= {f"{version:020}.json" for version in (1, 2, 3)}
 
 
 @pytest.mark.parametrize("lost", ["data/20200101T000000-dead", "_sluice/state/more"])

@@ -88,8 +88,10 @@ def test_each_kind_gives_the_rows_of_plain_files(tmp_path, rows, wanted, kind, r
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_guessed_spec_loads_each_kind(tmp_path, rows, kind, capsys):
-    source = make(kind, tmp_path / "t", *rows)
+def test_a_guessed_spec_loads_each_kind(tmp_path, rows, kind, capsys, monkeypatch):
+    """By a path from here, too."""
+    monkeypatch.chdir(tmp_path)
+    source = os.path.relpath(make(kind, tmp_path / "t", *rows))
     guess.main([source, "--label", "click"])
     text = capsys.readouterr().out
     spec = Spec.own(text)

@@ -127,6 +127,14 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
         ]
 
 
+@pytest.mark.parametrize("damaged", ["v0", 3, None, [["version", 0]]])
+def test_a_state_that_names_no_table_is_refused(table, damaged):
+    with open_loader(table, batch_size=80) as loader:
+        state = {**loader.state_dict(), "table": damaged}
+        with raises(LoaderError, "other rows", "version"):
+            loader.load_state_dict(state)
+
+
 def test_a_state_that_release_0_2_0_wrote_goes_on_at_its_row(table):
     """The hash of the whole epoch is the one that release 0.2.0 had."""
     state = (
@@ -157,9 +165,12 @@ def test_a_broken_off_epoch_is_followed_by_the_next(table):
         orders = [(list(loader), loader.order_hash)[1] for _ in range(2)]
     with open_loader(table, batch_size=80, epochs=3) as loader:
         assert [(b.epoch, b.step) for b in itertools.islice(loader, 3)] == [(0, 0), (0, 1), (0, 2)]
-        for epoch in (1, 2, 3):  # more than it was made for
+        state, batches = loader.state_dict(), iter(loader)
+        assert [next(batches).epoch for _ in range(2)] == [1, 1]
+        loader.load_state_dict(state)  # which goes back within an epoch that is under way
+        for epoch in (0, 1, 2, 3):  # more than it was made for
             assert {b.epoch for b in loader} == {epoch}
-            assert epoch > 1 or loader.order_hash == orders[1]
+            assert epoch > 1 or loader.order_hash == orders[epoch]
 
 
 def test_taking_just_the_batches_of_an_epoch_leads_to_the_next(table, monkeypatch):
