@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
+from sluice.common.dropped import close_when_dropped
 from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
 from sluice.ingest.errors import LoaderError, SourceError
@@ -63,7 +64,6 @@ class BatchLoader(IterableDataset[Batch]):
         self._remote = None
         if config.workers:
             self._remote = _remote_reads(config.workers, self._input)
-            weakref.finalize(self, self._remote.close)
         self._origins, groups = Origins(self.plan, share), self._input.groups
         self._quarantine = Quarantine(
             config.errors, self._origins, lambda file: groups.files[file].path
@@ -89,8 +89,8 @@ class BatchLoader(IterableDataset[Batch]):
         """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
         not depend on the knobs. Each rank has its own."""
         _open_pipelines.add(self.pipeline)
-        for close in (self.pipeline.close, self._input.groups.close):
-            weakref.finalize(self, close).atexit = False  # at exit, `_close_all` does this
+        ends_waits = () if self._remote is None else (self._remote.close,)
+        close_when_dropped(self, *ends_waits, self.pipeline.close, self._input.groups.close)
 
     @property
     def table(self) -> FeatureTable | ParquetFiles:

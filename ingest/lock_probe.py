@@ -36,7 +36,9 @@ class LockProbe:
     ) -> None:
         self._clock, self._sleep, self._core_wait_s = clock, sleep, core_wait_s
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        self._lock = threading.RLock()  # the garbage collector may call `leave` at any moment
+        self._lock = (
+            threading.RLock()
+        )  # the collector may end an epoch, which calls `leave`, at any moment
         self._runs = False
         self._samples = 0
         self.held_s = 0.0
@@ -45,9 +47,12 @@ class LockProbe:
         with self._lock:
             self._users.add(user)
             self._samples = 0
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="sluice-lock-probe", daemon=True).start()
+            starts = not self._runs
+            self._runs = True
+        if (
+            starts
+        ):  # without the lock, because the collector may call `leave` in the thread that starts
+            threading.Thread(target=self._run, name="sluice-lock-probe", daemon=True).start()
 
     def leave(self, user: object) -> None:
         with self._lock:

@@ -379,7 +379,9 @@ class Pipeline(StagePools):
         return series
 
     def end(self) -> None:
-        """Stops all workers, because the interpreter exits."""
+        """Stops all workers, also remote ones, because the interpreter exits."""
+        if self._remote is not None:
+            self._remote.close()
         self.stop()
         self.ended = True
 

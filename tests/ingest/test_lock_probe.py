@@ -62,3 +62,24 @@ def test_the_thread_ends_with_its_last_user_and_begins_with_the_next():
     assert threads() == 1
     del user
     eventually(lambda: threads() == 0)
+
+
+def test_another_thread_may_leave_while_the_probe_starts(monkeypatch):
+    """The collector calls `leave` in any thread, also in the one that starts."""
+    user, left = threading.Event(), threading.Event()
+    probe = LockProbe(sleep=lambda _: None, core_wait_s=lambda: 0.0)
+    start = threading.Thread.start
+
+    def leave():
+        probe.leave(user)
+        left.set()
+
+    def start_after_leaving(thread):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        threading.Thread(target=leave, daemon=True).start()
+        assert left.wait(timeout=20)
+        thread.start()
+
+    monkeypatch.setattr(threading.Thread, "start", start_after_leaving)
+    probe.enter(user)
+    eventually(lambda: all(t.name != "sluice-lock-probe" for t in threading.enumerate()))
