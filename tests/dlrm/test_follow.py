@@ -268,18 +268,20 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
         assert new_state["step"] == old_state["step"] > 0
 
 
-def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path):
-    """Neither its weights nor its states are cut."""
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_grown_table_with_a_copy_on_each_rank_keeps_its_rows(tmp_path, cut):
+    """Neither its weights nor its states are cut now. If the columns were `cut`, a row's state is the mean of its
+    parts."""
     weights, states = (
         "model.tables.embedding_bags.t.weight",
         "tables.state.tables.embedding_bags.t.weight.t.momentum1",
     )
-    old = {weights: torch.rand(3, 4), states: torch.rand(3)}
+    old = {weights: torch.rand(3, 4), states: torch.rand(cut * 3)}
     written(old, tmp_path / "checkpoints" / "step-000000001", META)
     stored = Checkpoint(latest(tmp_path / "checkpoints")[0])
     for key, grown in ((weights, torch.zeros(5, 4)), (states, torch.zeros(5))):
         stored.read(transplant._rows(stored, key, grown, 3, 5))
-        assert torch.equal(grown[:3], old[key])
+        assert torch.equal(grown[:3], old[key].reshape(-1, *grown[:3].shape).mean(0))
         assert not grown[3:].any()
 
 

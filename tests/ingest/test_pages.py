@@ -31,6 +31,7 @@ from sluice.ingest.memory.governor import Governor
 from sluice.ingest.plain.footer_chunks import thrift_numbers
 from sluice.ingest.read import pages
 from sluice.ingest.read import reader as module
+from sluice.ingest.read.page_table import PageTable
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan
 from tests.open_loader import open_loader
@@ -584,6 +585,29 @@ def test_batches_and_order_are_those_of_arrow(table, simple, seed, monkeypatch):
     assert len(set(hashes)) == 1
     assert sums == 4 * [sums[0]]
     assert len(sums[0]) > 100
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_counted_for_pieces_is_what_they_read(seed):
+    """A piece reads the dictionary of a column only if its pages need it."""
+    chance = np.random.default_rng(seed)
+    columns = {}
+    for name in "abc":
+        starts = [0, 0, *np.sort(chance.choice(np.arange(1, 50), chance.integers(9), False)), 50]
+        bytes_of = np.cumsum(chance.integers(1, 99, len(starts)))
+        needs = chance.integers(0, 2, len(starts))
+        columns[name] = np.column_stack(
+            [starts, bytes_of, chance.integers(1, 99, len(starts)), needs]
+        )
+        columns[name][[0, -1], 3] = 0
+    table = PageTable(50, columns)
+    cuts = table.cuts(int(chance.integers(2, 40)))
+    counted = table.taken(cuts)
+    for name, sums in zip(columns, counted, strict=True):
+        for (first, end), (rows, size, _) in zip(itertools.pairwise(cuts), sums, strict=True):
+            piece = table.pages_of(name, first, end - first)
+            assert rows == piece.rows
+            assert size == sum(to - begin for begin, to in piece.places)
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
