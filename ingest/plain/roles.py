@@ -244,10 +244,11 @@ def _refuse_rules_of_jobs(spec: Spec, form: str) -> None:
     }
     if source.format not in ("parquet", form):
         why = f"input.format is {source.format!r}, and this loader reads {form}"
-    elif source.times or source.also or source.place:
-        of_columns = "a format" if source.times else "also"
-        what = f"{of_columns} of input.columns" if source.times or source.also else "input.place"
+    elif source.times or source.place:
+        what = "a format of input.columns" if source.times else "input.place"
         why = f"{what} is for jobs"
+    elif source.also and (form != "parquet" or any("." in name for name in source.column_of)):
+        why = "also of a table's columns, or of parts of structs, is for jobs"
     elif rule := next(filter(rules.get, rules), None):
         why = f"{rule} changes which rows there are, which only a job can do"
     else:

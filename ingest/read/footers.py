@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sluice.common.stores import Place
 from sluice.etl.schema import DataFile
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.nested_columns import is_bytes, is_list, parts
 from sluice.etl.table.table_columns import FileColumns, PartitionError, refuse_twice
 from sluice.ingest.plain.file_types import SEVERAL
@@ -45,6 +46,8 @@ class Footer:
     """The type of each column. Parts of structs have dotted names (`sluice.etl.spec.nested_columns`)."""
     ids: Mapping[str, int]
     """For each column that may hold bags, an estimate of the number of its ids in the file."""
+    columns: FileColumns
+    """Where the file has the columns."""
 
 
 class HeldFooters:
@@ -130,17 +133,18 @@ def metadata_of(
     return metadata, schema, rows
 
 
-def footers_of(located: Mapping[str, FileColumns], wanted: Container[str] | None) -> list[Footer]:
-    """Reads the footers of files here or in stores, several at a time. They have the names of the table's columns.
-    Raises ParquetError, and a PartitionError if a wanted column is in a file and in the name of its folder."""
+def footers_of(located: Mapping[str, FileColumns], source: Input | None) -> list[Footer]:
+    """Reads the footers of files here or in stores, several at a time. They have the names of the table's columns, or
+    those of a spec's `source`. Raises ParquetError, and a PartitionError if a column of the source, or any without
+    one, is in a file and in the name of its folder."""
     try:
         with ThreadPoolExecutor(16, "sluice-footers") as pool:
-            return list(pool.map(_footer, located, located.values(), repeat(wanted)))
+            return list(pool.map(_footer, located, located.values(), repeat(source)))
     except (ParquetError, PartitionError) as error:
         raise error.with_traceback(None) from error.__cause__  # without the frames of threads
 
 
-def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> Footer:
+def _footer(path: str, columns: FileColumns, source: Input | None) -> Footer:
     try:
         with Place.of(path).open() as file:
             size = file.size()
@@ -152,7 +156,9 @@ def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> F
     metadata, schema, rows = metadata_of(path, pa.BufferReader(content), size, ParquetError)
     there = list(parts(schema))
     own = [f.name for f in there]
-    refuse_twice(path, [name for name in own if wanted is None or name in wanted], columns)
+    refuse_twice(path, [name for name in own if not source or name in source.columns], columns)
+    if source and source.also:
+        columns = FileColumns(columns.constants, _names(path, schema.names, source))
     ids = _ids(path, size, metadata, schema)
     constants = {name: value.type for name, value in columns.constants.items()}
     return Footer(
@@ -171,7 +177,23 @@ def _footer(path: str, columns: FileColumns, wanted: Container[str] | None) -> F
         | constants,
         {name: n for name, n in zip(columns.named(ids), ids.values(), strict=True) if name}
         | dict.fromkeys(constants, 0),
+        columns,
     )
+
+
+def _names(path: str, stored: Sequence[str], source: Input) -> Mapping[str, str]:
+    """Returns the name in a file of each column. A column may have one of several names of the source."""
+    names = dict(zip(stored, stored, strict=True))
+    for name in source.also:
+        there = [other for other in source.names[name] if other in stored]
+        if len(there) > 1:
+            raise ParquetError(
+                f"{path}: has {' and '.join(map(repr, there))}, which are names of one column (`also` in "
+                "input.columns). A loader reads one of them in each file; `sluice etl` takes the first with a value"
+            )
+        for other in there:
+            names[name] = names.pop(other)
+    return names
 
 
 def _ids(path: str, size: int, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:

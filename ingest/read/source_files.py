@@ -190,7 +190,8 @@ class SourceColumns:
         given: Mapping[str, pa.DataType] = MappingProxyType({}),
     ) -> SourceColumns:
         located, paths = files.located(spec), files.paths
-        footers = footers_of(located, spec.input.columns if spec else None)
+        footers = footers_of(located, spec.input if spec else None)
+        located = {footer.file.path: footer.columns for footer in footers}
         optional = spec.input.optional if spec else ()
         types, lacking = common_types(paths, [footer.types for footer in footers], optional)
         edited = frozenset[str]()

@@ -8,6 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
+from sluice import Loader, Order, Reading
 from sluice.common.errors import InputError
 from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.etl.apply.parse import InputParser
@@ -15,10 +16,11 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import StateError
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from tests.dlrm.serving.stub import decoded
 from tests.etl.jobs import build_table, job_of, rows_of, run, words_of
-from tests.etl.tables import batch_of, write_rows
+from tests.etl.tables import batch_of, column, write_rows, write_spec
 from tests.fuzz.one_value import parsed_rows
 from tests.raises import raises
 
@@ -170,8 +172,42 @@ def test_a_column_of_csv_and_parquet_is_read_by_any_of_its_names(tmp_path):
     lacking = write_rows(tmp_path / "lacking", click=[0], price=[1.0])
     with raises(InputError, "'uid'", "lacking"):
         run(None, tmp_path / "w", lacking, both, text=text)
-    with raises(ColumnError, "also", "sluice etl"):
-        ParquetFiles.open(str(both), spec=stored, say=lambda _: None)
+    with raises(ColumnError, "also", "structs", "sluice etl"):
+        ParquetFiles.open(str(tmp_path / "uid.parquet"), spec=stored, say=lambda _: None)
+
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+def test_a_loader_of_parquet_reads_each_file_by_the_name_that_it_has(tmp_path, reader):
+    """Its splits and ids are those of files in which the column has one name."""
+    text = write_spec(
+        "click:int uid:text",
+        column("uid", "sparse", "hash, size = 1000"),
+        table='key = "uid"\nsplit = {train = 0.6, test = 0.4}',
+    )
+    spec = text.replace('"uid:text"', '{name = "uid:text", also = ["user_id"]}')
+    for number, name in enumerate(("uid", "user_id", "uid")):
+        values = [f"u{number}-{n}" for n in range(100)]
+        for folder, own in (("drawn", name), ("plain", "uid")):
+            rows = {own: values, "click": [0, 1] * 50}
+            (tmp_path / folder).mkdir(exist_ok=True)
+            rows = dict(reversed(rows.items())) if number else rows
+            write_rows(tmp_path / folder / f"{number}.parquet", row_group_size=30, **rows)
+
+    def loaded(folder: str, text: str, split: str) -> list[tuple]:
+        options = {"split": split, "reading": Reading(reader=reader), "order": Order(last="pad")}
+        source = str(tmp_path / folder)
+        with Loader(source, batch_size=8, spec=Spec.own(text), tuning="fixed", **options) as loader:
+            batches = [(b.weight.tolist(), b.values.tolist(), b.label.tolist()) for b in loader]
+        return sorted(row for batch in batches for row in zip(*batch, strict=True) if row[0])
+
+    for split in ("train", "test"):
+        assert loaded("drawn", spec, split) == loaded("plain", text, split)
+    write_rows(tmp_path / "drawn" / "3.parquet", click=[0], uid=["a"], user_id=["b"])
+    with raises(ParquetError, "3.parquet", "'uid'", "'user_id'", "sluice etl"):
+        loaded("drawn", spec, "train")
+    write_rows(tmp_path / "drawn" / "3.parquet", click=[0], other=["a"])
+    with raises(ColumnError, "3.parquet", "'uid'"):
+        loaded("drawn", spec, "train")
 
 
 @pytest.mark.parametrize(
