@@ -67,7 +67,7 @@ class Controller:
         self.frozen: str | None = None
         """Why the policy is no longer asked. None: it is."""
         self.cost_s = 0.0
-        """Processor time of the controller's thread."""
+        """Processor time of the looks."""
         self._last_step: float | None = None
         self._limits: Limits | None = None
         self._state: Any = None
@@ -89,7 +89,7 @@ class Controller:
         self._reason: Reason | None = None
         self._last_reason_with_rows: Reason | None = None
         """The reason at the last look that saw new rows. It is the verdict at the end of a run."""
-        self._ticker = Ticker("sluice-agent", lambda: self.wait_s, self._timed_step)
+        self._ticker = Ticker("sluice-agent", lambda: self.wait_s, self._step_on)
 
     def step(self) -> None:
         """Runs one tick, unless the last one was less than `wait_s` ago. Never raises."""
@@ -99,11 +99,12 @@ class Controller:
             and moment - self._last_step < RUNTIME.early_share * self.wait_s
         ):
             return
-        self._last_step = moment
+        self._last_step, began = moment, time.thread_time()
         try:
             self._tick()
         except Exception as error:
             self._freeze(error)
+        self.cost_s += time.thread_time() - began
 
     def _tick(self) -> None:
         """Measures, and lets the policy decide if it may."""
@@ -364,9 +365,8 @@ class Controller:
         self._ticker.start()
         return self
 
-    def _timed_step(self) -> bool:
+    def _step_on(self) -> bool:
         self.step()
-        self.cost_s = time.thread_time()
         return True
 
     def stop(self) -> None:

@@ -25,6 +25,7 @@ from sluice.agent.policies import MODES
 from sluice.agent.report.format import percent, seconds
 from sluice.agent.report.headroom import NO_STEP, NOISE
 from sluice.agent.report.run_folder import Line, RunFolder
+from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
 from sluice.common.lines import say
@@ -149,13 +150,11 @@ class TunedRun:
         """The page in the folder, once it is written."""
         # The thread holds this lock while the controller looks and decides.
         self._mutex = threading.RLock()
-        # To end the run, another thread releases this lock. An Event has a lock inside, which could block the garbage
-        # collector.
-        self._wake = threading.Lock()
-        self._wake.acquire()
+        self._ticker = Ticker(
+            "sluice-agent", lambda: self.controller.wait_s, self._step, self._finish
+        )
         self._ending = False
         self._final: TuningStatus | None = None  # The status at the end of the run.
-        self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._began: float | None = None
         self._changed_s = 0.0
@@ -164,7 +163,7 @@ class TunedRun:
 
     def start(self) -> None:
         """Starts the tuning. Does nothing if it has started or ended already, or in a forked process."""
-        if self._thread is not None or os.getpid() != self._pid:
+        if self._ticker.started or os.getpid() != self._pid:
             return
         # With the lock, `close` in another thread sees either a running thread or one that will never start.
         with self._mutex:
@@ -172,17 +171,12 @@ class TunedRun:
                 self._began = time.monotonic()
                 if self._folder is not None:
                     self._folder.begin()
-                self._thread = threading.Thread(target=self._run, name="sluice-agent", daemon=True)
-                self._thread.start()
+                self._ticker.start()
 
-    def _run(self) -> None:
-        """Is the main function of the thread: looks until the end is requested."""
-        while True:
-            with self._mutex:
-                self.controller.step()
-            if self._wake.acquire(timeout=self.controller.wait_s):
-                break
-        self._finish()
+    def _step(self) -> bool:
+        with self._mutex:
+            self.controller.step()
+        return True
 
     def turn(self, knobs: Knobs) -> None:
         """Applies the knobs of the user. From now on, the policy no longer changes the knobs."""
@@ -268,8 +262,7 @@ class TunedRun:
     def abandon(self) -> None:
         """Asks for the end without waiting for it, or for any lock."""
         self._ending = True
-        with contextlib.suppress(RuntimeError):  # An earlier call has released the lock.
-            self._wake.release()
+        self._ticker.abandon()
 
     def close(self) -> None:
         """Ends the tuning and the record in the run folder, and waits for both. A second call does nothing."""
@@ -277,9 +270,9 @@ class TunedRun:
         if os.getpid() != self._pid:
             return
         with self._mutex:
-            thread = self._thread
-        if thread is not None:
-            thread.join()
+            started = self._ticker.started
+        if started:
+            self._ticker.stop()
         else:
             self._finish()
 
@@ -293,7 +286,7 @@ class TunedRun:
         if self._folder is None:
             return
         folder = self._folder
-        if self._thread is None:
+        if self._began is None:
             # No batch was requested, so there is nothing to record.
             folder.close()
             return

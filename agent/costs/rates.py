@@ -26,6 +26,8 @@ class StageRates:
     """Workers that waited for space in the next queue, on average. Near `workers`: the stages after it are too slow."""
     workers: int
     queue_bytes: int
+    steady_rows_per_s: float = 0.0
+    """Rows a second that its work amounts to. Items under way count by the time that they have taken so far."""
     core_wait: float = 0.0
     """Workers that were ready to run and had no core, on average. Equal to `cpu`: half the speed of free cores."""
 
@@ -37,7 +39,7 @@ class PipelineRates:
     seconds: float
     rows_per_s: float
     """Rows that the consumer took per second. Tuning is meant to raise this rate. While the consumer waits for input,
-    these are the rows that the busiest stage passed on, because whole windows of rows come to the consumer at once."""
+    this is what the work of the busiest stage amounts to, because rows come to the consumer in lumps."""
     stall: float
     """Share of the consumer's time spent waiting for input. Near 1: input-bound. Near 0: trainer-bound."""
     demand_rows_per_s: float | None
@@ -88,7 +90,8 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
     rows_per_s = rows / seconds
     if stages and stall >= _WAITS:
         # Buffers fill or drain, so the stage with the largest share of busy workers shows the rate.
-        rows_per_s = max(stages.values(), key=lambda stage: stage.busy / stage.workers).rows_per_s
+        busiest = max(stages.values(), key=lambda stage: stage.busy / stage.workers)
+        rows_per_s = busiest.steady_rows_per_s
     return PipelineRates(
         seconds=seconds,
         rows_per_s=rows_per_s,
@@ -121,9 +124,11 @@ def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:
     def rate(name: str) -> float:
         return float(max(0.0, getattr(after, name) - getattr(before, name)) / seconds)
 
+    rows, busy, finished = rate("rows"), rate("busy_s"), rate("finished_s")
     return StageRates(
-        rows_per_s=rate("rows"),
-        busy=rate("busy_s"),
+        rows_per_s=rows,
+        steady_rows_per_s=rows * busy / finished if finished > 0 else rows,
+        busy=busy,
         cpu=rate("cpu_s"),
         starved=rate("wait_input_s"),
         blocked=rate("wait_output_s"),

@@ -46,7 +46,7 @@ class TunerSettings:
     """One candidate takes the costs to be as low as they are with this probability."""
 
     # When workers are given back.
-    release_s: float = 5.0
+    release_s: float = 3.0
     """Seconds for which workers must be unneeded. Each release makes this four times as long."""
 
     # What a wait for the interpreter's lock is.

@@ -77,7 +77,7 @@ def test_items_that_take_seconds_get_their_workers_without_a_change_of_mind(seco
     assert len(changes) <= 3
     for (before, after), effect in zip(grown, effects, strict=True):
         assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(
-            after / before, rel=0.6
+            after / before, rel=0.2
         )
 
 
