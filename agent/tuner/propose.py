@@ -25,7 +25,7 @@ def candidates(seen: Outlook) -> Iterator[tuple[str, Knobs]]:
     yield "rate", bounded.best(seen.ranges, fewest=False)[0]
     yield "hope", hopeful.best(seen.ranges, fewest=False)[0]
     bottleneck = seen.bottleneck
-    if bottleneck == "lock":
+    if bottleneck in ("lock", "cores"):
         yield "few", bounded.best(seen.ranges, fewest=True)[0]
     for earlier in seen.state.before:
         if earlier.workers.keys() == seen.knobs.workers.keys() and _fits(seen, earlier):
