@@ -1,7 +1,8 @@
 """`python -m sluice.agent.lab.judge`: compares policies in pairs on drawn pipelines or shipped scenarios.
 
 Each pipeline is one pair: both policies run it with the same seed, against the same clairvoyant reference. Results are
-kept in a folder, by the digest of the code that made them, so the command goes on where it stopped.
+kept in a folder, by the digest of the code that made them, so the command goes on where it stopped. `--before` pairs
+the first policy with results that an earlier version of it left in such a folder.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ class ResultStore:
 
     def get(self, policy: str, case: str, make: Callable[[], Any]) -> Any:
         """Returns the result of a policy in a case. It is made if this code has not made it yet."""
-        name = "".join(c if c.isalnum() else "-" for c in case)
-        path = self.folder / digest(policy) / policy / f"{name}.json"
+        path = self.folder / digest(policy) / policy / file_of(case)
         if path.exists():
             return json.loads(path.read_text())
         result = make()
@@ -78,6 +78,14 @@ class JudgeOptions:
     )
     python: bool = setting(False, "only pipelines of pure Python that may run in processes")
     folder: Path = setting(Path("build/judge"), "keeps the results", metavar="DIR")
+    before: Path | None = setting(
+        None, "compare with these earlier results (DIR/DIGEST/POLICY)", metavar="FOLDER"
+    )
+
+
+def file_of(case: str) -> str:
+    """Returns the name of the file with the result of a case."""
+    return "".join(c if c.isalnum() else "-" for c in case) + ".json"
 
 
 def scenarios(options: JudgeOptions) -> list[tuple[Scenario, int]]:
@@ -101,7 +109,7 @@ def run_one(policy: str, scenario: Scenario, seed: int, store: ResultStore) -> M
     """Returns the scores of one policy in one scenario."""
     from sluice.agent.lab.simulator.rollout import reference, run
 
-    case = f"{scenario.name} {seed}"
+    case = _case(scenario, seed)
 
     def go_best() -> dict[str, Any]:
         best = reference(scenario, seed=seed)
@@ -131,8 +139,8 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
         JudgeOptions, argv, "python -m sluice.agent.lab.judge", description=describe(__doc__)
     )
     store, names = ResultStore(options.folder), options.policy
-    rows = []
-    for scenario, seed in scenarios(options):
+    rows, cases = [], scenarios(options)
+    for scenario, seed in cases:
         rows.append({name: run_one(name, scenario, seed, store) for name in names})
         told = (f"{r['score']:.3f} {r['first']:.2f} {r['changes']:3d}" for r in rows[-1].values())
         say(f"{scenario.name[:36]:36s} {' | '.join(told)}")
@@ -149,17 +157,36 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
             "ms_a_look": float(np.mean([row[name]["ms"] for row in rows])),
         }
         say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures[name].items()))
-    pairs = {}
-    for name in names[:-1]:
-        gained = [row[name]["score"] - row[names[-1]]["score"] for row in rows]
-        mean, low, high = (100 * value for value in with_bounds(gained))
-        worse = sum(g < -_POINT for g in gained) / len(gained)
-        say(
-            f"{name} − {names[-1]}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}); "
-            f"{100 * worse:.0f} % are worse by more than a point"
-        )
-        pairs[name] = {"mean": mean, "low": low, "high": high, "worse": worse}
-    return {"policies": figures, f"over {names[-1]}": pairs, "simulated": True}
+    pairs = {name: _compare(name, names[-1], rows) for name in names[:-1]}
+    if options.before is not None:
+        earlier = [_earlier(options.before, *case) for case in cases]
+        both = [row | {"before": old} for row, old in zip(rows, earlier, strict=True) if old]
+        say(f"{len(both)} of {len(rows)} cases have an earlier result")
+        pairs |= {"before": _compare(names[0], "before", both)} if both else {}
+    return {"policies": figures, "pairs": pairs, "simulated": True}
+
+
+def _case(scenario: Scenario, seed: int) -> str:
+    return f"{scenario.name} {seed}"
+
+
+def _earlier(folder: Path, scenario: Scenario, seed: int) -> Mapping[str, Any] | None:
+    """Returns the scores of a case in a folder of earlier results. None: it has none."""
+    path = folder / file_of(_case(scenario, seed))
+    scores: Mapping[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return scores
+
+
+def _compare(name: str, other: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Prints and returns how much better a policy is than another one, by pairs."""
+    gained = [row[name]["score"] - row[other]["score"] for row in rows]
+    mean, low, high = (100 * value for value in with_bounds(gained))
+    worse = sum(g < -_POINT for g in gained) / len(gained)
+    say(
+        f"{name} − {other}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}); "
+        f"{100 * worse:.0f} % are worse by more than a point"
+    )
+    return {"mean": mean, "low": low, "high": high, "worse": worse}
 
 
 if __name__ == "__main__":

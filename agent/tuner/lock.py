@@ -90,7 +90,8 @@ class LockModel:
             return dict.fromkeys(self.names, np.zeros(count)), np.zeros(count)
         values, vectors = np.linalg.eigh(self.covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        drawn = self._fit(self.mean + random.standard_normal((count, len(self.mean))) @ root.T)
+        normal = random.standard_normal((count, 1, len(self.mean)))
+        drawn = self._fit(self.mean + (normal * root).sum(2))  # faster than a product of matrices
         return {n: drawn[:, i] for i, n in enumerate(self.names)}, drawn[:, -1]
 
     def _fit(self, shares: ndarray) -> ndarray:

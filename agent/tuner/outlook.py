@@ -105,9 +105,9 @@ class Outlook:
     def _seconds(self, name: str, workers: int, backend: str) -> tuple[ndarray, ndarray]:
         """Returns draws of the useful and of the processor seconds of a row, without waits for the lock."""
         stage = self.known[name]
-        shape, counts = self._shape[name], np.array([self.workers(name), workers])
-        drawn = self._known[name].costs(counts)[:, shape] + self._noise[name]
-        now, then = np.exp(drawn)
+        shape, known, noise = self._shape[name], self._known[name], self._noise[name]
+        now = np.exp(known.at(self.workers(name))[0][shape] + noise)
+        then = np.exp(known.at(workers)[0][shape] + noise)
         cpu = stage.cpu_share * now
         if backend == stage.backend:
             cpu = np.where(COMPUTES[shape], cpu * then / now, cpu)

@@ -116,6 +116,9 @@ class Posterior:
     """Of each sighting and shape: by how much costs nearby differ from the shape."""
     precision: ndarray
     """Between the sightings."""
+    shapes: ndarray
+    """Of each sighting and shape: the logarithm of the shape."""
+    _known: dict[int, tuple[ndarray, ndarray]] = field(default_factory=dict)
 
     def costs(self, workers: ndarray) -> ndarray:
         """Returns the logarithm of the cost with these numbers of workers under each shape.
@@ -125,16 +128,16 @@ class Posterior:
             self.level + _log_shapes(tuple(workers.tolist())) + self._near(workers) @ self.pull
         )
 
-    def spread(self, workers: int) -> ndarray:
-        """Returns the variance of that under each shape."""
-        near = self._near(np.array([workers]))[0]
-        bent = max(0.0, _BENT**2 - float(near @ self.precision @ near))
-        shape = log_shape(workers)
-        coarse = np.min([np.abs(shape - s) for s in _log_shapes(tuple(self._counts()))], axis=0)
-        return np.asarray(self.variance + np.minimum(bent, (_COARSE * coarse) ** 2))
-
-    def _counts(self) -> list[int]:
-        return [round(n) for n in np.exp(self.log_workers)]
+    def at(self, workers: int) -> tuple[ndarray, ndarray]:
+        """Returns the same for one number of workers, and its variance under each shape."""
+        if workers not in self._known:
+            near = self._near(np.array([workers]))[0]
+            bent = max(0.0, _BENT**2 - float(near @ self.precision @ near))
+            shape = log_shape(workers)
+            coarse = _COARSE * np.abs(shape - self.shapes).min(0)
+            variance = self.variance + np.minimum(bent, coarse**2)
+            self._known[workers] = self.level + shape + near @ self.pull, variance
+        return self._known[workers]
 
     def _near(self, workers: ndarray) -> ndarray:
         apart = np.abs(np.log(workers)[:, None] - self.log_workers[None])
@@ -174,7 +177,7 @@ def _posterior(seen: tuple[Sighting, ...], now: int, computes: bool, at: float |
     log_workers = np.log([s.workers for s in seen])
     apart = np.abs(log_workers[:, None] - log_workers[None])
     precision = np.linalg.inv(_BENT**2 * np.exp(-apart / _REACH) + np.diag(spread))
-    return Posterior(p / p.sum(), level, variance, log_workers, precision @ off, precision)
+    return Posterior(p / p.sum(), level, variance, log_workers, precision @ off, precision, shapes)
 
 
 def _misfit_of_shares(shares: ndarray, left: ndarray) -> ndarray:
@@ -427,8 +430,8 @@ class StageModel:
     def _log_likelihood(self, new: Sighting) -> float:
         """Returns the logarithm of how likely a measured cost is without a change point."""
         known = self.posterior(new.at)
-        off = new.log_s - known.costs(np.array([new.workers]))[0]
-        both = known.spread(new.workers) + 1 / new.weight
+        costs, variance = known.at(new.workers)
+        off, both = new.log_s - costs, variance + 1 / new.weight
         each = np.log(known.p + 1e-300) - 0.5 * off**2 / both - 0.5 * np.log(both)
         return float(np.logaddexp.reduce(each))
 
@@ -469,9 +472,9 @@ class StageModel:
     def level(self, workers: int, at: float | None = None) -> tuple[float, float]:
         """Returns the expected logarithm of a row's seconds with so many workers, and its spread."""
         known = self.posterior(at)
-        costs = known.costs(np.array([workers]))[0]
+        costs, variance = known.at(workers)
         mean = float(known.p @ costs)
-        return mean, math.sqrt(float(known.p @ ((costs - mean) ** 2 + known.spread(workers))))
+        return mean, math.sqrt(float(known.p @ ((costs - mean) ** 2 + variance)))
 
     def curve(self, workers: ndarray, favour: float = 0.0) -> ndarray:
         """Returns the seconds of a row with each of these numbers of workers.
