@@ -65,6 +65,7 @@ _UNEVEN, _MISSED = (
     0.5,
     6.0,
 )  # noise of a heavy tail; items that must be missing then, before any is an event
+_AGED = 1 / 0.35**2  # the weight of a cost that items under way show
 _KEPT = 12  # sightings
 _HELD = 0.1  # of the time: if the lock is held less, a wait for it cannot be measured
 
@@ -261,9 +262,13 @@ class StageModel:
     def is_fresh(self, workers: int) -> bool:
         """Whether the cost with so many workers was seen since the last change point."""
         return any(
-            s.epoch == self.epoch and s.workers == workers and s.weight > 1 / 0.34**2
-            for s in self.seen
+            s.epoch == self.epoch and s.workers == workers and s.weight > _AGED for s in self.seen
         )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no item has ended since the last change point, which their age has shown."""
+        return self.seen[-1].weight == _AGED
 
     @property
     def is_doubtful(self) -> bool:
@@ -296,7 +301,10 @@ class StageModel:
                 skip = now.items + left if left > 0 else 0
                 return replace(self, _from=(now, at), _skip_to=skip, suspicion=None)
         elif self._skip_to:
-            return self if now.items < self._skip_to else replace(self, _from=(now, at), _skip_to=0)
+            if now.items >= self._skip_to:
+                return replace(self, _from=(now, at), _skip_to=0)
+            stuck = now.items == then.items
+            return self._watch(now, then, at - then_at, at) if stuck else self
         if now.items == then.items or now.rows <= then.rows or now.finished_s <= then.finished_s:
             return self._watch(now, then, at - then_at, at)
         # The mean of few items of a heavy tail is mostly too low.
@@ -373,11 +381,14 @@ class StageModel:
             return self
         # The age is a lower bound. The true cost is about a quarter more, and uncertain.
         last, log_s = self.seen[-1], math.log(1.25 * age / self.item_rows)
-        new = Sighting(self.epoch, workers, log_s, 1 / 0.35**2, at, self.cpu_share)
-        if last.epoch != self.epoch or last.at <= at - seconds:
+        new = Sighting(self.epoch, workers, log_s, _AGED, at, self.cpu_share)
+        if last.epoch != self.epoch or last.weight != _AGED:
             return self._begin_epoch(new)
-        # No item has ended since this change point was believed, so it is still the same one.
-        return replace(self, seen=(*self.seen[:-1], new))
+        # No item has ended since this change point was believed, so it is still the same one, and all these numbers
+        # of workers were too many, or too few.
+        others = (s for s in self.seen if (s.epoch, s.workers) != (self.epoch, workers))
+        aged = (replace(s, log_s=log_s, at=at) if s.weight == _AGED else s for s in others)
+        return replace(self, seen=(*aged, new)[-_KEPT:])
 
     def _take(self, new: Sighting, items: float) -> StageModel:
         """Returns the model with one measured cost: a sighting, a suspicion or a change point."""

@@ -32,7 +32,7 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _Decision = tuple[Knobs, TunerState, Reason]
-_LONGEST_START_S = 30.0  # for which workers that start are waited for
+_LONGEST_START_S = 30.0  # for which workers that start, and their items, are waited for
 _LONGEST_FLEET_S = 400.0  # the same on other hosts
 _TRUST = 1 / 0.3**2  # the most weight of a cost from an earlier run
 _KEPT = 4  # earlier settings
@@ -110,7 +110,8 @@ class Tuner(Policy):
             if moved and not state.trials.checked_since(state.knobs, state.changed_at):
                 return "measuring the last change"
         changed = [n for n in state.knobs.workers if _differs(before, state.knobs, n)]
-        longest = max((4 * seen.item_s(n) for n in changed), default=0.0)
+        items = [4 * seen.item_s(n) for n in changed if not state.stages[n].is_stuck]
+        longest = min(max(items, default=0.0), _LONGEST_START_S)
         fresh = all(state.stages[n].is_fresh(state.knobs.workers[n]) for n in changed)
         if since < 0.5 or (not fresh and since < max(settings.settle_s, longest)):
             return "measuring the last change"

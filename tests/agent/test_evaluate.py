@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from sluice.agent.lab import judge
 from sluice.agent.lab import policies as simulated
 from sluice.agent.lab.tables import Row, summary
 
@@ -47,3 +48,20 @@ def test_policies_are_measured_on_a_scenario_file(tmp_path):
     assert result["policies"].keys() == {"auto", "oracle"}
     assert result["policies"]["auto"].keys() >= {"mean", "median", "p5", "kills"}
     assert result["policies"]["auto"]["median"] > 0
+
+
+def test_an_earlier_version_is_compared_case_by_case(tmp_path):
+    words = ["--policy", "fixed", "--count", "2", "--folder", str(tmp_path)]
+    judge.main(words)
+    before = tmp_path / judge.digest("fixed") / "fixed"
+    better, worse = sorted(before.iterdir())
+    for file, points in ((better, -0.03), (worse, 0.02)):
+        scores = json.loads(file.read_text())
+        file.write_text(json.dumps(scores | {"score": scores["score"] + points}))
+    earlier = before.rename(tmp_path / "earlier")
+    compared = judge.main([*words, "--before", str(earlier)])["pairs"]["before"]
+    assert compared["mean"] == pytest.approx(0.5), "points gained in the mean"
+    assert compared["worse"] == 0.5, "one of two lost more than a point"
+    (earlier / worse.name).unlink()
+    compared = judge.main([*words, "--before", str(earlier)])["pairs"]["before"]
+    assert compared["mean"] == pytest.approx(3.0), "a case without an earlier result is no pair"

@@ -4,7 +4,7 @@ import pytest
 
 from sluice import Knobs
 from sluice.ingest.knobs import Limits
-from tests.agent.fake import decisions, tune
+from tests.agent.fake import decisions, go_on, tune
 from tests.agent.made_figures import snapshot, stage_stats
 
 ROWS = 20_000
@@ -96,3 +96,22 @@ def test_a_stage_that_hangs_after_a_change_is_not_waited_for_for_ever():
     first, second = decisions(events)[:2]
     assert first["after"]["workers"]["slow"] > 1
     assert second["after"]["workers"]["slow"] < first["after"]["workers"]["slow"]
+
+
+def test_workers_beyond_which_nothing_ends_are_left_within_half_a_minute():
+    """Nothing comes of four workers and more."""
+
+    class Jammed(SlowItems):
+        def advance(self, seconds):
+            if self.knobs.workers["slow"] > 3:
+                self.now += seconds
+                self.busy_s += seconds * self.knobs.workers["slow"]
+            else:
+                super().advance(seconds)
+
+    pipeline = Jammed(0.5)
+    controller, events = tune(pipeline, 8, "auto")
+    assert pipeline.knobs.workers["slow"] > 3, "there was nothing to leave"
+    go_on(controller, pipeline, 30)
+    assert 2 <= pipeline.knobs.workers["slow"] <= 3
+    assert len(decisions(events)) <= 8
