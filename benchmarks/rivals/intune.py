@@ -35,7 +35,7 @@ from numpy import ndarray
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.report.format import moves
 from sluice.agent.tunable import Policy, Reason
-from sluice.agent.weights import digest, read
+from sluice.benchmarks.rivals.weights import digest, read
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 

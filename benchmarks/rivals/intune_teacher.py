@@ -20,7 +20,6 @@ from numpy import ndarray
 
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.weights import write
 from sluice.benchmarks.rivals.intune import (
     PLACES,
     SIZES,
@@ -34,6 +33,7 @@ from sluice.benchmarks.rivals.intune import (
     Transition,
     learned,
 )
+from sluice.benchmarks.rivals.weights import write
 from sluice.common.lines import say
 from sluice.common.program import run as program
 from sluice.common.settings import parse, setting

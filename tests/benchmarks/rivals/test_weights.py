@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluice.agent import weights
+from sluice.benchmarks.rivals import weights
 from tests.raises import raises
 
 
