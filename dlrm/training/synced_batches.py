@@ -49,7 +49,7 @@ class SyncedBatches:
     def __init__(
         self,
         world: Ranks,
-        asked_to_stop: Callable[[], bool] = lambda: False,
+        asked_to_stop: Callable[[], bool],
         clock: Callable[[], float] = time.perf_counter,
         activity: Activity | None = None,
     ) -> None:

@@ -215,7 +215,7 @@ def trainer_of(
         validator=SimpleNamespace(evaluate_and_check=evaluate),
         journal=SimpleNamespace(metric=observe, event=lambda _: None, warn=lambda *_: None),
         figures=StepFigures(here),
-        **{"synced_batches": SyncedBatches(here), "meta": META, **more},
+        **{"synced_batches": SyncedBatches(here, lambda: False), "meta": META, **more},
     )
 
 

@@ -233,7 +233,7 @@ def test_a_stop_of_one_rank_stops_the_others_that_have_their_batch():
         def sum(self, values: torch.Tensor) -> torch.Tensor:
             return values + torch.tensor([1, 0, 0])  # it has no batch, and no loss that failed
 
-    synced = SyncedBatches(OtherIsAsked(Clock()))
+    synced = SyncedBatches(OtherIsAsked(Clock()), lambda: False)
     assert list(synced.batches(SlowFeed(Clock(), 3))) == []
     assert synced.stopped
 

@@ -103,6 +103,12 @@ def test_sizes_fit_what_a_sample_shows_of_all_values(tmp_path, seed, values):
     assert size <= (10**7 if values > 96_000 else 2_000_000)
 
 
+def test_ratings_become_clicks_only_if_nobody_named_them_as_the_label(tmp_path):
+    facts = facts_of(tmp_path, x=[1.0, 2.0, 3.0, 4.0], rating=[1, 3, 4, 5])
+    assert proposals(facts, 4, "rating")["rating"].label == "rating"
+    assert proposals(facts, 4, "rating", is_click=True)["rating"].label.startswith("rating >= ")
+
+
 def test_labels_are_known_by_their_words(tmp_path):
     for name in ("Click?", "is_clicked", "isClick", "CLICKED", "was_converted", "Label"):
         proposed = proposals(facts_of(tmp_path, x=[1.0, 2.0], **{name: [0, 1]}), 2)

@@ -141,6 +141,19 @@ def test_what_its_own_limits_leave_comes_on_top_of_what_is_used(
     assert machine.memory_limit() == memory
 
 
+@pytest.mark.parametrize(("host", "left"), [(16 * GIB, 2 * GIB), (GIB, GIB)])
+def test_free_is_what_host_and_groups_leave(root, monkeypatch, host, left):
+    memory = SimpleNamespace(total=16 * GIB, available=host)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    groups = {"a": (8, 3), "a/b": (4, 2)}
+    files = {
+        f"sys/fs/cgroup/{group}/memory.{name}": str(value * GIB)
+        for group, values in groups.items()
+        for name, value in zip(("max", "current"), values, strict=True)
+    }
+    assert root({**V2, **files}).memory_free() == left
+
+
 def test_memory_is_that_of_the_whole_tree(root):
     gone = subprocess.Popen(["true"])  # no process has its number any more
     gone.wait()
