@@ -241,6 +241,9 @@ def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
     assert best(folder) == first
     assert [m["step"] for m in lines.metrics] == [10, 20]
     assert_names(lines.said[0], "validation", "0.5 epochs", "auc")
+    # A newer version began at step 22.
+    judge.evaluate_and_check(replace(at(47), epoch=1, since=22))
+    assert any("1.25 epochs" in line for line in lines.said)
 
 
 def test_training_may_end_at_the_auc_that_was_asked_for(judged):
