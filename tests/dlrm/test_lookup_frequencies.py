@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from sluice.dlrm.lookup_frequencies import runs, share
 from sluice.dlrm.model.spread_rows import spread_rows, table_of
 from sluice.dlrm.options import ModelConfig, Table, spread_out, tables_of
 from sluice.dlrm.sharding.machine import TrainingMachine
@@ -30,6 +31,16 @@ def spread_column() -> tuple[Table, torch.Tensor]:
         Field(name="y", role="label", type="int8"),
     )
     return tables_of(every, ModelConfig(), profile)[0], ids
+
+
+@pytest.mark.parametrize(
+    ("rows", "octave"), [(64, (32, 64)), (40, (32, 40)), (33, (32, 33)), (20, (19, 20))]
+)
+def test_an_octave_is_a_run_of_the_rows_that_the_table_has(rows, octave):
+    use = runs({"bins": {"octave 5": 3, "low": 1}}, rows)
+    assert use == ((0, 18, 0.25), (*octave, 0.75))
+    assert share(use, rows, 0, 18) == 0.25
+    assert share(use, rows, 0, rows) == 1
 
 
 def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(spread_column):

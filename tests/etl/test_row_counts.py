@@ -10,6 +10,12 @@ from sluice.etl.apply.count_sums import CountSums
 from sluice.etl.apply.row_counts import COUNTS, RowCounts
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_shares_are_those_of_the_inspected_rows(rows):
+    counts = RowCounts(inspected=rows, missing={"a": rows, "b": 0})
+    assert counts.nulls == {"a": min(rows, 1), "b": 0}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_counts_of_drawn_batches_add_up_in_any_order_and_in_any_groups(seed):
     draw = Random(seed)
