@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import threading
 import traceback
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sluice.common.collector import without_collections
 from sluice.common.errors import Preempted, UsageError
@@ -31,11 +33,15 @@ from sluice.dlrm.rank_exit import (
     LostRanks,
     RankExit,
     end_with_torchrun,
+    tell_ranks,
     tell_torchrun,
 )
 from sluice.dlrm.step_threads import wait_briefly
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.ingest.machine import Machine
+
+if TYPE_CHECKING:
+    from sluice.dlrm.session.run import TrainingRun
 
 _FIRST_SPEAKS_S = 10.0
 
@@ -61,10 +67,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
                 ranks_per_host=given.get("ranks_per_host"),
                 say=say,
             )
-        from sluice.dlrm.session.train import train
-
         in_touch = True  # from here on ranks tell each other what they met
-        return train(training_run, partial(open_run, given), ending, say)
+        return _train(training_run, partial(open_run, given), ending)
     except KeyboardInterrupt:
         if first:
             raise
@@ -88,6 +92,65 @@ def main(argv: list[str]) -> dict[str, Any] | None:
             tell_torchrun(missing or str(error))
             print(json.dumps({"error": missing or str(error)}), flush=True)
         raise SystemExit(USAGE if wrong_input else FAILED) from None
+
+
+def _train(
+    run: TrainingRun, open_on: Callable[[int | None], TrainingRun], ending: RankExit
+) -> dict[str, Any] | None:
+    """Joins the other ranks and trains. Returns the result on the first rank, and None on the others. Raises Preempted
+    on all ranks if SIGTERM ended the run.
+
+    `open_on` opens the run anew, for a table that has changed meanwhile: on a version, or on the newest."""
+    import torch.distributed as dist
+
+    from sluice.dlrm.liveness import Activity, Heartbeat
+    from sluice.dlrm.ranks import world
+    from sluice.dlrm.training.signals import StopSignals
+
+    config, activity = run.config, Activity(most_s=run.config.stall_after)
+    preempt_s = run.options.preempt_s
+
+    def give_up() -> None:
+        ending.leave(
+            f"the run was not saved within {preempt_s:g} s of SIGTERM (--preempt-seconds); --resume goes on from the "
+            "newest checkpoint that is complete"
+        )
+
+    with (
+        world(config.batch_size // config.ranks) as ranks,
+        StopSignals(preempt_s=preempt_s, too_late=give_up) as signals,
+        Heartbeat(
+            ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks
+        ),
+    ):
+        try:
+            # This import takes seconds. Signals are answered meanwhile.
+            from sluice.dlrm.session.session import TrainingSession
+
+            with TrainingSession(
+                run=run, ranks=ranks, signals=signals, activity=activity, ending=ending
+            ) as session:
+                session.pin_start(open_on)
+                result = session.train_versions()
+            preempted = any(ranks.gather_objects(signals.preempted.is_set() and result["stopped"]))
+            if ranks.first:
+                session.report(result)
+        except Exception as error:
+            # The rank that reports first knows the cause. The others only see its connections close.
+            try:
+                cause = tell_ranks(ranks.store, ranks.rank, error)
+            except dist.DistError:
+                raise LostRanks(
+                    f"rank {ranks.rank} on {platform.node()} has lost the first rank's host: "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
+            if cause is None:
+                raise
+            raise Elsewhere(cause) from error
+        outcome = result if ranks.first else None
+        if preempted:
+            raise Preempted(outcome)
+        return outcome
 
 
 def program() -> NoReturn:

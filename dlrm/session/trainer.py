@@ -2,7 +2,7 @@
 
 `train` repeats `_train_epoch`, which shows the order of things: a step (`_step`), its count (`_count`), a line of the
 log (`_report`), a checkpoint (`_save`), an evaluation (`_evaluate`). The fields of `Trainer` are the parts that it
-calls. `sluice.dlrm.session.version` makes them.
+calls. `sluice.dlrm.session.session` makes them.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from tests.dlrm.rig import ROOT, environment
 
 LATE = (
     "sluice.dlrm.serve",
-    "sluice.dlrm.session.version",
-    "sluice.dlrm.session.train",
+    "sluice.dlrm.session.session",
     "sluice.dlrm.training.assemble",
     "sluice.dlrm.follow.transplant",
     "sluice.dlrm.checkpoint.saving",

@@ -8,8 +8,8 @@ import sys
 import threading
 
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.session import train
 from sluice.dlrm.train import program
+from sluice.dlrm.training import signals
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.signals import StopSignals
 
@@ -38,5 +38,5 @@ class Signals(StopSignals):
 
 if __name__ == "__main__":
     how = sys.argv.pop(1)
-    train.StopSignals = Signals
+    signals.StopSignals = Signals
     program()

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm.options import ConfigError
 from sluice.dlrm.serving.http import ServerMetrics
-from sluice.dlrm.session.train import TrainingSession
+from sluice.dlrm.session.session import TrainingSession
 from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.ingest.stats import Durations, LoaderStats, Snapshot, StageStats
 from tests import ports
@@ -170,7 +170,6 @@ def test_a_run_folder_in_use_is_named_before_a_port_in_use(tmp_path):
         signals=None,
         activity=None,
         ending=None,
-        say=print,
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         run.config = SimpleNamespace(metrics_port=f"127.0.0.1:{taken.getsockname()[1]}")
