@@ -25,5 +25,9 @@ def warn(line: str) -> None:
     say(f"sluice: {line}")
 
 
+class Closed(Exception):
+    """A thread worked on or waited for something that was closed meanwhile. No row is the cause."""
+
+
 class NoWorkerAnswers(Exception):
     """No remote worker answers. The caller does the work itself."""

@@ -19,18 +19,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from sluice.common.dropped import close_when_dropped
 from sluice.common.errors import UsageError
 from sluice.ingest.batch import Batch
-from sluice.ingest.errors import LoaderError, SourceError
+from sluice.ingest.errors import Closed, LoaderError, SourceError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes, nearest
 from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.loader_input import LoaderInput, open_input
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline
-from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.row_order import Position, Read, RowsPlan, chain, differences_of
 from sluice.ingest.stages.batch import BatchSeries
-from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Origins, Quarantine
 from sluice.ingest.stats import LoaderStats, Snapshot
 
@@ -206,12 +204,12 @@ class BatchLoader(IterableDataset[Batch]):
                         charge.release()
         except Exception as error:  # modules are emptied at exit, and only built-in names remain
             # Closing interrupts reads and processes. If that caused the error, the message says so.
-            if isinstance(error, (Closed, SourceError, WorkerClosed)):
+            if isinstance(error, (Closed, SourceError)):
                 self._check_current(iteration)
             if isinstance(error, UsageError):
                 # The message says all. The frames of workers would hide it.
                 raise error.with_traceback(None) from error.__cause__
-            if not isinstance(error, (Closed, WorkerClosed)):
+            if not isinstance(error, Closed):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from sluice.ingest.errors import Closed
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child import Child, Died, Overdue
 from sluice.ingest.process.shared_memory import Region
@@ -29,7 +30,7 @@ class SlowStart(WorkerError):
     """A process has not started in time. Its function can be called here."""
 
 
-class WorkerClosed(WorkerError):
+class WorkerClosed(WorkerError, Closed):
     """The worker was closed before or during a call."""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.ingest.errors import NoWorkerAnswers, SourceError, warn
+from sluice.ingest.errors import Closed, NoWorkerAnswers, SourceError, warn
 from sluice.ingest.flow.decoded import Decoded, ReadTask
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader
@@ -24,7 +24,6 @@ from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
-from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.transform import Arrays
 
 _FEW = 8

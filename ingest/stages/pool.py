@@ -18,16 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.ingest.errors import Closed
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 
 EXIT_WAIT_S = 30.0
 """How long the interpreter waits at exit for workers that are in the middle of an item."""
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-class Closed(Exception):
-    """The pool was closed while a thread was waiting for it."""
 
 
 @dataclass(eq=False)

@@ -22,6 +22,7 @@ from sluice.common.errors import RunFailure
 from sluice.etl.schema import abridged
 from sluice.ingest.choices import PROGRAM_ERRORS, Errors
 from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.errors import Closed
 from sluice.ingest.flow.place_rows import compose_order
 from sluice.ingest.row_order import RankShare, Read, RowsPlan, Window
 
@@ -335,8 +336,8 @@ def isolate(
 ) -> tuple[list[tuple[int, int, Result]], list[tuple[int, Exception]]]:
     """Finds the rows that make `attempt(start, stop)` raise, by halving ranges that fail.
 
-    Returns the results of the good ranges, in order, and each bad row with its error. Errors of the program are raised
-    at once. So is the error of the first bad row beyond `max_rows`."""
+    Returns the results of the good ranges, in order, and each bad row with its error. Errors of the program, and
+    those of what was closed meanwhile, are raised at once. So is the error of the first bad row beyond `max_rows`."""
     good: list[tuple[int, int, Result]] = []
     bad: list[tuple[int, Exception]] = []
     ranges = [(0, rows)]
@@ -344,6 +345,8 @@ def isolate(
         start, stop = ranges.pop()
         try:
             good.append((start, stop, attempt(start, stop)))
+        except Closed:
+            raise
         except Exception as error:
             if PROGRAM_ERRORS.intersection(kinds_of(error)) or (
                 stop - start <= 1 and len(bad) >= max_rows

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoadingError
+from sluice.ingest.errors import Closed, LoadingError
 from sluice.ingest.flow.decoded import LOST, Decoded, MadeRows
 from sluice.ingest.flow.placer import Placer
 from sluice.ingest.flow.series import Chunks
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import asking_for
-from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.row_order import SLICE_ROWS, Read, RowsPlan
 from sluice.ingest.stages.batch import BatchSeries
-from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.taken_rows import TakenRows, take_rows
 from sluice.ingest.stages.transform import Transform, frame_of, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
@@ -116,7 +114,7 @@ class RowFunctionCaller:
         [rows] = table.select(function.reads).combine_chunks().to_batches()
         try:
             made = self.worker.call_on_rows(rows.replace_schema_metadata(self._asks), where)
-        except (WorkerClosed, Closed, LoadingError):
+        except (Closed, LoadingError):
             raise
         except Exception as error:
             raise ColumnError(f"{where}: {type(error).__name__}: {error}") from error

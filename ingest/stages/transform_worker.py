@@ -21,7 +21,7 @@ import torch
 
 from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import Columns
-from sluice.ingest.errors import LoadingError, NoWorkerAnswers
+from sluice.ingest.errors import Closed, LoadingError, NoWorkerAnswers
 from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.memory.governor import Governor
@@ -32,13 +32,11 @@ from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode_result, encode
 from sluice.ingest.process.worker import (
     SlowStart,
-    WorkerClosed,
     WorkerCrashed,
     WorkerProcess,
 )
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of
 from sluice.ingest.stages.transform import (
     Arrays,
@@ -196,7 +194,7 @@ class TransformWorker:
         before = self._copy_batch(arrays)
         try:
             given = self._call_as_often(arrays, before, where)
-        except (WorkerClosed, Closed, LoadingError):
+        except (Closed, LoadingError):
             raise
         except BaseException as error:  # also sys.exit() in the function
             given = self._quarantine_failing_rows(error, series, number, before, where)
@@ -373,6 +371,8 @@ class TransformWorker:
             return self._join_rows(arrays, [], range(rows), weights)
         try:
             good, failed = isolate(attempt, rows, rows if stage.quarantine.allowed else 0)
+        except Closed:
+            raise
         except BaseException as first:
             quarantine(first, [attempted])
             raise

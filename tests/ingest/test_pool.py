@@ -9,9 +9,10 @@ import weakref
 
 import pytest
 
+from sluice.ingest.errors import Closed
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.pool import Closed, Pool
+from sluice.ingest.stages.pool import Pool
 from tests.ingest.twin import eventually
 from tests.raises import raises
 

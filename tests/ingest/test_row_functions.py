@@ -17,6 +17,7 @@ from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import shared_memory
 from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
 from sluice.ingest.process.shared_memory import Region
+from sluice.ingest.process.worker import WorkerClosed, WorkerProcess
 from sluice.ingest.read import reader
 from sluice.ingest.row_order import SLICE_ROWS, RowsPlan
 from sluice.ingest.stages import row_functions
@@ -397,3 +398,31 @@ def test_what_cannot_be_is_refused_at_the_start(queries, how, options, error, fa
             LENGTH,
             **options,
         )
+
+
+@pytest.mark.parametrize("gives", [{"length": "float32"}, None])
+def test_no_row_is_quarantined_because_its_run_stops_while_bad_rows_are_sought(
+    queries, gives, monkeypatch, tmp_path
+):
+    """A stop closes the processes. What they do not answer then is no fault of a row."""
+    calls = []
+
+    def call(worker, columns, label):
+        calls.append(label)
+        if len(calls) == 1:
+            raise ValueError("a row that it cannot take")
+        raise WorkerClosed("the worker was closed")
+
+    monkeypatch.setattr(WorkerProcess, "call", call)
+    function = {"reads": ["row"], "gives": gives} if gives else {}
+    loader = opened(
+        queries,
+        [Transform(f"{HERE}:fail_on_some", "mine", **function)],
+        roles=LENGTH if gives else {"label": "label", "dense": ["price"], "sparse": ["row"]},
+        knobs=Knobs(backend={"mine": "process"}),
+        errors=Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl"),
+    )
+    with loader, raises(LoaderError, "closed"):
+        next(iter(loader))
+    assert len(calls) == 2
+    assert not (tmp_path / "aside.jsonl").exists()

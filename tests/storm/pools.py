@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from sluice.ingest.errors import Closed
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.pool import Closed, Pool
+from sluice.ingest.stages.pool import Pool
 from tests.storm.scheduler import Crew, Deviation, Ended, Scheduler, Way
 from tests.storm.threads import Thread, Time, entered
 

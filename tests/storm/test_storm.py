@@ -216,7 +216,7 @@ MUTANTS = {
         1000,
         loader.BatchLoader,
         "_epoch",
-        "(Closed, SourceError, WorkerClosed)",
+        "(Closed, SourceError)",
         "Closed",
         closed,
         first=151,  # a run with processes that is broken off leaves shared memory
