@@ -27,7 +27,7 @@ def relate(
     sides: Iterable[SideTable],
     earlier: Mapping[str, str],
     *,
-    reject_late: bool = False,
+    reject_late: bool,
 ) -> DataFrame:
     """Returns the rows after dedup, joins and histories, in this order. `earlier` has the files from which histories
     continue, by the history's name: the rows then have the column `_late`. With `reject_late`, late rows get no

@@ -9,7 +9,7 @@ from sluice.etl.ops.numeric import Fill, Log
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.fitted_state import FittedState
-from tests.etl.tables import MISTAKES, column, write_spec
+from tests.etl.tables import MISTAKES, column, section, write_spec
 from tests.raises import raises
 
 GOOD = """
@@ -219,3 +219,14 @@ def test_a_users_own_spec_says_at_once_what_is_wrong_with_its_functions(function
         assert Spec.parse(text).functions == {function}  # which imports nothing
     with raises(SpecError, *facts):
         Spec.own(text, "my.toml")
+
+
+def test_a_lag_sees_each_row_of_its_key_and_a_history_the_ones_that_it_names():
+    lag = section("lag", name="a", of="x", by="x", order="x", rows=2)
+    history = section("history", name="b", of="x", by="x", order="x", length=3, positive=True)
+    text = write_spec("y:int x:int", lag, history, column("x", "dense", "fill"))
+    rules = {rule.name: rule for rule in Spec.parse(text).rows.histories}
+    assert [(r.lag, r.length, r.positive) for r in map(rules.get, "ab")] == [
+        (2, 0, False),
+        (0, 3, True),
+    ]
