@@ -19,7 +19,8 @@ from sluice.common.errors import UsageError
 from sluice.common.lines import say
 from sluice.common.program import run
 from sluice.common.settings import parse, setting
-from sluice.dlrm.rank_exit import RankExit, end_with_torchrun, tell_torchrun
+from sluice.dlrm.rank_exit import RankExit, tell_torchrun
+from sluice.dlrm.watchdog import Watchdog
 from sluice.etl.spec.code_options import CodeOptions
 
 if TYPE_CHECKING:
@@ -160,12 +161,12 @@ class EvaluationRequest:
 
 def main(argv: list[str]) -> dict[str, Any] | None:
     request = parse(EvaluationRequest, argv, "sluice evaluate", description=__doc__)
-    end_with_torchrun(RankExit(first=os.environ.get("RANK", "0") == "0"))
-    try:
-        return request.answer()
-    except UsageError as error:
-        tell_torchrun(str(error))
-        raise
+    with Watchdog(RankExit(first=os.environ.get("RANK", "0") == "0")):
+        try:
+            return request.answer()
+        except UsageError as error:
+            tell_torchrun(str(error))
+            raise
 
 
 def program() -> NoReturn:

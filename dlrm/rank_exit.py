@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 import threading
 import time
@@ -89,28 +88,3 @@ def tell_torchrun(text: str) -> None:
         }
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": about}))
-
-
-def end_with_torchrun(ending: RankExit) -> None:
-    """If torchrun started this process, the process ends soon after torchrun from now on. A torchrun that is killed
-    cannot tell its ranks. A person's shell may end before this process.
-
-    A thread waits for that; the system's own signal for this would come when the thread that started us ends, which
-    torchrun's may at any time."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    launcher = os.getppid()
-    try:
-        descriptor = os.pidfd_open(launcher)
-    except OSError:  # it is gone already
-        descriptor = -1
-
-    def wait() -> None:
-        if descriptor >= 0 and os.getppid() == launcher:
-            select.select([descriptor], [], [])
-        ending.leave(
-            f"process {launcher}, which started this one, is gone, so this one ends, too; a checkpoint that "
-            "was complete stays, and --resume goes on from there"
-        )
-
-    threading.Thread(target=wait, name="sluice-launcher", daemon=True).start()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -32,12 +32,12 @@ from sluice.dlrm.rank_exit import (
     Elsewhere,
     LostRanks,
     RankExit,
-    end_with_torchrun,
     tell_ranks,
     tell_torchrun,
 )
 from sluice.dlrm.step_threads import wait_briefly
 from sluice.dlrm.telemetry.silence_warnings import quiet
+from sluice.dlrm.watchdog import Watchdog
 from sluice.ingest.machine import Machine
 
 if TYPE_CHECKING:
@@ -50,52 +50,53 @@ _FIRST_SPEAKS_S = 10.0
 def main(argv: list[str]) -> dict[str, Any] | None:
     first, in_touch = os.environ.get("RANK", "0") == "0", False
     ending = RankExit(first=first)
-    end_with_torchrun(ending)
-    try:
-        given = options.parse(argv, __doc__)
-        quiet()
-        wait_briefly(os.environ, Machine().cores())
-        from sluice.dlrm.session.run import open_run
+    with Watchdog(ending) as watchdog:
+        try:
+            given = options.parse(argv, __doc__)
+            quiet()
+            wait_briefly(os.environ, Machine().cores())
+            from sluice.dlrm.session.run import open_run
 
-        training_run = open_run(given)
-        if "check" in given:
-            from sluice.dlrm.session.check import check
+            training_run = open_run(given)
+            if "check" in given:
+                from sluice.dlrm.session.check import check
 
-            return check(
-                training_run,
-                resume="resume" in given,
-                ranks_per_host=given.get("ranks_per_host"),
-                say=say,
-            )
-        in_touch = True  # from here on ranks tell each other what they met
-        return _train(training_run, partial(open_run, given), ending)
-    except KeyboardInterrupt:
-        if first:
+                return check(
+                    training_run,
+                    resume="resume" in given,
+                    ranks_per_host=given.get("ranks_per_host"),
+                    say=say,
+                )
+            in_touch = True  # from here on ranks tell each other what they met
+            return _train(training_run, partial(open_run, given), watchdog)
+        except KeyboardInterrupt:
+            if first:
+                raise
+            os._exit(INTERRUPTED)  # the one line printed is enough
+        except Preempted:
             raise
-        os._exit(INTERRUPTED)  # the one line printed is enough
-    except Preempted:
-        raise
-    except Exception as error:
-        ending.claim()
-        if not first and not in_touch:
-            # The first rank meets the same and says it; torchrun then ends this one, unless the first met nothing.
-            first = not threading.Event().wait(_FIRST_SPEAKS_S)
-        if isinstance(error, LostRanks):
-            first = os.environ.get("LOCAL_RANK", "0") == "0"
-        missing = advice(error, "train")
-        wrong_input = bool(missing) or isinstance(error, UsageError)
-        if first:  # it speaks for all ranks
-            trace = ""
-            if not wrong_input and not isinstance(error, (Elsewhere, LostRanks)):
-                trace = traceback.format_exc()
-            say(f"{trace}error: {missing or error}")
-            tell_torchrun(missing or str(error))
-            print(json.dumps({"error": missing or str(error)}), flush=True)
-        raise SystemExit(USAGE if wrong_input else FAILED) from None
+        except Exception as error:
+            ending.claim()
+            if not first and not in_touch:
+                # The first rank meets the same and says it; torchrun then ends this one, unless the first met nothing.
+                time.sleep(_FIRST_SPEAKS_S)
+                first = True
+            if isinstance(error, LostRanks):
+                first = os.environ.get("LOCAL_RANK", "0") == "0"
+            missing = advice(error, "train")
+            wrong_input = bool(missing) or isinstance(error, UsageError)
+            if first:  # it speaks for all ranks
+                trace = ""
+                if not wrong_input and not isinstance(error, (Elsewhere, LostRanks)):
+                    trace = traceback.format_exc()
+                say(f"{trace}error: {missing or error}")
+                tell_torchrun(missing or str(error))
+                print(json.dumps({"error": missing or str(error)}), flush=True)
+            raise SystemExit(USAGE if wrong_input else FAILED) from None
 
 
 def _train(
-    run: TrainingRun, open_on: Callable[[int | None], TrainingRun], ending: RankExit
+    run: TrainingRun, open_on: Callable[[int | None], TrainingRun], watchdog: Watchdog
 ) -> dict[str, Any] | None:
     """Joins the other ranks and trains. Returns the result on the first rank, and None on the others. Raises Preempted
     on all ranks if SIGTERM ended the run.
@@ -105,22 +106,21 @@ def _train(
 
     from sluice.dlrm.liveness import Activity, Heartbeat
     from sluice.dlrm.ranks import world
-    from sluice.dlrm.training.signals import StopSignals
 
     config, activity = run.config, Activity(most_s=run.config.stall_after)
-    preempt_s = run.options.preempt_s
-
-    def give_up() -> None:
-        ending.leave(
-            f"the run was not saved within {preempt_s:g} s of SIGTERM (--preempt-seconds); --resume goes on from the "
-            "newest checkpoint that is complete"
-        )
 
     with (
         world(config.batch_size // config.ranks) as ranks,
-        StopSignals(preempt_s=preempt_s, too_late=give_up) as signals,
-        Heartbeat(
-            ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks
+        watchdog.training(
+            Heartbeat(
+                ranks.store,
+                ranks.rank,
+                ranks.ranks,
+                activity,
+                watchdog.ending,
+                workers=watchdog.worker_stacks,
+            ),
+            preempt_s=run.options.preempt_s,
         ),
     ):
         try:
@@ -128,11 +128,11 @@ def _train(
             from sluice.dlrm.session.session import TrainingSession
 
             with TrainingSession(
-                run=run, ranks=ranks, signals=signals, activity=activity, ending=ending
+                run=run, ranks=ranks, watchdog=watchdog, activity=activity
             ) as session:
                 session.pin_start(open_on)
                 result = session.train_versions()
-            preempted = any(ranks.gather_objects(signals.preempted.is_set() and result["stopped"]))
+            preempted = any(ranks.gather_objects(watchdog.preempted.is_set() and result["stopped"]))
             if ranks.first:
                 session.report(result)
         except Exception as error:

@@ -26,7 +26,6 @@ from sluice.dlrm.follow.transplant import transplant
 from sluice.dlrm.foreign_table import ForeignTable
 from sluice.dlrm.liveness import Activity
 from sluice.dlrm.options import Config
-from sluice.dlrm.rank_exit import RankExit
 from sluice.dlrm.ranks import Ranks, machine
 from sluice.dlrm.session.check import early_warnings, left_out
 from sluice.dlrm.session.run import TrainingRun
@@ -35,9 +34,9 @@ from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.dlrm.training.signals import StopSignals
 from sluice.dlrm.training.step_figures import StepFigures
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
+from sluice.dlrm.watchdog import Watchdog
 from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import LostVersion
 from sluice.ingest.knobs import Knobs
@@ -51,9 +50,8 @@ class TrainingSession:
     run: TrainingRun
     """The run on the version that is trained on."""
     ranks: Ranks
-    signals: StopSignals
+    watchdog: Watchdog
     activity: Activity
-    ending: RankExit
     _pins: PinKeeper | None = None
     """Keeps versions of the table from being vacuumed. Only the first rank has it."""
     _evaluations: int = 0
@@ -70,7 +68,7 @@ class TrainingSession:
             )
             if self.ranks.first:
                 self._pins = stack.enter_context(PinKeeper(f"train-{self.run.folder.name}", say))
-                self.ending.cleanups.append(self._pins.release)
+                self.watchdog.ending.cleanups.append(self._pins.release)
             self._stack = stack.pop_all()
         return self
 
@@ -122,7 +120,7 @@ class TrainingSession:
         """Called on every rank after each evaluation of the validation split. Stops the run where it should pause."""
         self._evaluations += 1
         if self._evaluations == self.run.options.pause:
-            self.signals.stop.set()
+            self.watchdog.stop.set()
 
     def _follow(self, meta: CheckpointMeta) -> bool:
         """Moves the run, whose progress is `meta`, to the next version if there is one. All ranks get the same
@@ -162,7 +160,7 @@ class TrainingSession:
                     conditions=conditions,
                 )
             )
-            self.signals.workers = loader.pipeline.stacks
+            self.watchdog.workers = loader.pipeline.stacks
             self.endpoint.show_loader(loader, run.table.version)
             stack.callback(self.endpoint.show_loader, None, run.table.version)
             self._open_folder()
@@ -213,8 +211,8 @@ class TrainingSession:
         checkpoints = Checkpoints(
             run.checkpoints, parts, ranks, keep=config.keep, record=journal.event
         )
-        batches = SyncedBatches(ranks, self.signals.stop.is_set, activity=self.activity)
-        self.signals.end_wait = batches.end_wait
+        batches = SyncedBatches(ranks, self.watchdog.stop.is_set, activity=self.activity)
+        self.watchdog.end_wait = batches.end_wait
         validator = Validator(
             config=config,
             table=run.table,
@@ -320,10 +318,10 @@ class TrainingSession:
                 "agent": assemble.agent_of(controller, knob_memory),
             }
             try:
-                self.signals.saved.clear()
+                self.watchdog.saved.clear()
                 trainer.train()
                 trainer.checkpoints.wait()
-                self.signals.saved.set()
+                self.watchdog.saved.set()
             except NotFinite as error:  # on all ranks
                 raise trainer.guard.error(str(error)) from None
         return controller

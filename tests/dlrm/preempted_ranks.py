@@ -7,14 +7,13 @@ import os
 import sys
 import threading
 
+from sluice.dlrm import train
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.train import program
-from sluice.dlrm.training import signals
 from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.dlrm.training.signals import StopSignals
+from sluice.dlrm.watchdog import Watchdog
 
 
-class Signals(StopSignals):
+class Signals(Watchdog):
     def __enter__(self):
         check, write = BatchChecker.check, CheckpointDisk.write
 
@@ -38,5 +37,5 @@ class Signals(StopSignals):
 
 if __name__ == "__main__":
     how = sys.argv.pop(1)
-    signals.StopSignals = Signals
-    program()
+    train.Watchdog = Signals
+    train.program()

@@ -17,8 +17,8 @@ from sluice.dlrm.training import input_checks
 class Speaks(liveness.Heartbeat):
     of_steps = False
 
-    def _report(self, *, over: bool = False) -> None:
-        super()._report(over=over)
+    def report(self, *, over: bool = False) -> None:
+        super().report(over=over)
         Speaks.of_steps = (
             json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
         )

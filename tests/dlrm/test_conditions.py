@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,8 +15,7 @@ from sluice.common.errors import UsageError
 from sluice.common.settings import make
 from sluice.dlrm import options
 from sluice.dlrm.options import Config
-from sluice.dlrm.training import loaders, signals
-from sluice.dlrm.training.signals import StopSignals
+from sluice.dlrm.training import loaders
 from sluice.ingest.options import RunOptions
 from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.raises import raises
@@ -135,13 +131,3 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
         assert KnobMemory(loader, config, say=print, ranks=2).start()
         # Here the next run of two ranks on this machine begins.
         assert loader.knobs.workers["decode"] == 2
-
-
-def test_a_second_interrupt_shows_what_the_main_thread_does(monkeypatch):
-    told, event = [], threading.Event()
-    monkeypatch.setattr(signals, "tell", lambda workers: (told.append(workers()), event.set()))
-    with StopSignals() as watch:
-        watch.workers = lambda: "the workers' stacks"
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert event.wait(60)
-    assert told == ["the workers' stacks"]

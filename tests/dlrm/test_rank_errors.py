@@ -27,14 +27,14 @@ def second_rank(monkeypatch, tmp_path):
         waited: list[float] = []  # noqa: RUF012
         ends: BaseException | None = None
 
-        def wait(self, seconds: float) -> bool:
-            self.waited.append(seconds)
-            if self.ends is not None:
-                raise self.ends
-            return False
+        @classmethod
+        def sleep(cls, seconds: float) -> None:
+            cls.waited.append(seconds)
+            if cls.ends is not None:
+                raise cls.ends
 
     Pause.waited.clear()
-    monkeypatch.setattr(train.threading, "Event", Pause)
+    monkeypatch.setattr(train.time, "sleep", Pause.sleep)
     return Pause
 
 

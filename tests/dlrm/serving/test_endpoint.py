@@ -167,9 +167,8 @@ def test_a_run_folder_in_use_is_named_before_a_port_in_use(tmp_path):
     session = TrainingSession(
         run=run,
         ranks=SimpleNamespace(first=True, rank=0, local_rank=0),
-        signals=None,
+        watchdog=None,
         activity=None,
-        ending=None,
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         run.config = SimpleNamespace(metrics_port=f"127.0.0.1:{taken.getsockname()[1]}")
