@@ -303,7 +303,10 @@ def typed(values: pa.Array, column: ColumnSpec) -> pa.Array:
             return as_text(values)
         if column.type == "double":
             return as_number(values)
-        return values.cast(pa.list_(pa.float64() if "double" in column.type else pa.string()))
+        kind = pa.list_(pa.float64() if "double" in column.type else pa.string())
+        return values.cast(
+            kind, safe=False
+        )  # numbers above 2**53 become the nearest double, as elsewhere
     if column.role == "id_list":
         return values.cast(pa.list_(pa.int64() if column.wide else pa.int32()))
     if column.role == "key":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from sluice import FeatureTable, Order
 from sluice.common.settings import parse
+from sluice.etl.apply.features import typed
 from sluice.etl.job_request import JobRequest
 from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitError
@@ -84,3 +87,15 @@ def test_an_append_of_other_columns_is_refused_before_it_starts(tmp_path):
     ):
         answer(tmp_path, f"--output {tmp_path}/t --mode append", text=more, said=said)
     assert not said.text
+
+
+@pytest.mark.parametrize(("kind", "nest"), [("double", False), ("list<double>", True)])
+def test_whole_numbers_that_a_loader_gets_become_the_nearest_double(kind, nest):
+    """Alone and in lists, also above 2**53, where not every whole number is a double."""
+    whole = [0, -7, 2**53 + 1, -(2**63) + 1, 2**63 - 1]
+    values = pa.array([[n] for n in whole] if nest else whole)
+    column = ColumnSpec(
+        name="x", sources=("x",), role="id_list" if nest else "dense", raw=True, left_as=kind
+    )
+    made = typed(values, column).to_pylist()
+    assert made == [[float(n)] if nest else float(n) for n in whole]
