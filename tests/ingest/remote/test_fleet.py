@@ -73,16 +73,9 @@ class Process(contextlib.AbstractContextManager):
         self._over.set()
 
 
-def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(
-    monkeypatch,
-):
-    started = queue.Queue()
-
-    def start(given):
-        process = Process()
-        started.put(process)
-        return process
-
+@pytest.fixture
+def started(monkeypatch):
+    """The processes that were started, to which no connection is made."""
     monkeypatch.setattr(
         fleet_file,
         "Connection",
@@ -90,7 +83,38 @@ def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_a
             "Connection", (), {"address": address, "close": lambda self: None}
         )(),
     )
-    fleet = StartedFleet(start, None, "a table", (), most=7, first=7, at_once=2, local=False)
+    return queue.Queue()
+
+
+def fleet_of(started) -> StartedFleet:
+    def start(_given):
+        process = Process()
+        started.put(process)
+        return process
+
+    return StartedFleet(start, None, "a table", (), most=7, first=7, at_once=2, local=False)
+
+
+@pytest.mark.parametrize(("target", "stay"), [(5, 3), (2, 0), (7, 4)])
+def test_workers_that_stay_and_those_that_start_are_as_many_as_needed(started, target, stay):
+    fleet = fleet_of(started)
+    fleet.use(14)
+    for number in range(4):
+        started.get(timeout=60).listens(number + 1)
+        with fleet.changed:
+            assert fleet.changed.wait_for(lambda there=number + 1: len(fleet.workers) == there, 60)
+    with fleet.changed:
+        assert fleet.changed.wait_for(lambda: fleet.starting == 2, 60)
+    fleet.use(2 * target)
+    with fleet.changed:
+        assert sum(not worker.leaving for worker in fleet.workers) == stay
+    fleet.close()
+
+
+def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_answer_before_they_leave(
+    started,
+):
+    fleet = fleet_of(started)
     fleet.use(14)
 
     processes = [started.get(timeout=60) for _ in range(2)]
