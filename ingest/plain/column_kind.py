@@ -75,7 +75,7 @@ def is_amount(name: str, facts: ColumnFacts) -> bool:
     named = is_named_id(name)
     if named is not None:
         return not named
-    values = _numbers(facts)
+    values = numbers_of(facts)
     if not len(values):
         return False
     lowest = values.min()
@@ -121,7 +121,7 @@ class Spread:
 
 def spread_of(facts: ColumnFacts) -> Spread | None:
     """Estimates the spread. None if there are no numbers, or all are equal."""
-    values = _numbers(facts)
+    values = numbers_of(facts)
     if not len(values):
         return None
     known = [
@@ -175,7 +175,7 @@ def likely_values(facts: ColumnFacts, rows: int) -> int:
     return round(max(facts.distinct, min(most, max(chao, again))))
 
 
-def _numbers(facts: ColumnFacts) -> npt.NDArray[np.float64]:
+def numbers_of(facts: ColumnFacts) -> npt.NDArray[np.float64]:
     """Returns the finite numbers of a sample."""
     if facts.sampled is None:
         return np.zeros(0)

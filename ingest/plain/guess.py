@@ -17,12 +17,11 @@ from sluice.common.suggest import meant
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.spec.nested_columns import is_list, is_text
 from sluice.ingest.plain.column_kind import (
-    Spread,
     is_amount,
     is_named_id,
     label_leaks,
     likely_values,
-    spread_of,
+    numbers_of,
     words_of,
 )
 from sluice.ingest.plain.probe import ColumnFacts
@@ -69,29 +68,19 @@ class Proposal:
     name: str
     facts: ColumnFacts
     role: str = ""
-    """Empty: the column is left out."""
+    """A role of a loader, or `time`. Empty: the column is left out."""
     size: int = 0
     """For ids: the number of ids to hash to."""
     fits: bool = False
     """For ids: whether a loader can take them unchanged."""
-    fill: bool = False
-    """Whether numbers are missing."""
-    time: str = ""
-    """For a time: the type in which a spec reads it."""
-    formats: tuple[str, ...] = ()
-    """For a time as text, or as digits such as 14102100: the formats in which a spec's operator reads it."""
-    input_formats: tuple[str, ...] = ()
-    """For a time in lines of text: the formats in which the job reads it."""
     unit: int = 1
     """For a time as a whole number: how many units a second has."""
     why: str = ""
-    """Why it is left out."""
+    """Why a loader without a spec leaves it out."""
     guess: TimeGuess | None = None
     """For a time as text or as digits: how it was read, and how else it might be."""
     label: str = ""
     """For the label: its name, or the comparison that makes it."""
-    spread: Spread | None = None
-    """For numbers: how they are spread."""
     rejected: str = ""
     """For a time as text, and for clicks: how many sampled values are none, and an example."""
 
@@ -99,6 +88,13 @@ class Proposal:
     def hash(self) -> int | None:
         """The number of ids to which a loader without a spec hashes the values. None: it takes them unchanged."""
         return self.size if self.size and not self.fits else None
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """For a time as text, or as digits such as 14102100: the formats in which an operator reads it."""
+        if self.guess is None or pa.types.is_temporal(self.facts.type):  # the job reads it
+            return ()
+        return self.guess.reading.formats
 
 
 def proposals(
@@ -136,7 +132,8 @@ def proposals(
             f'positive one, for instance roles="label={wanted} == {positive}", or '
             f"`sluice guess --label '{wanted} == {positive}'`"
         )
-    if not made and is_click and (least := _least_positive(facts[wanted])) is not None:
+    least, odd = (None, "") if made else _judge_label(facts[wanted])
+    if is_click and least is not None:
         label = f"{wanted} >= {least:g}"
     hashed, proposed = set(hashed), dict[str, Proposal]()
     sampled = {name: column.sampled for name, column in facts.items() if name not in hashed}
@@ -144,22 +141,18 @@ def proposals(
     for name, column in facts.items():
         blank = Proposal(name=name, facts=column, guess=times.get(name))
         if name == wanted:
-            odd = "" if label != name else _describe_odd_clicks(column)
             proposed[name] = replace(blank, role="label", label=label, rejected=odd)
         elif name in hashed:
-            proposed[name] = replace(
-                blank, role="id_list" if is_list(column.type) else "sparse", fits=True
-            )
+            proposed[name] = replace(blank, role="id_list" if is_list(column.type) else "sparse")
         else:
             proposed[name] = _proposal(blank, rows)
     judged = {
         name: column
         for name, column in facts.items()
-        if name not in hashed
-        and (proposed[name].time or proposed[name].role not in ("", "label", "weight"))
+        if name not in hashed and proposed[name].role not in ("", "label", "weight")
     }
     for name, why in label_leaks(judged, label_values(wanted, facts[wanted], label)):
-        proposed[name] = replace(proposed[name], role="", time="", why=why)
+        proposed[name] = replace(proposed[name], role="", why=why)
     return proposed
 
 
@@ -172,34 +165,17 @@ def usual_label(names: Iterable[str]) -> str | None:
     return next((by_words[name] for name in LABELS if name in by_words), None)
 
 
-def _least_positive(facts: ColumnFacts) -> float | None:
-    """Returns the smallest positive rating: the value from which on about half of the rows are positive. None if the
-    column does not hold ratings."""
-    if (
-        facts.sampled is None
-        or pa.types.is_boolean(facts.type)
-        or not 2 <= facts.distinct <= _RATINGS
-        or _describe_odd_clicks(facts)
-    ):
-        return None
-    values = facts.sampled.drop_null().cast(pa.float64(), safe=False).to_numpy()
-    several = np.unique(values[np.isfinite(values)])
-    if len(several) < 2 or set(several) == {0.0, 1.0}:
-        return None
-    return float(min(several[1:], key=lambda least: abs((values >= least).mean() - 0.5)))
-
-
-def _describe_odd_clicks(facts: ColumnFacts) -> str:
-    """Returns how many of a label's sampled numbers are neither 0 nor 1, and an example. Empty if there are none, or
-    more than 1 %: then they are no errors."""
-    if facts.sampled is None or is_text(facts.type) or pa.types.is_boolean(facts.type):
-        return ""
-    values = facts.sampled.drop_null()
-    wrong = ~np.isin(values.cast(pa.float64(), safe=False).to_numpy(), (0, 1))
-    if not 0 < wrong.sum() <= _FEW * len(values):
-        return ""
-    example = str(values[int(wrong.argmax())].as_py())
-    return share_of_values(int(wrong.sum()), len(values), example)
+def _judge_label(facts: ColumnFacts) -> tuple[float | None, str]:
+    """Returns the rating from which on about half of the rows are positive, if the label holds ratings. If up to 1 % of
+    its numbers are neither 0 nor 1, they are errors, and are described."""
+    values = numbers_of(facts)
+    odd = values[~np.isin(values, (0, 1))]
+    if len(odd) <= _FEW * len(values):
+        return None, share_of_values(len(odd), len(values), f"{odd[0]:.15g}") if len(odd) else ""
+    several = np.unique(values)
+    if not 2 <= len(several) <= _RATINGS:
+        return None, ""
+    return min(several[1:], key=lambda least: abs((values >= least).mean() - 0.5)), ""
 
 
 def label_values(name: str, facts: ColumnFacts, label: str) -> npt.NDArray[np.float64]:
@@ -218,14 +194,14 @@ def _proposal(blank: Proposal, rows: int) -> Proposal:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if name.lower() in _WEIGHTS:
-        return replace(blank, role="weight", fill=bool(facts.nulls))
+        return replace(blank, role="weight")
     unseen = (
         facts.nulls and facts.known and facts.low is None and not (facts.values or facts.unusable)
     )
     if pa.types.is_null(kind) or (unseen and not is_list(kind)):
         return replace(blank, why="no value was seen")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return replace(blank, time="float", why="a time")
+        return replace(blank, role="time", why="a time")
     is_whole = pa.types.is_integer(kind)
     if is_whole and (time := _time_of_numbers(blank, kind.bit_width)):
         return time
@@ -236,12 +212,7 @@ def _proposal(blank: Proposal, rows: int) -> Proposal:
         or (is_whole and is_amount(name, facts))
     )
     if is_number:
-        return replace(
-            blank,
-            role="dense",
-            fill=bool(facts.nulls) or facts.unusable,
-            spread=None if pa.types.is_boolean(kind) else spread_of(facts),
-        )
+        return replace(blank, role="dense")
     role, inner = ("id_list", kind.value_type) if is_list(kind) else ("sparse", kind)
     if is_fraction or pa.types.is_integer(inner) or is_text(inner):
         return _ids(replace(blank, role=role), inner, rows)
@@ -256,8 +227,8 @@ def _ids(guessed: Proposal, inner: pa.DataType, rows: int) -> Proposal:
     left_out = replace(guessed, role="")
     if is_text(inner) and not facts.values:
         return replace(left_out, why="text of which no value was seen; hash= makes ids of it")
-    if is_single and is_text(inner) and (guess := guessed.guess):
-        return _read_time(replace(left_out, time="text", why="a time as text"), guess)
+    if is_single and is_text(inner) and guessed.guess:
+        return _read_time(replace(guessed, role="time", why="a time as text"), guessed.guess)
     likely = likely_values(facts, rows)
     if (
         is_single
@@ -282,12 +253,13 @@ def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
     if it does not."""
     name, low, high = blank.name, blank.facts.low, blank.facts.high
     named = is_named_id(name)
-    blank = replace(blank, why="looks like a time")
-    if named is not False and blank.guess:
-        return _read_time(replace(blank, time="int"), blank.guess)
+    guess = None if named is False else blank.guess
+    time = replace(blank, role="time", why="looks like a time", guess=guess)
+    if guess:
+        return _read_time(time, guess)
     unit = unit_of_times(low, high)
     if _TIMES.search(name):
-        return replace(blank, time="int" if unit else "", unit=unit or 1)
+        return replace(time, unit=unit) if unit else replace(time, role="")
     # Ids may be as large as times. Ids that are counted up lie within an hour, and ids as large as the seconds of the
     # years before 2001 are seldom close together.
     if not (
@@ -298,15 +270,14 @@ def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
         and (low >= _YEAR_2001 * unit or high - low < _TEN_YEARS * unit)
     ):
         return None
-    return replace(blank, time="int", unit=unit)
+    return replace(time, unit=unit)
 
 
-def _read_time(proposal: Proposal, guess: TimeGuess) -> Proposal:
+def _read_time(time: Proposal, guess: TimeGuess) -> Proposal:
     """Completes the proposal for a time as text or as digits. If it has two readings, it is left out."""
-    read = guess.reading
     if guess.is_open:
-        return replace(proposal, time="", why=f"a time with two readings: {guess.example}")
-    return replace(proposal, formats=read.formats, rejected=read.rejected)
+        return replace(time, role="", why=f"a time with two readings: {guess.example}")
+    return replace(time, rejected=guess.reading.rejected)
 
 
 def _are_ids(name: str, examples: pa.Array | None) -> bool:

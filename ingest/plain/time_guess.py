@@ -76,8 +76,6 @@ class TimeReading:
 class TimeGuess:
     """How a column is best read as times."""
 
-    kind: pa.DataType
-    """The column's type: texts, or whole numbers of digits."""
     reading: TimeReading
     other: TimeReading | None = None
     """The reading that would also explain the column."""
@@ -102,7 +100,7 @@ def guess_times(columns: Mapping[str, pa.Array]) -> dict[str, TimeGuess]:
         if (times := _known_times(values)) is not None
     } | {name: reading.times for name, reading in alone.items()}
     return {
-        name: TimeGuess(columns[name].type, readings[0])
+        name: TimeGuess(readings[0])
         if len(readings) == 1
         else _choose(columns[name], readings, alone, known)
         for name, readings in found.items()
@@ -226,8 +224,8 @@ def _choose(
     for against, reason in _evidence(values, readings, alone, known):
         for taken, other in ((0, 1), (1, 0)):
             if _CLEAR * against[taken] < against[other]:
-                return TimeGuess(values.type, readings[taken], readings[other], reason, example)
-    return TimeGuess(values.type, readings[0], readings[1], "", example)
+                return TimeGuess(readings[taken], readings[other], reason, example)
+    return TimeGuess(readings[0], readings[1], "", example)
 
 
 def _evidence(

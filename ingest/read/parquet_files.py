@@ -359,9 +359,14 @@ def _report_guesses(
     examined to the reason."""
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
     for proposal in guessed.values():
-        if proposal.role:
+        if proposal.role in roles:
             roles[proposal.role].append(proposal.label or proposal.name)
-    fill = {proposal.name: 0.0 for proposal in guessed.values() if proposal.fill}
+    fill = {
+        name: 0.0
+        for name, proposal in guessed.items()
+        if proposal.role in ("dense", "weight")
+        and (proposal.facts.nulls or proposal.facts.unusable)
+    }
     sizes = {
         proposal.name: f"%{proposal.hash}"
         for proposal in guessed.values()
@@ -373,7 +378,7 @@ def _report_guesses(
         if names
     )
     why = {
-        proposal.name: proposal.why for proposal in guessed.values() if not proposal.role
+        proposal.name: proposal.why for proposal in guessed.values() if proposal.role not in roles
     } | dict(others)
     left = [f"{name} ({reason})" for name, reason in why.items()]
     filled = f"; empty values of {', '.join(fill)} become 0" if fill else ""

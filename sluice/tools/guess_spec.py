@@ -26,6 +26,7 @@ from sluice.etl.spec.nested_columns import is_text
 from sluice.etl.spec.toml_keys import quoted, toml_texts
 from sluice.etl.table.table_files import is_iceberg
 from sluice.ingest.columns import ColumnError
+from sluice.ingest.plain.column_kind import spread_of
 from sluice.ingest.plain.guess import (
     Proposal,
     label_values,
@@ -63,7 +64,7 @@ def spec_text(
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `logs`
     is given for text files. `form` is the format of the files."""
     proposed = {name: _leave_out_unreadable(proposal) for name, proposal in proposed.items()}
-    used = {name: proposal for name, proposal in proposed.items() if proposal.role or proposal.time}
+    used = {name: proposal for name, proposal in proposed.items() if proposal.role}
     why = {name: proposal.why for name, proposal in proposed.items() if name not in used} | {
         **others
     }
@@ -72,8 +73,8 @@ def spec_text(
     for name, proposal in (proposed if form in ("csv", "tsv") else used).items():
         kinds[name] = _input_type(proposal, has_texts=bool(proposal.rejected) and form != "json")
         typed = quoted(f"{name}:{kinds[name]}")
-        if proposal.time and proposal.input_formats:
-            typed = f"{{name = {typed}, format = {toml_texts(proposal.input_formats)}}}"
+        if proposal.role == "time" and proposal.guess and not proposal.formats:
+            typed = f"{{name = {typed}, format = {toml_texts(proposal.guess.reading.formats)}}}"
         inputs.append(typed)
     lines = [
         _HEAD_OF_TEXT if logs else _HEAD,
@@ -82,8 +83,8 @@ def spec_text(
         *(logs.marks() if logs else ()),
         "columns = [" + ",\n           ".join(inputs) + "]",
     ]
-    formats = (time_format for p in used.values() for time_format in (*p.formats, *p.input_formats))
-    if any(time_format[-1] not in "zZ" for time_format in formats):
+    times = [p.guess.reading for p in used.values() if p.role == "time" and p.guess]
+    if any(time_format[-1] not in "zZ" for time in times for time_format in time.formats):
         lines.append(
             "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
             'zone = "Europe/Berlin" next to format.'
@@ -96,8 +97,9 @@ def spec_text(
     if why:
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
     for name, proposal in proposed.items():
-        if (proposal.time or not proposal.role) and (guess := proposal.guess) and guess.other:
-            lines += _write_readings(name, guess, in_columns=bool(logs) and is_text(guess.kind))
+        if proposal.role in ("", "time") and (guess := proposal.guess) and guess.other:
+            is_text_of_log = bool(logs) and not pa.types.is_integer(proposal.facts.type)
+            lines += _write_readings(name, guess, in_columns=is_text_of_log)
     lines += ["", "[table]", *_write_splits(proposed, logs), ""]
     taken = {name.lower() for name in proposed}
     for name, proposal in used.items():
@@ -129,24 +131,25 @@ def _write_readings(name: str, guess: TimeGuess, *, in_columns: bool) -> Iterato
 
 def _leave_out_unreadable(proposal: Proposal) -> Proposal:
     """Returns the proposal, without a role if no type of a spec reads the column."""
-    if proposal.role or proposal.time:
+    if proposal.role:
         try:
             check_kind(proposal.name, proposal.facts.type, _input_type(proposal, has_texts=False))
         except ColumnError:
             why = f"{proposal.facts.type}, which a spec cannot read; a Loader without a spec can"
-            return replace(proposal, role="", time="", why=why)
+            return replace(proposal, role="", why=why)
     return proposal
 
 
 def _write_rejects(proposal: Proposal, kind: str) -> str:
     """Returns the comment on the few values that do not fit a column."""
-    wrong = "Not a time" if proposal.time else "Not a number"
+    is_time = proposal.role == "time"
+    wrong = "Not a time" if is_time else "Not a number"
     if proposal.role == "label":
         wrong = "Neither 0 nor 1"
     effect = "`sluice etl` rejects and counts such lines."
     if kind == "text":
         is_missing = "They become missing values, which `sluice etl` counts as unread."
-        effect = is_missing if proposal.time else "They are ids, too."
+        effect = is_missing if is_time else "They are ids, too."
     return f"# {wrong}: {proposal.rejected}. {effect}"
 
 
@@ -166,8 +169,8 @@ def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
             if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind))
             else "float"
         )
-    if proposal.time:
-        return proposal.time
+    if proposal.role == "time" and not is_text(kind):
+        return "int" if pa.types.is_integer(kind) else "float"
     if proposal.role in ("dense", "weight") or (pa.types.is_floating(kind) and not has_texts):
         return "float"
     if proposal.role == "id_list":
@@ -195,7 +198,7 @@ def _write_splits(proposed: Mapping[str, Proposal], logs: SampledColumns | None)
             yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
             return
     user = user_of(proposed)
-    by = [user] if user is not None and (proposed[user].role or proposed[user].time) else []
+    by = [user] if user is not None and proposed[user].role else []
     if by:
         yield "# Rows with the same value in this column go to the same split."
     elif logs is None:
@@ -222,7 +225,8 @@ def _write_splits(proposed: Mapping[str, Proposal], logs: SampledColumns | None)
 def _time_bounds(proposal: Proposal) -> tuple[int, int, int] | None:
     """Returns the values at which training, validation and test begin. None if the column does not show them."""
     if (
-        proposal.time not in ("int", "float")
+        proposal.role != "time"
+        or is_text(proposal.facts.type)
         or proposal.facts.low is None
         or proposal.facts.nulls
         or proposal.facts.optional
@@ -264,23 +268,18 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
         labels = label_values(proposal.name, proposal.facts, proposal.label)
         if len(several := np.unique(labels[~np.isnan(labels)])) == 1:
             seen += f"\n# All of these rows get the label {several[0]:g}."
-    if proposal.time:
-        clock = (
-            any("%H" in form for form in proposal.formats)
-            if proposal.formats
-            else not pa.types.is_date(proposal.facts.type)
-        )
+    if proposal.role == "time":
+        read, has_clock = list[str](), not pa.types.is_date(proposal.facts.type)
         if proposal.formats:
             read = [f'{{op = "parse_time", format = {toml_texts(proposal.formats)}}}']
+            has_clock = any("%H" in form for form in proposal.formats)
         elif proposal.unit > 1:
             read = [f'{{op = "scale", by = {proposal.unit}}}']
-        else:
-            read = []
         named = getattr(proposal.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [
             line
-            for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)]
+            for part, size in ([("hour", 24)] if has_clock else []) + [("weekday", 7)]
             for line in _write_column(
                 f"{name}_{part}",
                 "sparse",
@@ -299,7 +298,7 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
         return ['{op = "fill"}']
     if proposal.role == "dense":
         operators = ['{op = "fill"}']
-        spread = proposal.spread
+        spread = None if pa.types.is_boolean(proposal.facts.type) else spread_of(proposal.facts)
         # A model's first steps fail on large numbers, so these operators bring them near 0.
         if spread and spread.is_skewed:
             operators.append(f'{{op = "log", shift = {1 - min(0, spread.low):.6g}, floor = 1}}')
@@ -342,7 +341,7 @@ def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any
         note = notes[name] = {}
         guess = times.get(name)
         if is_text(values.type) and guess and not guess.is_open:
-            note |= {"input_formats": guess.reading.formats, "guess": guess}
+            note["guess"] = guess
             microseconds = pc.multiply(guess.reading.seconds, 1e6).cast(pa.int64(), safe=False)
             at = microseconds.cast(pa.timestamp("us"))
             has_clock = any("%H" in time_format for time_format in guess.reading.formats)
@@ -387,5 +386,5 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
             raise UsageError(f"--exclude {name}: there is no such column{nearest(name, proposed)}")
         if proposed[name].role == "label":
             raise UsageError(f"--exclude {name}: it is the label; name another one with --label")
-        proposed[name] = replace(proposed[name], role="", time="", why="by --exclude")
+        proposed[name] = replace(proposed[name], role="", why="by --exclude")
     return spec_text(proposed, others, form, logs)

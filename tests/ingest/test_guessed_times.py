@@ -40,9 +40,9 @@ def test_whole_numbers_are_times_if_they_are_known_to_lie_in_a_unit(
     proposed = proposals(facts, rows)
     guessed, named = proposed["x"], proposed["event_time"]
     known = [at for at in seconds if at]
-    assert (named.time, named.unit) == (("int", unit) if known else ("", 1))
+    assert (named.role, named.unit) == (("time", unit) if known else ("", 1))
     is_known = known and max(known) >= min(known) + 3600
-    assert (guessed.time, guessed.unit) == (("int", unit) if is_known else ("", 1))
+    assert (guessed.role == "time", guessed.unit) == ((True, unit) if is_known else (False, 1))
 
 
 @pytest.mark.parametrize("unit", UNITS)
