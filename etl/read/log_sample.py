@@ -1,5 +1,5 @@
-"""Samples logs in lines of text, to guess how a spec reads them: `LogSample` has the cells of some lines, and
-`SampledColumns` their likely types. If a few values do not fit, a job rejects them."""
+"""Samples logs in lines of text, to guess how a spec reads them: `LogSample` has the cells of some lines, and their
+likely types. If a few values do not fit, a job rejects them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -60,19 +60,26 @@ def text_files(paths: Iterable[str]) -> list[InputFile]:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledColumns:
-    """The columns of a sample, and how a spec reads them."""
+class LogSample:
+    """The cells of some lines, cut as a job cuts them."""
 
-    sample: LogSample
-    columns: Mapping[str, pa.Array]
-    """Null for a cell that is missing, or does not fit its column."""
-    cells: Mapping[str, Cells]
-    """The cells of these columns. None also stands for a text that means a missing number."""
+    form: str
+    """The format's name in a spec."""
     keys: Mapping[str, Any]
     """The keys of `[input]`, except format and columns."""
-    others: Mapping[str, str]
+    cells: Mapping[str, Cells]
+    """The cells of each column. If it has a type, None also stands for a text that means a missing number."""
+    places: Sequence[str]
+    """The file and the line of each row."""
+    rows: int
+    """The estimated number of all rows."""
+    is_complete: bool
+    """Whether the end of the last file was read."""
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    """The columns with their types. Null for a cell that is missing, or does not fit its column."""
+    others: Mapping[str, str] = field(default_factory=dict)
     """The columns that a spec cannot read, with the reason."""
-    ambiguous: Sequence[str]
+    ambiguous: Sequence[str] = ()
     """The columns whose only marks may be for decimals or for thousands."""
 
     def marks(self) -> Iterator[str]:
@@ -89,24 +96,6 @@ class SampledColumns:
                 f"# {name}: its mark may be for decimals or for thousands. The guess changes nothing. If it is for "
                 "thousands, add decimal and thousands here."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class LogSample:
-    """The cells of some lines, cut as a job cuts them."""
-
-    form: str
-    """The format's name in a spec."""
-    keys: Mapping[str, Any]
-    """The keys of `[input]` that say how cells are cut."""
-    cells: Mapping[str, Cells]
-    """The cells of each column."""
-    places: Sequence[str]
-    """The file and the line of each row."""
-    rows: int
-    """The estimated number of all rows."""
-    is_complete: bool
-    """Whether the end of the last file was read."""
 
     @classmethod
     def of(cls, files: Sequence[InputFile]) -> LogSample:
@@ -148,8 +137,8 @@ class LogSample:
         ends = (*names[:1], *names[-1:])
         return next((name for name in ends if {*self.cells[name]} == {"0", "1"}), None)
 
-    def columns(self, label: str | None) -> SampledColumns:
-        """Returns the columns. `label` is the name of the label."""
+    def typed(self, label: str | None) -> LogSample:
+        """Returns the sample with the types of its columns. `label` is the name of the label."""
         return (_type_objects if self.form == "json" else _type_fields)(self, label)
 
 
@@ -175,7 +164,7 @@ def _read_objects(placed: Mapping[str, str]) -> Parsed:
     return "json", {}, cells, [*objects]
 
 
-def _type_objects(sample: LogSample, label: str | None) -> SampledColumns:
+def _type_objects(sample: LogSample, label: str | None) -> LogSample:
     columns: dict[str, pa.Array] = {}
     others: dict[str, str] = {}
     for name, cells in sample.cells.items():
@@ -198,7 +187,7 @@ def _type_objects(sample: LogSample, label: str | None) -> SampledColumns:
                 columns[part] = values
             else:
                 others[part] = f"{values.type}, which a job cannot turn into ids"
-    return SampledColumns(sample, columns, sample.cells, sample.keys, others, ())
+    return replace(sample, columns=columns, others=others)
 
 
 def _read_fields(placed: Mapping[str, str]) -> Parsed:
@@ -250,7 +239,7 @@ def _read_fields(placed: Mapping[str, str]) -> Parsed:
     )
 
 
-def _type_fields(sample: LogSample, label: str | None) -> SampledColumns:
+def _type_fields(sample: LogSample, label: str | None) -> LogSample:
     """Makes numbers of the columns that hold them, by the marks that fit the most columns."""
     columns = {name: pa.array(column, pa.string()) for name, column in sample.cells.items()}
     cells, numbers = dict(sample.cells), dict[str, pa.Array]()
@@ -287,7 +276,7 @@ def _type_fields(sample: LogSample, label: str | None) -> SampledColumns:
         "null_values": sorted(words),
     }
     keys = {**sample.keys, **{key: value for key, value in more.items() if value}}
-    return SampledColumns(sample, columns, cells, keys, {}, ambiguous)
+    return replace(sample, columns=columns, cells=cells, keys=keys, ambiguous=ambiguous)
 
 
 def _cells(marks: tuple[str, str]) -> TextCells:
@@ -311,16 +300,10 @@ def _choose_marks(
         for name, marks in marked.items()
         if {(".", ""), (",", ".")} <= marks or {(",", ""), (".", ",")} <= marks
     ]
-    sure = marked.keys() - ambiguous
-    if not sure:
+    if len(ambiguous) == len(marked):
         return _MARKS[0], ambiguous
-
-    return max(
-        _MARKS,
-        key=lambda marks: [
-            sum(marks in marked[name] for name in names) for names in (sure, ambiguous)
-        ],
-    ), []
+    fitting = Counter(mark for marks in marked.values() for mark in marks)
+    return max(_MARKS, key=lambda marks: fitting[marks]), []
 
 
 def _are_few(wrong: Cells, cells: Cells, is_label: bool) -> bool:

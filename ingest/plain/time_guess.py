@@ -42,8 +42,6 @@ _CLOCKS = (
 _DAY_FIRST, _MONTH_FIRST = "%d/%m/%Y", "%m/%d/%Y"
 _DIGITS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m%d", "%y%m%d%H")
 """Formats of times that are written as one whole number."""
-_WIDTHS = {8, 10, 12, 14}
-"""How many digits they have."""
 _MONTHS, _DAYS = "(0?[1-9]|1[0-2])", "(1[3-9]|2[0-9]|3[01])"
 _EXAMPLES = 1_000
 """The number of distinct values that show the formats of a column."""
@@ -129,9 +127,7 @@ def _readings(values: pa.Array) -> list[TimeReading]:
     """Returns the readings that explain a column: one, two, or none if its values are no times."""
     is_whole = pa.types.is_integer(values.type)
     if is_whole:
-        ends = pc.min_max(values).as_py().values()
-        widths = {len(str(end)) for end in ends}
-        if len(widths) > 1 or not widths <= _WIDTHS:
+        if len({len(str(end)) for end in pc.min_max(values).as_py().values()}) > 1:
             return []
     elif not is_text(values.type):
         return []

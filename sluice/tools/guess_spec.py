@@ -6,7 +6,7 @@ import datetime
 import os
 import tempfile
 import zoneinfo
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.ops.timestamps import ParseTime
-from sluice.etl.read.log_sample import LogSample, SampledColumns, text_files
+from sluice.etl.read.log_sample import LogSample, text_files
 from sluice.etl.spec.columns import free_name
 from sluice.etl.spec.nested_columns import is_text
 from sluice.etl.spec.toml_keys import quoted, toml_texts
@@ -59,7 +59,7 @@ def spec_text(
     proposed: Mapping[str, Proposal],
     others: Mapping[str, str],
     form: str,
-    logs: SampledColumns | None,
+    logs: LogSample | None,
 ) -> str:
     """Returns the spec. Its comments describe each column. `others` has the reasons why columns were left out. `logs`
     is given for text files. `form` is the format of the files."""
@@ -180,13 +180,13 @@ def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
     return "int" if is_whole and not has_texts else "text"
 
 
-def _write_splits(proposed: Mapping[str, Proposal], logs: SampledColumns | None) -> Iterator[str]:
+def _write_splits(proposed: Mapping[str, Proposal], logs: LogSample | None) -> Iterator[str]:
     """Yields the lines on splits. Rows are split by the first time column whose end is known, else by the user, else by
     rows."""
     if any(proposal.role == "label" and proposal.facts.nulls for proposal in proposed.values()):
         yield "# Rows without a label go to a separate split. Nothing is trained on them."
         yield 'unlabelled = "ask"'
-    for name, proposal in proposed.items() if logs is None or logs.sample.is_complete else ():
+    for name, proposal in proposed.items() if logs is None or logs.is_complete else ():
         if bounds := _time_bounds(proposal):
             first, second = (
                 f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}"
@@ -259,8 +259,8 @@ def _seconds(values: pa.Array, proposal: Proposal) -> npt.NDArray[np.float64]:
     return np.asarray(seconds) / proposal.unit
 
 
-def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
-    """Returns the lines of a column. A time becomes several columns."""
+def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> Iterator[str]:
+    """Yields the lines of a column. A time becomes several columns."""
     seen = f"# {facts_text(proposal.facts)}"
     if proposal.label not in ("", proposal.name) and proposal.facts.sampled is not None:
         counts = proposal.facts.sampled.drop_null().value_counts().to_pylist()
@@ -277,19 +277,25 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> list[str]:
             read = [f'{{op = "scale", by = {proposal.unit}}}']
         named = getattr(proposal.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
-        return [
-            line
+        made = {
+            f"{name}_{part}": [
+                *read,
+                f'{{op = "{part}"{zone}}}',
+                f'{{op = "modulus", size = {size}}}',
+            ]
             for part, size in ([("hour", 24)] if has_clock else []) + [("weekday", 7)]
-            for line in _write_column(
-                f"{name}_{part}",
-                "sparse",
-                [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'],
-                seen,
-                proposal.name,
-            )
-        ]
-    operators = _write_operators(proposal, learns=learns)
-    return _write_column(name, proposal.role, operators, seen, proposal.name)
+        }
+    else:
+        made = {name: _write_operators(proposal, learns=learns)}
+    role = "sparse" if proposal.role == "time" else proposal.role
+    for column, operators in made.items():
+        yield from (seen, "[[column]]", f"name = {quoted(column)}")
+        if column != proposal.name:
+            yield f"from = {quoted(proposal.name)}"
+        yield f'role = "{role}"'
+        if operators:
+            yield f"ops = [{', '.join(operators)}]"
+        yield ""
 
 
 def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
@@ -319,24 +325,11 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
     return [f'{{op = "hash", size = {proposal.size}}}']
 
 
-def _write_column(
-    name: str, role: str, operators: Sequence[str], seen: str, source: str
-) -> list[str]:
-    lines = [seen, "[[column]]", f"name = {quoted(name)}"]
-    if source != name:
-        lines.append(f"from = {quoted(source)}")
-    lines.append(f'role = "{role}"')
-    if operators:
-        lines.append(f"ops = [{', '.join(operators)}]")
-    return [*lines, ""]
-
-
-def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any]]]:
+def _read_times(logs: LogSample) -> tuple[pa.Table, dict[str, dict[str, Any]]]:
     """Converts columns of texts that hold times. Returns the rows whose cells all fit their columns. Also returns what
     the texts of a column show, as fields of its proposal."""
     columns, notes = dict(logs.columns), dict[str, dict[str, Any]]()
-    places, times = logs.sample.places, guess_times(logs.columns)
-    fits = np.ones(len(places), bool)
+    times, fits = guess_times(logs.columns), np.ones(len(logs.places), bool)
     for name, values in logs.columns.items():
         note = notes[name] = {}
         guess = times.get(name)
@@ -353,8 +346,8 @@ def _read_times(logs: SampledColumns) -> tuple[pa.Table, dict[str, dict[str, Any
         ]
         if wrong:
             fits[wrong] = False
-            wrong_values = share_of_values(len(wrong), len(places), str(cells[wrong[0]]))
-            note["rejected"] = f"{wrong_values} ({places[wrong[0]]})"
+            wrong_values = share_of_values(len(wrong), len(fits), str(cells[wrong[0]]))
+            note["rejected"] = f"{wrong_values} ({logs.places[wrong[0]]})"
     return pa.table(columns).filter(pa.array(fits)), notes
 
 
@@ -367,15 +360,15 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
     if is_table or not (files := text_files(os.fspath(file) for file in sources)):
         facts, rows, others, form = facts_of(source)
     else:
-        sample = LogSample.of(files)
-        label = label or usual_label(sample.cells) or sample.clicks
-        logs = sample.columns(label)
+        logs = LogSample.of(files)
+        label = label or usual_label(logs.cells) or logs.clicks
+        logs = logs.typed(label)
         rows_that_fit, notes = _read_times(logs)
         with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
             path = f"{folder}/rows.parquet"
             pq.write_table(rows_that_fit, path, row_group_size=-(-rows_that_fit.num_rows // 2))
             facts, _, others, _ = facts_of(path)
-        rows, form, others = sample.rows, sample.form, {**others, **logs.others}
+        rows, form, others = logs.rows, logs.form, {**others, **logs.others}
     proposed = proposals(facts, rows, label, is_click=True)
     if logs:
         proposed = {
