@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.common.suggest import meant
 from sluice.etl.ops.chain import make_labels
@@ -208,7 +207,7 @@ def _proposal(blank: Proposal, rows: int) -> Proposal:
     is_fraction = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     is_number = (
         pa.types.is_boolean(kind)
-        or (is_fraction and not _are_ids(name, facts.examples))
+        or (is_fraction and not _are_ids(name, facts))
         or (is_whole and is_amount(name, facts))
     )
     if is_number:
@@ -280,13 +279,10 @@ def _read_time(time: Proposal, guess: TimeGuess) -> Proposal:
     return replace(time, rejected=guess.reading.rejected)
 
 
-def _are_ids(name: str, examples: pa.Array | None) -> bool:
+def _are_ids(name: str, facts: ColumnFacts) -> bool:
     """Whether floats are ids, by their name and whole values. Missing values may turn whole numbers into floats."""
-    if not is_named_id(name) or examples is None:
-        return False
-    values = examples.cast(pa.float64(), safe=False)
-    values = values.filter(pc.is_finite(values))
-    return len(values) > 0 and bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
+    values = numbers_of(facts)
+    return bool(is_named_id(name) and len(values) and (np.floor(values) == values).all())
 
 
 def user_of(proposed: Mapping[str, Proposal]) -> str | None:

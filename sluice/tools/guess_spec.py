@@ -159,16 +159,14 @@ def _input_type(proposal: Proposal, *, has_texts: bool) -> str:
     if proposal.role == "label":
         if is_text(kind):
             return "text"
-        click = proposal.label == proposal.name and (
+        if pa.types.is_boolean(kind):  # footers and samples may have no range of it
+            return "int"
+        is_click = proposal.label == proposal.name and (
             proposal.rejected
             or not proposal.facts.values
             or 0 <= proposal.facts.low <= proposal.facts.high <= 1
         )
-        return (
-            "int"
-            if pa.types.is_boolean(kind) or (click and not pa.types.is_floating(kind))
-            else "float"
-        )
+        return "int" if is_click and not pa.types.is_floating(kind) else "float"
     if proposal.role == "time" and not is_text(kind):
         return "int" if pa.types.is_integer(kind) else "float"
     if proposal.role in ("dense", "weight") or (pa.types.is_floating(kind) and not has_texts):

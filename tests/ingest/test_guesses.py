@@ -323,6 +323,12 @@ def test_a_few_other_numbers_among_clicks_are_errors_and_not_ratings(tmp_path):
         assert_names(guessed, f'# Neither 0 nor 1: 1 of 5,000 sampled values, such as "{odd}"')
 
 
+def test_a_boolean_label_needs_no_statistics(tmp_path):
+    table = pa.table({"click": [True, False] * 200, "x": [*range(400)]})
+    pq.write_table(table, tmp_path / "a.parquet", write_statistics=False)
+    assert Spec.own(guessed_spec(tmp_path)).input.columns["click"] == "int"
+
+
 def test_what_a_spec_cannot_read_is_left_out_with_the_reason(tmp_path):
     path = str(tmp_path / "rows.parquet")
     columns = {
