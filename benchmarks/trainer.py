@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.common.lines import say
 from sluice.common.program import run
-from sluice.dlrm import run_plan
 from sluice.dlrm.evaluation.split import evaluate
+from sluice.dlrm.footprint import Footprint
 from sluice.dlrm.model.ranker import loss_of
 from sluice.dlrm.options import (
     TABLE_DTYPES,
@@ -74,7 +74,7 @@ def learned(
     config: Config, table: FeatureTable, here: Ranks, *, split: str = "validation"
 ) -> dict[str, Any]:
     """Trains an epoch, and returns its quality on a split and its costs."""
-    now = run_plan.plan_run(config, table, machine(1, 1))
+    now = Footprint.of(config, table, machine(1, 1))
     with BatchLoader(table, batch_size=config.batch_size, seed=config.seed) as loader:
         parts = parts_of(
             config,

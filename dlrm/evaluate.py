@@ -131,10 +131,10 @@ class EvaluationRequest:
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
         quiet()
-        from sluice.dlrm import run_plan
         from sluice.dlrm.checkpoint.checkpoint import Checkpoint
         from sluice.dlrm.evaluation.predictions import RowPredictions
         from sluice.dlrm.evaluation.split import evaluate
+        from sluice.dlrm.footprint import Footprint
         from sluice.dlrm.ranks import machine, world
         from sluice.dlrm.training import assemble, loaders
 
@@ -144,7 +144,7 @@ class EvaluationRequest:
                 config, table, self.split, rank=members.rank, local_ranks=members.local_ranks
             ) as batches,
         ):
-            planned = run_plan.plan_run(config, table, machine(members.ranks, members.local_ranks))
+            planned = Footprint.of(config, table, machine(members.ranks, members.local_ranks))
             parts = assemble.parts_of(
                 config, planned.layout, len(batches.dense_names), planned.placement, members
             )

@@ -16,7 +16,7 @@ from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
 
 if TYPE_CHECKING:
-    from sluice.dlrm.run_plan import RunPlan
+    from sluice.dlrm.footprint import Footprint
 
 BUFFERS = 2
 """While one piece is used, the next one is on its way."""
@@ -74,7 +74,7 @@ class SaveMemory:
         )
 
 
-def planned_save(plan: RunPlan, local_ranks: int) -> SaveMemory:
+def planned_save(plan: Footprint, local_ranks: int) -> SaveMemory:
     """Returns what a checkpoint of a planned run needs on its fullest host, if each host is like this one."""
     placed = plan.placement
     ranks = [

@@ -25,8 +25,8 @@ def check(
 ) -> dict[str, Any]:
     """Checks everything that can be known before training, as on a host of `ranks_per_host` ranks. Raises the first
     error."""
-    from sluice.dlrm import run_plan
     from sluice.dlrm.checkpoint.save_memory import planned_save
+    from sluice.dlrm.footprint import Footprint
     from sluice.dlrm.ranks import machine
     from sluice.dlrm.training import loaders
 
@@ -36,7 +36,7 @@ def check(
         raise ConfigError(
             f"--ranks-per-host {local_ranks} does not divide {config.ranks} ranks: each host has as many"
         )
-    planned = run_plan.plan_run(config, table, machine(config.ranks, local_ranks))
+    planned = Footprint.of(config, table, machine(config.ranks, local_ranks))
     conditions = loaders.conditions(config, run.folder, 0)
     with loaders.training(
         config, table, rank=0, local_ranks=local_ranks, conditions=conditions

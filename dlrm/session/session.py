@@ -16,13 +16,13 @@ from sluice.agent.controller import Controller
 from sluice.agent.report import narrative, page, run_folder
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.common.lines import say
-from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, NotFinite, check, complete_checkpoints
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.transplant import transplant
+from sluice.dlrm.footprint import Footprint
 from sluice.dlrm.foreign_table import ForeignTable
 from sluice.dlrm.liveness import Activity
 from sluice.dlrm.options import Config
@@ -148,7 +148,7 @@ class TrainingSession:
         version."""
         started_at, run, ranks = time.perf_counter(), self.run, self.ranks
         config = replace(run.config, epochs=versions.epochs_of(run.config, run.meta))
-        plan = run_plan.plan_run(config, run.table, machine(ranks.ranks, ranks.local_ranks))
+        plan = Footprint.of(config, run.table, machine(ranks.ranks, ranks.local_ranks))
         conditions = loaders.conditions(config, run.folder, ranks.rank)
         with ExitStack() as stack:
             loader = stack.enter_context(
@@ -202,7 +202,7 @@ class TrainingSession:
             journal.event({"kind": "end", **result})
         return {**result, "plan": {p.name: [p.kind, *p.ranks] for p in plan.placement.places}}
 
-    def _make_trainer(self, loader: BatchLoader, plan: run_plan.RunPlan, config: Config) -> Trainer:
+    def _make_trainer(self, loader: BatchLoader, plan: Footprint, config: Config) -> Trainer:
         """Makes the model with its first weights, the parts that a step calls, and the trainer that calls them."""
         run, ranks, journal = self.run, self.ranks, self.journal
         parts = assemble.parts_of(
@@ -274,7 +274,7 @@ class TrainingSession:
         if differs := meta.other_software():
             journal.say(differs)
 
-    def _report_start(self, trainer: Trainer, plan: run_plan.RunPlan, seconds: float) -> None:
+    def _report_start(self, trainer: Trainer, plan: Footprint, seconds: float) -> None:
         """Reports what is trained, from where on, and with which plan. `seconds` were needed to begin."""
         run, feed, journal = self.run, trainer.feed, self.journal
         meta, table = run.meta, run.table

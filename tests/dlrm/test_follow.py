@@ -17,13 +17,13 @@ import torch
 
 from benchmarks.small_table import small_table
 from sluice.agent.report.run_folder import read_lines
-from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.follow import transplant
 from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.follow.transplant import labels_of, moved_weights
+from sluice.dlrm.footprint import Footprint
 from sluice.dlrm.model.spread_rows import spread_rows
 from sluice.dlrm.model.towers import build as tower
 from sluice.dlrm.model.towers import tower_of
@@ -213,7 +213,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
                 optim=OptimConfig(table_optimiser=optimiser, lr=0.1),
                 reader="arrow",
             )
-            now = run_plan.plan_run(config, table, machine(1, 1))
+            now = Footprint.of(config, table, machine(1, 1))
             dense = sum(f.role == "dense" for f in table.fields)
             return config, build.parts_of(config, now.layout, dense, now.placement, here)
 

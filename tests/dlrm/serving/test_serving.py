@@ -20,9 +20,9 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
+from sluice.dlrm.footprint import Footprint
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving import batcher, served_model
@@ -98,7 +98,7 @@ def test_features_and_probabilities_are_those_of_training(folder, wide, scorer, 
     config, features = Config.from_dict(wide.meta.config), raw.drop_columns("label")
     wanted: list[float] = []
     with world() as here:
-        now = run_plan.plan_run(config, wide.table, machine(1, 1))
+        now = Footprint.of(config, wide.table, machine(1, 1))
         parts = assemble.parts_of(config, now.layout, len(wide.meta.dense), now.placement, here)
         Checkpoint(wide.path).load(parts, here, optimisers=False)
         for split in ("train", "validation"):
