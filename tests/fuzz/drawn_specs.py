@@ -673,6 +673,8 @@ def _write_side(
     theirs = draw.choices(keys, k=count)
     if case.inputs[by] == "float":
         theirs = [key if key is None else float(key) for key in theirs]
+    elif case.inputs[by] == "text":  # a number or boolean of JSON is the text that it is written as
+        theirs = [key if key is None or isinstance(key, str) else json.dumps(key) for key in theirs]
     columns |= {"theirs": pa.array(theirs, ARROW_TYPES[case.inputs[by]])}
     return write_rows(path, pa.table({**columns, "since": pa.array(since, pa.float64())}))
 

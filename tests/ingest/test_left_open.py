@@ -79,9 +79,7 @@ def test_nothing_stays_open_of_many_loaders_without_help_of_the_garbage_collecto
     try:
         for _ in range(3 if kind == "processes" else ROUNDS):
             use(table.uri, **how)
-            for thread in set(threading.enumerate()) - threads:
-                thread.join(30)
-        assert set(threading.enumerate()) <= threads
+            eventually(lambda: set(threading.enumerate()) <= threads)
         eventually(lambda: all(name.startswith("/proc/") for name in is_open() - before))
     finally:
         gc.enable()

@@ -42,7 +42,10 @@ _INSTEAD = {
         "core_seconds": lambda _pid: (0.0, 0.0),
     },
     # No collector comes in the middle of a run, and a thread that the run does not know would take another's turn.
-    "sluice.common.dropped": {"_thread": SimpleNamespace(start_new_thread=lambda call, _: call())},
+    "sluice.common.dropped": {
+        "_thread": SimpleNamespace(start_new_thread=lambda call, _: call()),
+        "threading": SimpleNamespace(Thread=lambda target, **_: SimpleNamespace(start=target)),
+    },
     "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
     "sluice.ingest.progress": {"PROBE": _NO_PROBE},
     "sluice.ingest.pipeline": {
