@@ -176,9 +176,10 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     # A busy machine may change the costs of a row, too: such an incident has no fault.
     noticed = [incident for incident in last["incidents"] if "@" in incident["text"]]
     assert [incident["what"] for incident in noticed] == ["worker", "workload", "cores", "cores"]
-    assert any(
-        "waits 1 → " in turned for incident in last["incidents"] for turned in incident["did"]
-    )
+    turned = [line for incident in last["incidents"] for line in incident["did"]]
+    # On a busy machine, it may have got a second worker before it became dearer.
+    moves = re.findall(r"waits (\d+) → (\d+)", " ".join(turned))
+    assert any(int(after) > int(before) for before, after in moves), turned
     for event, cores in zip(noticed[2:], ("2 to 1", "1 to 2"), strict=True):
         assert event["noticed_s"] is not None
         assert_names(err, f"from {cores}")
