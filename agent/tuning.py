@@ -142,7 +142,7 @@ class TunedRun:
             policy,
             record=self.record,
             observe=self._observe,
-            looks=None if folder is None else functools.partial(self._write, "look"),
+            looks=None if folder is None else functools.partial(self._write, RunFolder.look),
             interval_s=interval_s,
             learned=learned,
         )
@@ -212,7 +212,7 @@ class TunedRun:
         self._listen(event)
         if event.get("kind") == "decision" and self._began is not None:
             self._changed_s = time.monotonic() - self._began
-        self._write("event", event)
+        self._write(RunFolder.event, event)
 
     def end_epoch(self, epoch: int, order_hash: str) -> None:
         """Records that the consumer has taken an epoch's last batch."""
@@ -220,15 +220,15 @@ class TunedRun:
 
     def _observe(self, metric: dict[str, Any]) -> None:
         self._listen(metric)
-        self._write("metric", metric)
+        self._write(RunFolder.metric, metric)
 
-    def _write(self, what: str, line: Line) -> None:
+    def _write(self, put: Callable[[RunFolder, Line], None], line: Line) -> None:
         """Writes a line to the folder. If that fails, says so once and writes no more."""
         folder = self._folder
         if folder is None or self._is_full or os.getpid() != self._pid:
             return
         try:
-            getattr(folder, what)(line)
+            put(folder, line)
         except OSError as error:
             self._is_full = True
             path = error.filename or folder.path
@@ -291,7 +291,7 @@ class TunedRun:
             folder.close()
             return
         end = {"kind": "end", **self.figures(), **self._outcome()}
-        self._write("event", {**end, "error": self._error} if self._error else end)
+        self._write(RunFolder.event, {**end, "error": self._error} if self._error else end)
         folder.close()
         # Imported here, because a first batch does not need the report.
         from sluice.agent.report import page
