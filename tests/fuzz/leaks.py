@@ -270,6 +270,7 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     case.rules = [rule.replace("SIDE", str(side)) for rule in case.rules]
     case.files = [case.write(folder, case.rows)]
     options: dict[str, Any] = {"mode": "create", "input": case.files}
+    inputs = list[list[str]]()
     for number in range(2 if case.spark else 3):
         said, text = f"version {number}, {options}", case.text()
         (folder / f"spec-{number}.toml").write_text(text)
@@ -288,8 +289,9 @@ def try_seed(seed: int, folder: Path) -> list[str]:
         except (UsageError, JobFailure):
             return findings
         table = FeatureTable.open(out)
+        inputs.append(list(case.files))
         try:
-            leaks = find_leaks(table, case.files, _engine(spark), flips=6, seed=seed)
+            leaks = find_leaks(table, inputs, engine(spark), flips=6, seed=seed)
         except OneLabel:
             return findings
         except CannotJudge as error:
@@ -299,7 +301,7 @@ def try_seed(seed: int, folder: Path) -> list[str]:
     return findings
 
 
-def _engine(spark: Any) -> Any:
+def engine(spark: Any) -> Any:
     from sluice.etl.local.engine import LocalEngine
     from sluice.etl.spark.engine import SparkEngine
 

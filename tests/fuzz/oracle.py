@@ -241,7 +241,8 @@ class TablePart:
     def __init__(
         self, table: FeatureTable, rows: pa.Table, rules: RuleRunner, available: Mask
     ) -> None:
-        """`available` are the rows of the input that no earlier job wrote. Only these can be this job's."""
+        """`rows` are the rows of this version's input. `available` are those that no earlier job got: only these can be
+        this job's."""
         self.table, self._rules = table, rules
         self._available = available
         self.spec = replace(table.spec(), identity=table.record.identity)
@@ -542,44 +543,29 @@ def _uses_label(fitted_op: Learned, spec: Spec) -> bool:
     )
 
 
-class _Versions:
-    """The versions of a table up to the checked one. Each is opened and recomputed when it is first needed."""
+class Versions:
+    """The versions of a table. Each is opened and recomputed when it is first needed, from its own input."""
 
-    def __init__(self, table: FeatureTable, rows: pa.Table, rules: RuleRunner) -> None:
-        self.table, self._rules = table, rules
-        self._tables = {table.version: (table, rows)}
+    def __init__(self, uri: str, inputs: Sequence[Sequence[str]], rules: RuleRunner) -> None:
+        self._uri, self._inputs, self._rules = uri, inputs, rules
+        self._opened: dict[int, tuple[FeatureTable, pa.Table]] = {}
         self._parts: dict[int, TablePart] = {}
 
     def open(self, version: int) -> tuple[FeatureTable, pa.Table]:
-        """Returns a version's table, and the input's rows with the column names and types of its spec."""
-        if version not in self._tables:
-            later, rows = self.open(version + 1)
-            table = FeatureTable.open(later.uri, version)
-            old_names, columns = later.spec().input.was, table.spec().input.columns
-            rows = rows.rename_columns(
-                [
-                    name if name in columns else old_names.get(name, name)
-                    for name in rows.column_names
-                ]
-            )
-            for name, kind in columns.items():
-                if name in rows.column_names:
-                    number = rows.column_names.index(name)
-                    rows = rows.set_column(number, name, rows[name].cast(ARROW_TYPES[kind]))
-            self._tables[version] = table, rows
-        return self._tables[version]
+        """Returns a version's table, and the rows that it was made from."""
+        if version not in self._opened:
+            table = FeatureTable.open(self._uri, version)
+            self._opened[version] = table, _read_rows(table.spec(), self._inputs[version])
+        return self._opened[version]
 
     def part(self, version: int) -> TablePart:
         """Returns the rows that the job of a version wrote."""
         if version not in self._parts:
             table, rows = self.open(version)
             available = np.ones(rows.num_rows, bool)
-            live = [record.version for record in self.table.records.values()]
-            if version in live:
-                for earlier in sorted(live):
-                    if earlier < version:
-                        part = self.part(earlier)
-                        available[part.row_numbers[part.written]] = False
+            appended_to = [r.version for r in table.records.values() if r.version < version]
+            if appended_to:
+                available[: self.open(max(appended_to))[1].num_rows] = False
             self._parts[version] = TablePart(table, rows, self._rules, available)
         return self._parts[version]
 
@@ -596,31 +582,40 @@ class _Versions:
         return _digest(state[key]) if key in state.tables else ""
 
 
+def _read_rows(spec: Spec, inputs: Iterable[str]) -> pa.Table:
+    """Returns the rows of the input, numbered in the column `_ROW`."""
+    parser, names = InputParser(spec), list(spec.input.columns)
+    rows = pa.concat_tables(
+        pa.table(dict(parser.parse(batch).columns))
+        for path in inputs
+        for batch in pq.read_table(path, columns=names).to_batches()
+    ).combine_chunks()
+    return rows.append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+
+
 def _digest(table: pa.Table) -> str:
     return digest_of(table.schema, table.to_batches())
 
 
 def find_leaks(
-    table: FeatureTable, inputs: Sequence[str], engine_for: EngineFor, *, flips: int, seed: int = 0
+    table: FeatureTable,
+    inputs: Sequence[Sequence[str]],
+    engine_for: EngineFor,
+    *,
+    flips: int,
+    seed: int = 0,
 ) -> list[Leak]:
-    """Returns the leaks of a version of a table, from the Parquet files that it was made from. Raises `CannotJudge` if
-    these files do not give all of its rows and learned states, because the others cannot be checked.
+    """Returns the leaks of a version of a table. Raises `CannotJudge` if the Parquet files in `inputs` do not give all
+    of its rows and learned states, because the others cannot be checked.
 
-    `flips` is the number of rows whose labels are flipped one at a time. `seed` draws these rows."""
-    spec = table.spec()
-    parser = InputParser(spec)
-    parsed = [
-        pa.table(dict(parser.parse(batch).columns))
-        for path in inputs
-        for batch in pq.read_table(path, columns=list(spec.input.columns)).to_batches()
-    ]
-    rows = pa.concat_tables(parsed).combine_chunks()
-    count = rows.num_rows
-    rows = rows.append_column(_ROW, pa.array(np.arange(count)))
+    `inputs` has the files of each version up to this one. A version's files begin with all rows of the version before
+    it, in the same order: an append adds files, and an overwrite writes the rows anew. `flips` is the number of rows
+    whose labels are flipped one at a time. `seed` draws these rows."""
     leaks, unlearnable, checked = list[Leak](), set[str](), 0
     draw = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory(prefix="sluice-leaks-") as folder:
-        versions = _Versions(table, rows, RuleRunner(engine_for, Path(folder)))
+        versions = Versions(table.uri, inputs, RuleRunner(engine_for, Path(folder)))
+        count = versions.open(table.version)[1].num_rows
         for record in sorted(table.records.values(), key=lambda record: record.version):
             part = versions.part(record.version)
             if part.written.any():
@@ -637,7 +632,7 @@ def find_leaks(
 
 
 def _find_learners(
-    part: TablePart, versions: _Versions, count: int
+    part: TablePart, versions: Versions, count: int
 ) -> tuple[dict[str, TablePart], list[str]]:
     """Returns the part whose rows give each state again, bit for bit. If no part gives the state of an operator that
     depends on labels, its name is in the second result."""
@@ -659,7 +654,7 @@ def _find_learners(
     return learners, unlearnable
 
 
-def _possible_learners(part: TablePart, versions: _Versions, key: str) -> Iterator[TablePart]:
+def _possible_learners(part: TablePart, versions: Versions, key: str) -> Iterator[TablePart]:
     """Yields the parts that may have learned the state of `key`: the part itself, and that of the first version with
     the same state."""
     yield part
@@ -681,7 +676,7 @@ def _learns_the_same(learner: TablePart, part: TablePart, key: str, count: int) 
 
 def _check_part(
     part: TablePart,
-    versions: _Versions,
+    versions: Versions,
     leaks: list[Leak],
     count: int,
     changes: Sequence[Change],

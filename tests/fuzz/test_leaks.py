@@ -7,7 +7,10 @@ import pytest
 
 from sluice.etl.ops.statistics import Target
 from sluice.etl.spec.spec import Spec
+from tests.etl.jobs import run
+from tests.etl.tables import column, write_rows
 from tests.fuzz import leaks
+from tests.fuzz.oracle import RuleRunner, Versions
 from tests.fuzz.seeds import seed_of_code
 
 pytestmark = pytest.mark.slow
@@ -43,3 +46,26 @@ def test_a_target_encoding_without_folds_is_found(tmp_path_factory, monkeypatch)
 def test_folds_that_are_drawn_anew_over_kept_sums_are_found(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(Spec, "learned_from_labels", frozenset())
     assert any("own label" in finding for finding in first_found(tmp_path_factory, 105))
+
+
+def test_a_versions_rows_are_sought_among_its_own_input_alone(tmp_path):
+    text = "\n".join(
+        [
+            '[input]\nformat = "parquet"\ncolumns = ["click:int", "price:float"]',
+            "[table]\nsplit = {all = 1}",
+            column("click", "label"),
+            column("price", "dense", "fill"),
+        ]
+    )
+    first, later = (
+        str(write_rows(tmp_path / name, click=[0, 1, 0], price=[1.0] * 3))
+        for name in ("first", "later")
+    )
+    run(None, tmp_path / "table", first, text=text)
+    run(None, tmp_path / "table", later, text=text, mode="append")
+    inputs, table = [[first], [first, later]], str(tmp_path / "table")
+    versions = Versions(table, inputs, RuleRunner(leaks.engine(None), tmp_path))
+    assert versions.part(0).row_numbers.tolist() == [0, 1, 2]
+    assert versions.part(0).written.all()
+    # Its columns hold all rows, because histories need the earlier ones.
+    assert versions.part(1).row_numbers[versions.part(1).written].tolist() == [3, 4, 5]
