@@ -117,7 +117,7 @@ def proposals(
     wanted, made = label_of(label, {name: column.type for name, column in facts.items()})
     if wanted not in facts:
         raise ParquetError(
-            f"there is no column {wanted!r} to be the label{meant(wanted, facts) or columns}"
+            f"there is no column {wanted!r} to be the label{meant(wanted, facts)}{columns}"
         )
     if pa.types.is_temporal(facts[wanted].type) or pa.types.is_nested(facts[wanted].type):
         raise ParquetError(
@@ -291,7 +291,7 @@ def user_of(proposed: Mapping[str, Proposal]) -> str | None:
         (
             name
             for name, proposal in proposed.items()
-            if _USERS.search(name) and not proposal.facts.optional
+            if _USERS.search(name) and proposal.role != "label" and not proposal.facts.optional
         ),
         None,
     )

@@ -80,11 +80,13 @@ def only_label(roles: Roles) -> str | None:
 
 def label_of(text: str, types: Types) -> tuple[str, tuple[Operator, ...]]:
     """Returns the label's column, and the operators that make the label from it. `stars >= 4` compares numbers,
-    `event == buy` compares texts."""
+    `event == buy` compares texts. A column that is not in `types` gets no operators: callers refuse its name."""
     if text in types or not (match := _COMPARED.fullmatch(text)):
         return text, ()
     name, sign, right = match.groups()
-    if name in types and is_text(types[name]):
+    if name not in types:
+        return name, ()
+    if is_text(types[name]):
         if sign != "==":
             raise ParquetError(
                 f"label {text!r}: column {name!r} holds {types[name]}, which can only be compared by =="

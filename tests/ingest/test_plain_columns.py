@@ -490,6 +490,9 @@ def test_a_label_of_texts_is_asked_for_by_the_comparison_that_makes_it(tmp_path,
         with raises(ParquetError, "'bought'", "no, yes", "sluice guess --label 'bought == yes'"):
             asked()
     assert Spec.own(guessed_spec(tmp_path, "bought == yes")).label == "bought"
+    write_rows(tmp_path / "a.parquet", user=pa.array(["u1", "u7"] * 8).cast(kind), x=[1.0] * 16)
+    spec = Spec.own(guessed_spec(tmp_path, "user == u7"))
+    assert (spec.label, spec.table.split_by) == ("user", ("x",)), "not by its own label"
 
 
 def as_stored(spec: str) -> str:
@@ -554,13 +557,15 @@ class TestGuesses:
     def test_what_is_no_number_among_floats_is_filled_as_a_spec_fills_it(self, tmp_path, capsys):
         values = pa.array([1.0, np.nan, np.inf, 4.0, None, -np.inf, 7.0, 8.0], pa.float32())
         path = tmp_path / "a.parquet"
-        write_rows(path, y=[0, 1] * 4, none=[2.0] * 8, x=values)
+        weight = [np.nan, None, *[2.0] * 6]
+        write_rows(path, y=[0, 1] * 4, none=[2.0] * 8, x=values, weight=weight)
         how = {"batch_size": 8, "shuffle": False, "streams": 1}
         with open_loader(path, **how) as loader:
             batch = next(iter(loader))
         assert batch["x"].tolist() == [1, 0, 0, 4, 0, 0, 7, 8]
         assert batch["none"].tolist() == [2] * 8
-        assert_names(capsys.readouterr().err, "x become 0")
+        assert batch.weight.tolist() == [0, 0, *[2] * 6]
+        assert_names(capsys.readouterr().err, "weight: weight", "x, weight become 0")
         roles = {"label": "y", "dense": ["x"]}
         with open_loader(path, fill={"x": -1}, roles=roles, **how) as loader:
             assert next(iter(loader))["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
@@ -687,8 +692,12 @@ class TestGuesses:
             assert (loader.dense_names, loader.sparse_names) == (("x",), ("u",))
         facts = ("label: bought", "dense: x", "sparse: u%1000", "x become 0")
         assert_names(capsys.readouterr().err, *facts)
-        with raises(ParquetError, "'bougt'", "'bought'"):
-            open_loader(str(tmp_path), batch_size=4, roles="label=bougt")
+        for label in ("bougt", "bougt == s3", "bougt >= 4"):
+            for options in ({}, {"hash": {"u": 10}}):
+                with raises(ParquetError, "no column 'bougt'", "'bought'"):
+                    open_loader(str(tmp_path), batch_size=4, roles=f"label={label}", **options)
+        with raises(ParquetError, "no column 'site'", "columns: bought, x, u"):
+            guessed_spec(str(tmp_path), "site == s3")
         with open_loader(table_of(tmp_path, roles, hash={"u": 10}), batch_size=4) as loader:
             assert loader.dense_names == (), "who hashes has chosen"
         assert '{op = "hour", zone = "Asia/Tokyo"}' in guessed_spec(tmp_path, "bought")
