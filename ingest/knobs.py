@@ -31,8 +31,8 @@ FETCH = "fetch"
 """The stage that gets the stored bytes of row groups from a far store. Its workers are the row groups in flight."""
 DECODE = "decode"
 """The stage that decodes row groups."""
-SHUFFLE = "shuffle"
-"""The stage of release 0.3 that moved rows to their places. Its knobs are left out."""
+GONE = ("shuffle", "batch")
+"""Stages of release 0.3 whose work the workers do that read. Their knobs are left out."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 """The knobs that are numbers of bytes."""
 NAMES = ("workers", "backend", *SIZES)
@@ -96,7 +96,7 @@ class Knobs(NamedFields):
     """The stages that release 0.3 fused with the stage before them. They are left out."""
 
     def __post_init__(self, fused: Collection[str]) -> None:
-        for stage in sorted({fused} if isinstance(fused, str) else {*fused} - {SHUFFLE}):
+        for stage in sorted({fused} if isinstance(fused, str) else {*fused} - {*GONE}):
             warnings.warn(
                 f"fused: {stage!r} has workers of its own. Leave fused out",
                 FutureWarning,
@@ -251,15 +251,16 @@ class Limits:
         return backend != REMOTE and set(self.backends_of(stage)) >= set(BACKENDS)
 
     def _without_gone(self, knobs: Knobs) -> Knobs:
-        """Returns `knobs` without the stage of release 0.3 that this pipeline does not have."""
-        if SHUFFLE in self.workers or SHUFFLE not in knobs.workers:
+        """Returns `knobs` without the stages of release 0.3 that this pipeline does not have."""
+        gone = [stage for stage in GONE if stage in knobs.workers and stage not in self.workers]
+        if not gone:
             return knobs
         warnings.warn(
-            f"the stage {SHUFFLE} is gone: {DECODE} also does its work. Leave {SHUFFLE} out",
+            f"knobs: no stage is called {' or '.join(gone)} any more, as {DECODE} does that work. Leave it out",
             FutureWarning,
             stacklevel=3,
         )
-        kept = {stage: count for stage, count in knobs.workers.items() if stage != SHUFFLE}
+        kept = {stage: count for stage, count in knobs.workers.items() if stage not in gone}
         return replace(knobs, workers=kept)
 
     def check(self, knobs: Knobs) -> Knobs:

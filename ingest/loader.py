@@ -73,7 +73,7 @@ class BatchLoader(IterableDataset[Batch]):
             quarantine=self._quarantine,
             remote=self._remote,
         )
-        remote_stats = dict if self._remote is None else self._remote.stats
+        remote_stats = self._remote.stats if self._remote else dict
         self._progress = Progress(self.pipeline, config.memory_limit, remote_stats)
         self._position = Position()
         self._stored = lru_cache(maxsize=_KEPT_GROUPS)(groups.decoded)
@@ -87,7 +87,7 @@ class BatchLoader(IterableDataset[Batch]):
         """The order hash of the last finished epoch: a hash of the ids of this rank's rows and of their order. It does
         not depend on the knobs. Each rank has its own."""
         _open_pipelines.add(self.pipeline)
-        ends_waits = () if self._remote is None else (self._remote.close,)
+        ends_waits = (self._remote.close,) if self._remote else ()
         close_when_dropped(self, *ends_waits, self.pipeline.close, self._input.groups.close)
 
     @property
@@ -379,12 +379,12 @@ class BatchLoader(IterableDataset[Batch]):
     def remote(self) -> dict[str, Any]:
         """The counters of remote workers: how many there are, the bytes that they sent and the repeated requests. Empty
         without remote workers."""
-        return {} if self._remote is None else self._remote.stats()
+        return self._remote.stats() if self._remote else {}
 
     @property
     def remote_pids(self) -> list[int]:
         """The ids of the processes on this host that read for this loader now."""
-        return [] if self._remote is None else [*self._remote.fleet.here]
+        return [*self._remote.fleet.here] if self._remote else []
 
     def memory(self) -> dict[str, Any]:
         """Returns how memory is used, in bytes: the limit, the smallest sufficient limit with its parts, and memory
@@ -400,11 +400,11 @@ class BatchLoader(IterableDataset[Batch]):
     @property
     def memory_need(self) -> str:
         """The smallest sufficient memory limit and its parts, as a text."""
-        least, start = (
-            format_bytes(self.pipeline.least_limit),
-            format_bytes(self.pipeline.memory.base),
+        pipeline = self.pipeline
+        return (
+            f"{format_bytes(pipeline.least_limit)} of memory ({format_bytes(pipeline.memory.base)} in use at the "
+            f"start, {pipeline.footprint})"
         )
-        return f"{least} of memory ({start} in use at the start, {self.pipeline.footprint})"
 
     # ---- the end
 
@@ -418,7 +418,7 @@ class BatchLoader(IterableDataset[Batch]):
     def _stop(self) -> None:
         self._ready = None
         self._input.groups.interrupt()
-        if self._remote is not None:
+        if self._remote:
             self._remote.close()
         self.pipeline.stop()
         self._input.groups.close()

@@ -14,7 +14,7 @@ from sluice.ingest import stage_spec
 from sluice.ingest.errors import NoWorkerAnswers, warn
 from sluice.ingest.flow.decoded import Decoded, Placed, ReadTask
 from sluice.ingest.flow.number_columns import count_converted
-from sluice.ingest.flow.placer import Placer, PlacingWorker
+from sluice.ingest.flow.placer import Placer
 from sluice.ingest.flow.series import Chunks
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
@@ -24,15 +24,16 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.memory.process_memory import ProcessMemory
 from sluice.ingest.process.worker import SlowStart, WorkerProcess
 from sluice.ingest.row_order import Position, RankShare
-from sluice.ingest.stage_spec import BATCH, StageSpec
-from sluice.ingest.stages.batch import BatchSeries, Cutter, series_steps
+from sluice.ingest.stage_spec import StageSpec
+from sluice.ingest.stages.batch import BatchSeries, Finisher, series_steps
+from sluice.ingest.stages.cutter import Cutter
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of, held_rows
+from sluice.ingest.stages.pool import Gatherer
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.row_functions import (
     RowFunctionCaller,
     RowFunctionWorker,
     SeriesFunctionWorker,
-    bytes_of_called,
     memory_of,
     split_functions,
 )
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline(StagePools):
-    """The stages fetch → decode → batch → transforms of one rank. Local files need no `fetch`.
+    """The stages fetch → decode → transforms of one rank. Local files need no `fetch`.
 
     `start` yields batches from a position on. After `stop` it can start again at another position, with the same knobs
     and counters."""
@@ -69,7 +70,7 @@ class Pipeline(StagePools):
         self._quarantine, self._remote = quarantine, remote
         plan, columns, groups = given.plan, given.columns, given.groups
         groups.rescue = quarantine
-        reads_remotely = remote is not None and not given.functions
+        reads_remotely = not (remote is None or given.functions)
         if not reads_remotely:
             groups.prepare_pieces()
         self._decoding = groups.decoding
@@ -85,10 +86,10 @@ class Pipeline(StagePools):
         self._called = group_into_stages(given.transforms)
         super().__init__(self._stages(reads_remotely), machine, groups)
         defaults = stage_spec.first_knobs(self._specs.values(), self._cores)
-        if remote is not None and reads_remotely:
+        if remote and reads_remotely:
             defaults = defaults.with_workers(decode=remote.fleet.requests)
         self.knobs = self._with_defaults(defaults, given.config.knobs or defaults)
-        self._cutter = Cutter(
+        self._finisher = Finisher(
             plan,
             columns,
             share,
@@ -109,7 +110,7 @@ class Pipeline(StagePools):
         self._renew_governor()
         self.knobs = self.limits.check(self.knobs)
         self._burden = 1
-        if remote is not None:
+        if remote:
             remote.fleet.charge = self._note_remote_memory
 
     def _stages(self, reads_remotely: bool) -> tuple[StageSpec, ...]:
@@ -124,7 +125,7 @@ class Pipeline(StagePools):
                 name,
                 movable=transform.movable,
                 limited=transform.limit_s is not None,
-                remote=self._remote is not None and transform.sendable,
+                remote=bool(self._remote and transform.sendable),
             )
 
         stages = stage_spec.pipeline(
@@ -154,7 +155,6 @@ class Pipeline(StagePools):
         given = self._input
         # While a row group is decoded, the next one waits, and the one after it is on its way.
         held = 3 * self._decoding.stored_bytes * (FETCH in self._specs)
-        largest = given.groups.largest_read or given.plan.largest_group
         return footprint_of(
             given.plan,
             given.columns,
@@ -168,10 +168,10 @@ class Pipeline(StagePools):
                 self._late,
                 self._decoding,
                 given.plan,
-                self._cutter.most_steps * self._cutter.rows,
+                self._finisher.most_steps * self._finisher.rows,
             ),
             held=self._held_bytes() if self._late else 0,
-            largest=largest,
+            largest=given.groups.largest_read,
         )
 
     def _held_bytes(self) -> int:
@@ -180,8 +180,7 @@ class Pipeline(StagePools):
         if not given.functions:
             return 0
         epochs, row_bytes = given.config.read_ahead_epochs, given.columns.row_bytes
-        largest = given.groups.largest_read
-        rows = held_rows(given.plan, self._share, epochs, row_bytes, largest)
+        rows = held_rows(given.plan, self._share, epochs, row_bytes, given.groups.largest_read)
         return self._decoding.decoded(rows)
 
     # ---- knobs
@@ -200,8 +199,7 @@ class Pipeline(StagePools):
         """Returns `given`, completed for the stages that it does not name: from `defaults`, or with one worker."""
         return replace(
             given,
-            workers={n: given.workers.get(n, defaults.workers.get(n, 1)) for n in self._specs}
-            | dict(given.workers),
+            workers=dict.fromkeys(self._specs, 1) | {**defaults.workers, **given.workers},
             backend={**defaults.backend, **given.backend},
         )
 
@@ -217,7 +215,7 @@ class Pipeline(StagePools):
 
     def _request_remote_workers(self) -> None:
         """Tells the remote workers how many requests run at the same time."""
-        if self._remote is not None and self._pools:
+        if self._remote and self._pools:
             self._remote.fleet.use(
                 sum(
                     self.knobs.workers[name]
@@ -241,15 +239,14 @@ class Pipeline(StagePools):
 
     def _buffer_bytes(self, stage: str) -> int:
         """Returns how many bytes of results may wait after a stage."""
-        limit = self._specs[stage].buffer_limit
+        limit, knobs = self._specs[stage].buffer_limit, self.knobs
         if limit == "workers":
             return 0
-        if limit == "read_ahead_bytes":
-            return self.knobs.read_ahead_bytes
-        if stage == next(reversed(self._specs)):
-            return self.knobs.prefetch_bytes
-        # These batches are also prefetched for the trainer.
-        return min(self._cutter.longest_series_bytes, self.knobs.prefetch_bytes)
+        # Batches after another stage than the last one are also prefetched for the trainer.
+        is_last = stage == next(reversed(self._specs))
+        most = knobs.prefetch_bytes if is_last else self._finisher.longest_series_bytes
+        rows = knobs.read_ahead_bytes if limit == "read_ahead_bytes" else 0
+        return rows + min(most, knobs.prefetch_bytes)
 
     # ---- starting and stopping
 
@@ -270,14 +267,7 @@ class Pipeline(StagePools):
             tasks = self._read_tasks(position, epochs)
             if FETCH in self._specs:
                 tasks = self._fetch(tasks)
-            series = self._cutter.cut(self._read(tasks, chunks), chunks, self._steps_a_series)
-            series = self._pool(
-                BATCH.name,
-                self._call_late(series, chunks),
-                lambda: self._cutter,
-                size=self._cutter.size,
-                measure=_rows_and_bytes,
-            )
+            series = self._call_late(self._read(tasks, chunks), chunks)
             for number, (name, transforms) in enumerate(self._called, 1):
                 series = self._pool(
                     name,
@@ -285,11 +275,11 @@ class Pipeline(StagePools):
                     functools.partial(
                         Transformer,
                         self._transform_step(name, transforms),
-                        self._cutter,
+                        self._finisher,
                         given.columns,
                         number == len(self._called),
                     ),
-                    size=self._cutter.size,
+                    size=self._finisher.size,
                     measure=_rows_and_bytes,
                 )
             self._request_remote_workers()
@@ -310,77 +300,83 @@ class Pipeline(StagePools):
             measure=lambda task: (task.read.rows, task.charge.bytes),
         )
 
-    def _read(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Iterator[Placed]:
+    def _read(self, tasks: Iterator[ReadTask], chunks: Chunks) -> Iterator[BatchSeries]:
         """Starts the stages that decode row groups, and that call functions over rows before they are placed. The last
-        one also moves the rows to their places in batches."""
-        given, functions = self._input, self._early
+        one also moves the rows to their places in batches, and finishes these if no function over rows follows."""
+        given, functions, finisher = self._input, self._early, self._finisher
+        cutter = Cutter(given.plan, chunks, self._steps_a_series)
+        gatherer = Gatherer(cutter.add, finisher.size, finisher.clear if self._late else finisher)
 
-        def placing(read: Callable[[Any, Charge], Decoded]) -> Callable[[Any, Charge], Placed]:
-            return PlacingWorker(read, self._placer, chunks)
+        def place(decoded: Decoded, charge: Charge) -> Placed:
+            return self._placer.place(decoded, chunks, charge)
 
         def decode(task: ReadTask, charge: Charge) -> Decoded:
             """Reads on a remote worker if the knobs say so now and a worker answers, otherwise here."""
-            if self._remote is not None and self.knobs.backend.get(DECODE) == REMOTE:
+            if self._remote and self.knobs.backend.get(DECODE) == REMOTE:
                 with contextlib.suppress(NoWorkerAnswers):
                     return self._remote.read(task, charge)
             return given.rows.work(task, charge)
 
+        def read(task: ReadTask, charge: Charge) -> Placed:
+            return place(decode(task, charge), charge)
+
         row_bytes = given.columns.window_row_bytes
-        reads: Iterator[Any] = given.rows.results(
-            self._pool(
-                DECODE,
-                tasks,
-                lambda: decode if functions else placing(decode),
-                size=lambda task: (
-                    self._decoding.at_work(task.read.rows)
-                    + task.read.rows * row_bytes * (not functions)
-                ),
-                measure=_size_of_read,
-            )
+        reads: Iterator[Any] = self._pool(
+            DECODE,
+            tasks,
+            lambda: decode if functions else read,
+            size=lambda task: (
+                self._decoding.at_work(task.read.rows)
+                + task.read.rows * row_bytes * (not functions)
+            ),
+            measure=_size_of_read,
+            gatherer=None if functions else gatherer,
         )
         for function in functions:
-            [stage] = self._transform_step(function.name, [function])
-
-            def call(
-                stage: TransformStage = stage, is_last: bool = function is functions[-1]
-            ) -> Callable[[Any, Charge], Any]:
-                caller = RowFunctionCaller(TransformWorker(stage), given.groups)
-                worker = RowFunctionWorker(caller, is_last)
-                return placing(worker) if is_last else worker
-
+            is_last = function is functions[-1]
             reads = self._pool(
                 function.name,
                 reads,
-                call,
+                self._row_function(
+                    function, functools.partial(RowFunctionWorker, place=place if is_last else None)
+                ),
                 size=lambda piece: piece.rows.nbytes + piece.rows.num_rows * row_bytes,
                 measure=_size_of_read,
+                gatherer=gatherer if is_last else None,
             )
         return reads
 
     def _call_late(self, series: Iterator[BatchSeries], chunks: Chunks) -> Iterator[BatchSeries]:
         """Starts the stages that call functions over the rows of batches."""
-        for number, function in enumerate(self._late):
-            [stage] = self._transform_step(function.name, [function])
-
-            def call(stage: TransformStage = stage, number: int = number) -> SeriesFunctionWorker:
-                caller = RowFunctionCaller(TransformWorker(stage), self._input.groups)
-                is_last = number == len(self._late) - 1
-                return SeriesFunctionWorker(
-                    caller, self._late_placer, chunks, is_first=not number, is_last=is_last
-                )
-
+        for function in self._late:
+            finisher = self._finisher if function is self._late[-1] else None
             series = self._pool(
                 function.name,
                 series,
-                call,
-                size=bytes_of_called,
-                measure=lambda called: (sum(called.rows), bytes_of_called(called)),
+                self._row_function(
+                    function,
+                    functools.partial(
+                        SeriesFunctionWorker,
+                        placer=self._late_placer,
+                        chunks=chunks,
+                        finisher=finisher,
+                    ),
+                ),
+                size=lambda called: called.nbytes + self._finisher.size(called),
+                measure=_rows_and_bytes,
             )
         return series
 
+    def _row_function(
+        self, function: Transform, make: Callable[[RowFunctionCaller], Any]
+    ) -> Callable[[], Any]:
+        """Makes the stage of a function over rows. Returns what makes each of its workers."""
+        [stage] = self._transform_step(function.name, [function])
+        return lambda: make(RowFunctionCaller(TransformWorker(stage), self._input.groups))
+
     def end(self) -> None:
         """Stops all workers, also remote ones, because the interpreter exits."""
-        if self._remote is not None:
+        if self._remote:
             self._remote.close()
         self.stop()
         self.ended = True
@@ -487,7 +483,7 @@ class Pipeline(StagePools):
         stages += [(name, 1) for name, _ in self._called]
         counted = ((self._counters[name], parts) for name, parts in stages)
         return series_steps(
-            self._cutter.most_steps,
+            self._finisher.most_steps,
             self._share.rows,
             [
                 (stage.busy_s, stage.rows // parts, self.knobs.workers[stage.name])

@@ -16,7 +16,7 @@ class StageSpec:
 
     name: str
     buffer_limit: str
-    """What limits the bytes that wait after it: the knob of this name, or one series. After the last one with workers,
+    """What limits the bytes that wait after it: the knob of this name, or one series. After the last one,
     `prefetch_bytes` limits them. `workers`: what waits and what workers are at is one item for each worker."""
     workers_a_core: int = 2
     """The most workers for each core. The stage's limit is this or `workers`, whichever is more."""
@@ -32,11 +32,6 @@ class StageSpec:
     def first_workers(self, cores: int) -> int:
         return self.for_each_core * cores or 1
 
-    @property
-    def holds_series(self) -> bool:
-        """Whether it passes on series, so that one is finished while it works on the next."""
-        return self.buffer_limit == "series"
-
 
 _FETCHING = StageSpec(
     name=FETCH, buffer_limit="workers", workers=64, workers_a_core=8, for_each_core=4
@@ -44,7 +39,6 @@ _FETCHING = StageSpec(
 DECODING = StageSpec(
     name=DECODE, buffer_limit="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=1
 )
-BATCH = StageSpec(name="batch", buffer_limit="series")
 
 
 def transform(
@@ -81,7 +75,6 @@ def pipeline(
         *((_FETCHING,) if fetches else ()),
         replace(decoding, workers=1, workers_a_core=1) if fetches else decoding,
         *rows,
-        BATCH,
         *transforms,
     )
 

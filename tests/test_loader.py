@@ -475,7 +475,7 @@ class TestStats:
         assert sum(stats.durations["decode"]) == 5, "row groups of this rank"
         assert stats.rows_per_s == pytest.approx(stats.rows / (stats.wait_s + stats.compute_s))
         figures = stats.to_dict()
-        for name in ("ready", "decode", "batch"):
+        for name in ("ready", "decode"):
             assert 0 < figures[f"{name}_p50_s"] <= figures[f"{name}_p99_s"], name
         rest = stats.since(first)
         assert (rest.rows, sum(rest.durations["ready"])) == (24 * 40, 24)

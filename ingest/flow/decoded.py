@@ -98,8 +98,7 @@ class Decoded:
     @property
     def nbytes(self) -> int:
         """The bytes of an Arrow table."""
-        size: int = self.rows.get_total_buffer_size()
-        return size
+        return int(self.rows.get_total_buffer_size())
 
     def release(self) -> None:
         """Releases the memory."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.columns import Columns
+from sluice.ingest.flow.decoded import others_of
 from sluice.ingest.flow.place_rows import (
     COLUMN,
     CONVERTED,
@@ -66,7 +67,7 @@ class NumberColumns:
         an Arrow table, or rows of which some columns are stored pages (`StoredRows`). The kind of a column is
         CONVERTED also where values are missing."""
         described = np.zeros(len(self.kinds), COLUMN)
-        table = rows if isinstance(rows, pa.Table) else rows.others
+        table = others_of(rows)
         if table is not rows:
             at, number = self._in_pages
             described[at] = rows.pages[number]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,22 +97,6 @@ class MovedRows(NamedTuple):
     """The bytes of these ids."""
     is_lost: bool
     """Whether there were zeros in place of the rows, which could not be read."""
-
-
-@dataclass(eq=False)
-class PlacingWorker:
-    """One worker that reads rows, or calls the last function over rows, and moves them to their places."""
-
-    read: Callable[[Any, Charge], Decoded]
-    placer: Placer
-    chunks: Chunks
-
-    def __call__(self, item: Any, charge: Charge) -> Placed:
-        return self.placer.place(self.read(item, charge), self.chunks, charge)
-
-    def close(self) -> None:
-        if close := getattr(self.read, "close", None):  # a function over rows may hold a process
-            close()
 
 
 class Placer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -206,10 +206,6 @@ class RowGroupReader:
     def work(self, task: ReadTask, charge: Charge) -> Decoded:
         """Decodes a row group."""
         return Decoded(task, self.read(task.read, fetched=task.fetched), charge)
-
-    def results(self, pool: Iterator[Any]) -> Iterator[Any]:
-        """Returns the results of the pool whose workers do this work."""
-        return pool
 
     def fetch(self, read: Read, reserve: Callable[[int], None]) -> Fetched:
         """Gets the stored bytes of a row group, if its file lies in a store, for a later `read`. `reserve` is called

@@ -1,4 +1,4 @@
-"""Makes batches of placed rows: `Cutter`.
+"""Finishes batches whose rows are placed: `Finisher`.
 
 Stages pass on several consecutive batches at a time, as a `BatchSeries`, so that small batches share the cost.
 """
@@ -6,7 +6,7 @@ Stages pass on several consecutive batches at a time, as a `BatchSeries`, so tha
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
 from sluice.ingest.flow.bags import copy_bags
 from sluice.ingest.flow.decoded import Placed
-from sluice.ingest.flow.series import Chunk, Chunks, most_steps
+from sluice.ingest.flow.series import most_steps
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, RankShare, RowsPlan
@@ -75,9 +75,11 @@ class BatchSeries:
     """The number of rows of each batch, without padding."""
     floats: npt.NDArray[Any]
     placed: Sequence[npt.NDArray[Any]] = ()
-    """The part of all arrays of the chunk, until the batch stage makes ids of them."""
+    """The part of all arrays of the chunk, until ids are made of them."""
     reads: tuple[tuple[Placed, int], ...] = ()
     """The reads that the rows come from, each with their number, while these account for their memory."""
+    padding: tuple[slice, ...] = ()
+    """Where the last batch has padding rows."""
     ids: tuple[Ids, ...] = ()
     checksums: tuple[int, ...] = ()
     charge: Charge | None = None
@@ -87,7 +89,7 @@ class BatchSeries:
     taken: tuple[TakenRows, ...] = ()
     """The rows with the columns that the next function over rows gets, between two of these functions."""
     owners: tuple[Any, ...] = ()
-    """What owns the ids of bags that functions over rows have made, until the batch stage copies them."""
+    """What owns the ids of bags that functions over rows have made, until they are copied."""
 
     @property
     def steps(self) -> int:
@@ -99,7 +101,10 @@ class BatchSeries:
 
     @property
     def nbytes(self) -> int:
-        return self.floats.nbytes + sum(ids.nbytes for ids in self.ids)
+        """Its bytes, with those of the rows that wait for its next function over rows."""
+        tables: int = sum(rows.table.get_total_buffer_size() for rows in self.taken)
+        arrays = (*self.placed, *self.owners) or (self.floats, *self.ids)
+        return tables + sum(int(array.nbytes) for array in arrays)
 
 
 def series_steps(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
@@ -114,8 +119,8 @@ def series_steps(most: int, batch_rows: int, work: Iterable[tuple[float, int, in
     return most
 
 
-class Cutter:
-    """Makes batches of chunks. Many threads can use it."""
+class Finisher:
+    """Makes ids and tensors of the placed rows of a series. Many threads can use it."""
 
     def __init__(
         self,
@@ -130,7 +135,6 @@ class Cutter:
     ):
         """`is_last`: no stage of transforms comes before batches get their tensors. The `late` columns are those that
         functions over rows make after rows are placed."""
-        self._plan = plan
         self._columns = columns
         self._buffers = buffers
         self._share = share
@@ -144,10 +148,7 @@ class Cutter:
         )
         self._added = [
             [n for n, name in enumerate(names) if name in columns.added | late]
-            for names in (columns.floats, columns.scalars)
-        ]
-        self._late_bags = [
-            n for n, name in enumerate(columns.sparse) if name in late & {*columns.bags}
+            for names in (columns.floats, columns.scalars, columns.sparse if columns.bags else ())
         ]
         self._starts = tuple(range(0, (len(columns.sparse) + 1) * self.rows, self.rows))
         self._bags = [columns.sparse.index(name) for name in columns.stored_bags]
@@ -158,86 +159,21 @@ class Cutter:
         """The number of ids of a row in each of `_others`, before a transform adds some."""
         self._ones = torch.ones(len(columns.sparse) * share.rows, dtype=torch.int32)
 
-    def cut(
-        self, reads: Iterable[Placed], chunks: Chunks, most: Callable[[], int]
-    ) -> Iterator[BatchSeries]:
-        """Yields series of at most `most()` batches as soon as all their rows are placed. Reads come in the order of
-        need. The batch stage works on each series.
-
-        The first one has one batch, and each further one has up to twice as many, so that the first batch comes early.
-        On some ranks the last batch of an epoch is only padding, so its chunk is taken by number and not from a
-        read."""
-        plan = self._plan
-        schedule: EpochSchedule | None = None
-        missing = np.zeros(0, np.int64)
-        held: list[Placed] = []
-        step, whole, allowed = 0, 0, 1
-        for read in reads:
-            if read.task.schedule is not schedule:
-                schedule = read.task.schedule
-                step = whole = schedule.step
-                missing = self._rows_of_batches(schedule)
-            last = read.first_step + len(read.moved)
-            missing[read.first_step : last] -= read.moved
-            held.append(read)
-            del read
-            while whole < plan.steps and not missing[whole]:
-                whole += 1
-            while steps := min(
-                allowed, most(), plan.steps - step, chunks.steps - step % chunks.steps
-            ):
-                if step + steps > whole:
-                    break
-                allowed = min(2 * allowed, chunks.steps)
-                chunk = chunks.take(schedule.epoch, step // chunks.steps)
-                shares = tuple((one, rows) for one in held if (rows := one.rows_in(step, steps)))
-                yield self._take(schedule, step, steps, chunk, shares)
-                del chunk, shares
-                step += steps
-                held = [one for one in held if one.first_step + len(one.moved) > step]
-
-    def _rows_of_batches(self, schedule: EpochSchedule) -> npt.NDArray[np.int64]:
-        """Returns how many rows each batch of an epoch gets, without padding."""
-        each, steps = self._plan.stream_rows, np.arange(self._plan.steps)
-        bounds = map(self._plan.bounds, schedule.streams)
-        return sum(
-            (np.clip(high - low - steps * each, 0, each) for low, high in bounds),
-            np.zeros(self._plan.steps, np.int64),
-        )
-
-    def _take(
-        self,
-        schedule: EpochSchedule,
-        step: int,
-        steps: int,
-        chunk: Chunk,
-        reads: tuple[tuple[Placed, int], ...],
-    ) -> BatchSeries:
-        """Takes the rows of some batches, and sets all values that no file holds."""
-        each = self._plan.stream_rows
-        end, padding = (step + steps) * each, []
-        for lane, stream in enumerate(schedule.streams):
-            low, high = self._plan.bounds(stream)
-            if missing := end - min(end, high - low):
-                padding.append(slice((lane + 1) * each - missing, (lane + 1) * each))
-        real = [self.rows] * steps
-        real[-1] -= sum(lanes.stop - lanes.start for lanes in padding)
-        first = step % len(chunk.arrays[0])
-        arrays = [array[first : first + steps] for array in chunk.arrays]
-        floats, scalars, lengths, _ = arrays
-        for array, added in zip((floats, scalars), self._added, strict=True):
+    def clear(self, series: BatchSeries, charge: Charge) -> BatchSeries:
+        """Sets all values that no file holds."""
+        floats, scalars, lengths, _ = arrays = series.placed
+        for array, added in zip(arrays, self._added, strict=False):
             if added:
                 array[:, added] = 0  # until a transform sets them
-        if self._late_bags:
-            lengths[:, self._late_bags] = 0
         if not self._columns.weight:
             floats[:, -1] = 1
-        for lanes in padding:
+        for lanes in series.padding:
             floats[-1, :, lanes] = scalars[-1, :, lanes] = 0
             lengths[-1, :, lanes] = 0
-            if has_row_numbers(arrays) and reads:  # a number that no row has
-                row_numbers(arrays)[-1, lanes] = (reads[0][0].task.first - 1) % 2**32
-        return BatchSeries(schedule, step, tuple(real), floats, arrays, reads)
+            if has_row_numbers(arrays) and series.reads:  # a number that no row has
+                row_numbers(arrays)[-1, lanes] = (series.reads[0][0].task.first - 1) % 2**32
+        charge.correct(series.nbytes)
+        return replace(series, charge=charge)
 
     def size(self, series: BatchSeries) -> int:
         """Returns the bytes to reserve for work on a series. Ids beyond int32 exist twice while they are copied."""
@@ -246,10 +182,15 @@ class Cutter:
         if series.placed:
             _, scalars, lengths, _ = series.placed
             ids = scalars.nbytes + 4 * int(lengths[:, self._bags].sum())
-            nbytes += ids + lengths.nbytes
+            nbytes = series.floats.nbytes + ids + lengths.nbytes
         return nbytes + 2 * ids * self._columns.wide
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
+        """Sets what no file holds and finishes a series whose rows are placed."""
+        return self.finish(self.clear(series, charge), charge)
+
+    def finish(self, series: BatchSeries, charge: Charge) -> BatchSeries:
+        """Makes the ids of a series, and its tensors if no transform follows."""
         self._zero_lost_rows(series)
         ids = tuple(map(self._ids, *series.placed[1:]))
         series = replace(series, ids=ids, placed=(), owners=())
@@ -273,13 +214,14 @@ class Cutter:
                 floats[:, rows] = scalars[:, rows] = lengths[:, rows] = 0
 
     def pass_on(self, series: BatchSeries, charge: Charge, *, is_last: bool) -> BatchSeries:
-        """Returns a series after a stage, with a charge of its own in place of the one before. After the last stage it
+        """Returns a series after a stage, with a charge of its own in place of those before. After the last stage it
         gets its batches."""
         passed = self._with_batches(series) if is_last else series
         for read, rows in series.reads:
             read.give_away(rows)
-        if series.charge is not None:
+        if series.charge and series.charge is not charge:
             series.charge.release()
+        charge.correct(passed.nbytes)
         return replace(passed, reads=(), charge=charge)
 
     def _part_of(self, series: BatchSeries) -> BatchSeries:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sluice.ingest.machine import core_wait_s
 from sluice.ingest.stats import STAGE_COUNTERS, Durations, StageStats
@@ -26,14 +27,15 @@ class StageCounters:
         # The lock of a pool would not do: a pipeline also reads the counters of a stage that has no pool at the moment.
         self._lock = threading.RLock()
         self._busy = self._waiting = 0
-        self._blocked = False
+        self._blocked = 0
         self.durations = Durations()
         self.items = self.rows = self.bytes = self.process_bytes = 0
         self.busy_s = self.finished_s = self.cpu_s = self.core_wait_s = 0.0
         self.wait_input_s = self.wait_output_s = 0.0
 
-    def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
-        """Notes that workers changed their state. `blocked`: they wait for space after the stage, not for input."""
+    def change(self, *, busy: int = 0, waiting: int = 0, blocked: int = 0) -> None:
+        """Notes that workers changed their state. While one is `blocked`, all that wait do so for space after the
+        stage, not for input."""
         with self._lock:
             now = self._clock()
             elapsed = now - self._at
@@ -45,8 +47,7 @@ class StageCounters:
                 self.wait_input_s += elapsed * self._waiting
             self._busy += busy
             self._waiting += waiting
-            if blocked is not None:
-                self._blocked = blocked
+            self._blocked += blocked
 
     def passed(self, rows: int, size: int) -> None:
         """Counts a finished item."""
@@ -54,23 +55,13 @@ class StageCounters:
         self.rows += rows
         self.bytes += size
 
-    def stats(
-        self,
-        workers: int,
-        backend: str,
-        queue_bytes: int,
-        queue_limit_bytes: int,
-        starting: int = 0,
-    ) -> StageStats:
+    def stats(self, **now: Any) -> StageStats:
+        """Returns the counters, with what a stage has `now`."""
         self.change()
         return StageStats(
             name=self.name,
-            workers=workers,
-            backend=backend,
-            queue_bytes=queue_bytes,
-            queue_limit_bytes=queue_limit_bytes,
             process_bytes=self.process_bytes,
-            starting=starting,
+            **now,
             **{name: getattr(self, name) for name in STAGE_COUNTERS},
         )
 
@@ -83,7 +74,6 @@ class WorkerClock:
 
     def __init__(self, stage: StageCounters):
         self._stage = stage
-        self._asks = False
         self._cpu_s = self._core_wait_s = self._began = self._asked = self._share = 0.0
 
     def begin(self) -> None:
@@ -96,14 +86,16 @@ class WorkerClock:
             self._asked = self._began
             self._core_wait_s = core_wait_s()
 
-    def end(self) -> None:
-        """Adds the time of the item, and notes that the worker waits again. The caller has the lock of the pool."""
+    def end(self, is_item: bool = True) -> None:
+        """Adds the time of the item, and notes that the worker waits again. The caller has the lock of the pool. Time
+        that is for several items is no item's duration (`is_item`)."""
         cpu_s = time.thread_time()
         elapsed = time.monotonic() - self._began
         if self._asks:
             self._share = (core_wait_s() - self._core_wait_s) / (elapsed or 1)
         stage = self._stage
-        stage.durations.add(elapsed)
+        if is_item:
+            stage.durations.add(elapsed)
         stage.finished_s += elapsed
         stage.cpu_s += cpu_s - self._cpu_s
         stage.core_wait_s += self._share * elapsed

@@ -82,8 +82,8 @@ def footprint_of(
     a_rank = plan.batch_size // ranks
     chunk = steps * a_rank  # a chunk may be partly used on either side
     series = chunk * (columns.row_bytes + 4)
-    # After each of these stages one series is done, and the next stage works on another.
-    stages_with_series = sum(stage.holds_series for stage in stages)
+    # After each of these stages, and where series are finished, one is done, and the next stage works on another.
+    stages_with_series = 1 + sum(stage.buffer_limit == "series" for stage in stages)
     transforms = sum(stage.transforms for stage in stages)
     # While ids beyond int32 are copied, they are there twice.
     copies = 2 * stages_with_series + columns.wide

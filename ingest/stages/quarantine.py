@@ -2,7 +2,7 @@
 `Errors` says how many rows may be quarantined before the run stops.
 
 A quarantined row stays in its batch with weight 0. If a row group cannot be read, all its rows are quarantined. Zeros
-take their place, and the batch stage sets their weights to 0.
+take their place, and their weights become 0.
 """
 
 from __future__ import annotations

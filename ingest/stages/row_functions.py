@@ -5,7 +5,7 @@ row groups before their rows are placed (`split_functions`), so long texts are g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import Closed, LoadingError
-from sluice.ingest.flow.decoded import LOST, Decoded, MadeRows
+from sluice.ingest.flow.decoded import LOST, Decoded, MadeRows, Placed
 from sluice.ingest.flow.placer import Placer
 from sluice.ingest.flow.series import Chunks
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.process.row_call import asking_for
 from sluice.ingest.row_order import SLICE_ROWS, Read, RowsPlan
-from sluice.ingest.stages.batch import BatchSeries
+from sluice.ingest.stages.batch import BatchSeries, Finisher
 from sluice.ingest.stages.taken_rows import TakenRows, take_rows
 from sluice.ingest.stages.transform import Transform, frame_of, needed_before, schema_with
 from sluice.ingest.stages.transform_worker import TransformWorker
@@ -76,9 +76,8 @@ class RowFunctionCaller:
         self.function = function = self.worker.stage.transform
         functions = self.groups.functions
         later = functions[functions.index(function) + 1 :]
-        needed = self.groups.result_columns
-        if function not in self.groups.early:
-            needed = self.groups.late_columns
+        is_early = function in self.groups.early
+        needed = self.groups.result_columns if is_early else self.groups.late_columns
         self._keeps = needed_before(needed, later)
         self._asks = asking_for(pa.schema(list(function.gives.items())), frame_of(function))
 
@@ -132,9 +131,10 @@ class RowFunctionWorker:
     """One worker of a function over rows that are not placed yet."""
 
     call: RowFunctionCaller
-    is_last: bool
+    place: Callable[[Decoded, Charge], Placed] | None
+    """Places the rows after the last function."""
 
-    def __call__(self, decoded: Decoded, charge: Charge) -> Decoded:
+    def __call__(self, decoded: Decoded, charge: Charge) -> Decoded | Placed:
         read, rows = decoded.task.read, decoded.rows
         if rows.schema.metadata != LOST:
             most = read.rows if frame_of(self.call.function) else SLICE_ROWS
@@ -144,10 +144,11 @@ class RowFunctionWorker:
             ]
             called = (self.call(rows.slice(p.first - read.first, p.rows), p) for p in pieces)
             rows = pa.concat_tables(called)
-            if self.is_last:
+            if self.place:
                 rows = self.call.groups.finish(rows, read)
         decoded.release()
-        return Decoded(decoded.task, rows, charge)
+        decoded = Decoded(decoded.task, rows, charge)
+        return self.place(decoded, charge) if self.place else decoded
 
     def close(self) -> None:
         self.call.worker.close()
@@ -161,29 +162,24 @@ class SeriesFunctionWorker:
     placer: Placer
     """Places the columns that the last function gives."""
     chunks: Chunks
-    is_first: bool
-    is_last: bool
+    finisher: Finisher | None
+    """Finishes a series after the last function."""
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
         taken: list[TakenRows] = []
         owners: list[Any] = []
-        for rows in take_rows(series, SLICE_ROWS) if self.is_first else series.taken:
+        for rows in series.taken or take_rows(series, SLICE_ROWS):
             table, groups = self.call(rows.table, rows), self.call.groups
-            if not self.is_last:
+            if self.finisher is None:
                 taken.append(replace(rows, table=table))
             elif groups.late_columns:
                 table = groups.finish_late(table, rows, self.call.where(rows))
                 made = MadeRows(table, rows.origin)
                 owners += self.placer.place_made(made, rows.at, series.placed, self.chunks)
-        if series.charge is not None:
+        if series.charge:
             series.charge.release()
-        return replace(series, taken=tuple(taken), owners=tuple(owners), charge=charge)
+        series = replace(series, taken=tuple(taken), owners=tuple(owners), charge=charge)
+        return self.finisher.finish(series, charge) if self.finisher else series
 
     def close(self) -> None:
         self.call.worker.close()
-
-
-def bytes_of_called(series: BatchSeries) -> int:
-    """Returns the bytes of a series that waits for its next function over rows, or for the batch stage."""
-    tables: int = sum(rows.table.get_total_buffer_size() for rows in series.taken)
-    return tables + sum(int(array.nbytes) for array in (*series.placed, *series.owners))

@@ -162,11 +162,11 @@ class StagePools:
             counters.process_bytes = max(counters.process_bytes, sum(sizes))
             stats.append(
                 counters.stats(
-                    knobs.workers[name],
-                    knobs.backend.get(name, "thread"),
-                    pools[name].waiting_bytes if name in pools else 0,
-                    self._buffer_bytes(name),
-                    sum(stage.starting for stage in stages),
+                    workers=knobs.workers[name],
+                    backend=knobs.backend.get(name, "thread"),
+                    queue_bytes=pools[name].waiting_bytes if name in pools else 0,
+                    queue_limit_bytes=self._buffer_bytes(name),
+                    starting=sum(stage.starting for stage in stages),
                 )
             )
         return tuple(stats)

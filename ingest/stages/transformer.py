@@ -4,7 +4,7 @@ into the batch."""
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.lib.array_utils import byte_bounds
 from sluice.ingest.columns import Columns
 from sluice.ingest.flow.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.stages.batch import BatchSeries, Cutter, columns_of, join_ids, lengths_name
+from sluice.ingest.stages.batch import BatchSeries, Finisher, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 
@@ -27,16 +27,17 @@ class Transformer:
 
     stages: Sequence[TransformStage]
     """The transforms of the stage. They run as one, with one set of counters."""
-    cutter: Cutter
+    finisher: Finisher
     columns: Columns
     is_last: bool
-    workers: list[TransformWorker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.workers = [TransformWorker(stage) for stage in self.stages]
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
-        self.workers = self.workers or [TransformWorker(stage) for stage in self.stages]
         for n in range(series.steps):
             series = self._transform(series, n)
-        return self.cutter.pass_on(series, charge, is_last=self.is_last)
+        return self.finisher.pass_on(series, charge, is_last=self.is_last)
 
     def close(self) -> None:
         """Releases the worker's processes when the worker stops."""

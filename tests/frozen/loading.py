@@ -51,7 +51,7 @@ def _case(number: int, table: Path, weighted: Path) -> dict[str, Any]:
         "split": draw.choice(["train", "train", "validation", "test"]),
         "read_ahead_epochs": draw.choice([1, 3]),
         "reading": Reading(reader=draw.choice(["arrow", "petastorm"])),
-        "knobs": Knobs(workers={"decode": draw.randint(1, 4), "batch": 1}),
+        "knobs": Knobs(workers={"decode": draw.randint(1, 4)}),
     }
     asked = {
         "table": source.parent.name,

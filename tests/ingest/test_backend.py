@@ -441,7 +441,8 @@ class TestFaults:
 
     def test_a_function_with_a_limit_never_runs_in_a_thread(self, table):
         limited = Transform(NAME + "shifted", "mine", limit_s=5.0)
-        with loading(table, limited, Knobs()) as loader:
+        few = Knobs(prefetch_bytes=2**20, read_ahead_bytes=2**20)  # so that work is left
+        with loading(table, limited, few, epochs=16) as loader:
             assert loader.limits.backends["mine"] == ("process",)
             assert not loader.limits.movable("mine", "process")
             batches = iter(loader)

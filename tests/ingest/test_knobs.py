@@ -148,3 +148,13 @@ def test_fused_stages_of_0_3_get_workers_of_their_own_with_one_line():
     assert Knobs.from_dict(old | {"fused": ["shuffle"]}) == base, "its own line says so"
     assert_names(str(base), "transform=2(process)", "second=3")
     assert base.total_workers == 5
+
+
+def test_stages_of_0_3_that_are_gone_are_left_out_with_one_line():
+    for take in (LIMITS.check, LIMITS.clamp):
+        with pytest.warns(FutureWarning, match="shuffle or batch any more, as decode") as lines:
+            taken = take(Knobs(workers={"decode": 2, "transform": 1, "shuffle": 2, "batch": 3}))
+        assert (len(lines), taken.workers["decode"]) == (1, 2)
+        assert "batch" not in taken.workers
+    named = Limits(workers={"batch": (1, 8)})
+    assert named.check(Knobs(workers={"batch": 3})).workers == {"batch": 3}, "a function's name"

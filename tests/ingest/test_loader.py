@@ -239,7 +239,7 @@ class TestSnapshots:
                 now = after.stage(then.name)
                 for counter in ("items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s"):
                     assert getattr(now, counter) >= getattr(then, counter)
-        assert [s.name for s in snapshots[-1].stages] == ["decode", "batch"]
+        assert [s.name for s in snapshots[-1].stages] == ["decode"]
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0
 
@@ -265,20 +265,20 @@ class TestSnapshots:
 
         machine = Changing()
         with BatchLoader(table, batch_size=80, machine=machine) as loader:
-            small = loader.limits.workers["batch"][1]
+            small = loader.limits.workers["decode"][1]
             machine.now = 0.5
             assert loader.snapshot().cpu_quota == 0.5
-            assert loader.limits.workers["batch"][1] == small
-            machine.now = 16.0
-            assert loader.snapshot().cpu_quota == 16.0
-            assert loader.limits.workers["batch"][1] == 8 * small
-            loader.apply(loader.knobs.with_workers(batch=8 * small))
+            assert loader.limits.workers["decode"][1] == small
+            machine.now = 64.0
+            assert loader.snapshot().cpu_quota == 64.0
+            assert loader.limits.workers["decode"][1] == 8 * small
+            loader.apply(loader.knobs.with_workers(decode=8 * small))
 
     def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
         with BatchLoader(table, batch_size=80) as loader:
             before = loader.knobs
-            with raises(KnobError, "'batch'", 4096, "1 to"):
-                loader.apply(Knobs(workers={"batch": 4096}))
+            with raises(KnobError, "'decode'", 4096, "1 to"):
+                loader.apply(Knobs(workers={"decode": 4096}))
             with pytest.raises(KnobError, match=r"no stage 'decdoe' .did you mean 'decode'"):
                 loader.apply(Knobs(workers={"decdoe": 5}))
             assert loader.knobs == before
@@ -297,7 +297,7 @@ class TestTransforms:
             BatchLoader(table, batch_size=80, transforms=[double, swap]) as loader,
         ):
             expected, batch = next(iter(plain)), next(iter(loader))
-            assert loader.snapshot().stages[2].name == "double+swap"
+            assert loader.snapshot().stages[1].name == "double+swap"
         assert torch.equal(batch["I1"], expected["I1"] * 2)
         assert torch.equal(batch["I2"], expected["I1"] * 2 + 1)
         assert torch.equal(batch["C1"], expected["C2"])

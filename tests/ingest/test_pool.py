@@ -6,13 +6,14 @@ import gc
 import itertools
 import threading
 import weakref
+from dataclasses import replace
 
 import pytest
 
 from sluice.ingest.errors import Closed
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.pool import Gatherer, Pool
 from tests.ingest.twin import eventually
 from tests.raises import raises
 
@@ -34,7 +35,16 @@ def make():
     """Makes pools whose items are 1 byte, and sends their workers home after the test."""
     made = []
 
-    def pool(upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1):
+    def pool(
+        upstream,
+        work,
+        *,
+        workers=1,
+        limit_bytes=1,
+        governor=None,
+        size=lambda _: 1,
+        gatherer=None,
+    ):
         made.append(
             Pool(
                 StageCounters("work"),
@@ -45,6 +55,7 @@ def make():
                 governor=governor or Governor(1000, 0),
                 size=size,
                 measure=lambda _: (1, 1),
+                gatherer=gatherer,
             )
         )
         return made[-1]
@@ -298,3 +309,90 @@ def test_a_closed_pool_is_no_end_for_the_one_behind_a_generator(make):
     with pytest.raises(Closed):
         next(second)
     never.set()
+
+
+def threes(finish=lambda item, _charge: item, check=lambda result: None):
+    """A gatherer that makes one item of each three results, and none of what is left."""
+    held = []
+
+    def add(result):
+        check(result)
+        held.append(result)
+        if len(held) == 3:
+            yield tuple(held)
+            held.clear()
+
+    return Gatherer(add, len, finish)
+
+
+def test_items_of_a_gatherer_come_in_order_through_resizes(make):
+    pool = make(range(3001), lambda n: n, workers=3, limit_bytes=8, gatherer=threes())
+    got = []
+    for item in pool:
+        got.append(item)
+        if len(got) % 20 == 0:
+            pool.resize(1 + len(got) // 20 * 5 % 7)
+            pool.limit(1 + len(got) % 11)
+    assert got == [(n, n + 1, n + 2) for n in range(0, 3000, 3)]
+
+
+def test_memory_holds_back_what_would_be_finished_early_but_never_the_next_item(make):
+    governor, started = Governor(limit=100, minimum=40), threading.Event()
+
+    def work(n):
+        assert started.wait(WAIT_S)
+        return n
+
+    def finish(item, charge):
+        assert charge.early or item[0] == 3 * pool._next_out
+        return item[0]
+
+    gatherer = replace(threes(finish), size=lambda _: 40)
+    pool = make(range(30), work, limit_bytes=1000, governor=governor, gatherer=gatherer)
+    started.set()
+    eventually(lambda: governor.reasons.total() > 0)  # nobody releases here
+    assert list(pool) == [*range(0, 30, 3)]
+
+
+def test_the_worker_that_completes_an_item_finishes_it_while_others_go_on(make):
+    """The first result comes last, so its worker finishes what it completes; another one reads on meanwhile."""
+    others, on, finished = threading.Event(), threading.Event(), []
+
+    def work(n):
+        if n == 0:
+            assert others.wait(WAIT_S)
+        elif n == 2:
+            others.set()
+        elif n == 4:
+            on.set()
+        return n, threading.get_ident()
+
+    def finish(item, _charge):
+        if item[0][0] == 0:
+            assert on.wait(WAIT_S)
+        finished.append(threading.get_ident())
+        return item
+
+    pool = make(range(6), work, workers=2, limit_bytes=20, gatherer=threes(finish))
+    first, second = pool
+    assert [n for n, _ in first + second] == [*range(6)]
+    assert finished[-1 if finished[0] != first[0][1] else 0] == first[0][1]
+
+
+@pytest.mark.parametrize("fails", ["work", "add", "finish"])
+def test_an_error_comes_where_its_item_would(make, fails):
+    def fail_at(where, n):
+        if where == fails and n == 4:
+            raise ValueError("four")
+        return n
+
+    gatherer = threes(
+        lambda item, _charge: [fail_at("finish", n) for n in item],
+        lambda n: fail_at("add", n),
+    )
+    pool = make(range(12), lambda n: fail_at("work", n), workers=2, gatherer=gatherer)
+    assert next(pool) == [0, 1, 2]
+    with raises(ValueError, "four"):
+        next(pool)
+    rest = [*pool]
+    assert rest == ([[6, 7, 8], [9, 10, 11]] if fails == "finish" else [])

@@ -11,15 +11,15 @@ STAGES = pipeline([transform("first", movable=True), transform("second", movable
 @pytest.mark.parametrize(
     ("cores", "most", "first"),
     [
-        (2, (64, 4, 16, 16), (2, 1, 1, 1)),
-        (32, (256, 64, 128, 128), (32, 1, 1, 1)),
+        (2, (64, 16, 16), (2, 1, 1)),
+        (32, (256, 128, 128), (32, 1, 1)),
     ],
 )
 def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, first):
     limits = limits_of(STAGES, cores, BACKENDS)
     assert limits.workers == dict(
         zip(
-            ("decode", "batch", "first", "second"),
+            ("decode", "first", "second"),
             [(1, n) for n in most],
             strict=True,
         )
@@ -39,8 +39,4 @@ def test_decoding_never_waits_for_a_far_store_so_it_needs_no_more_than_the_cores
 def test_transforms_alone_are_moved():
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
-    assert [stage.name for stage in STAGES if stage.holds_series] == [
-        "batch",
-        "first",
-        "second",
-    ]
+    assert [stage.name for stage in STAGES if stage.buffer_limit == "series"] == ["first", "second"]

@@ -97,6 +97,7 @@ BY_LINES = tuple(
         "read/retry",
         "stages/batch",
         "stages/counters",
+        "stages/cutter",
         "stages/pool",
         "stages/quarantine",
         "stages/transform",

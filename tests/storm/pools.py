@@ -11,7 +11,7 @@ from typing import Any
 from sluice.ingest.errors import Closed
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.pool import Gatherer, Pool
 from tests.storm.scheduler import Crew, Deviation, Ended, Scheduler, Way
 from tests.storm.threads import Thread, Time, entered
 
@@ -36,8 +36,10 @@ class Chain:
     """Stage and item that fail; stage -1: the input does."""
     turns: int
     close_after: int | None
+    pieces: int
+    """In how many pieces each item comes, which a stage before the others puts together. 0: there is no such stage."""
     between: tuple[bool, ...]
-    """Whether a generator stands before a stage, as those that put windows together do."""
+    """Whether a generator stands before a stage, as the one does that reads row groups."""
 
     @classmethod
     def draw(cls, chance: Random) -> Chain:
@@ -58,6 +60,7 @@ class Chain:
             fails=fails,
             turns=chance.choice((0, 2, 8)),
             close_after=chance.randrange(items) if chance.random() < 0.08 else None,
+            pieces=chance.randrange(4),
             between=tuple(chance.random() < 0.3 for _ in range(stages)),
         )
 
@@ -94,11 +97,16 @@ class _Run:
         most = (
             2 * max(chain.sizes) * 2 * chain.stages
         )  # of each stage one in work, and one that the next has taken
+        if chain.pieces:
+            most += 4 * max(chain.sizes) + 2 * chain.pieces + 2
         self._governor = Governor((most + chain.room) * 17 // 16 + 1, most)
         self._done = [[0] * chain.items for _ in range(chain.stages)]
         self._taken = 0
         upstream: Any = self._input()
         self._pools: list[Pool] = []
+        if chain.pieces:
+            upstream = self._gather(upstream)
+            self._pools.append(upstream)
         for stage in range(chain.stages):
             if chain.between[stage]:
                 upstream = (item for item in upstream)
@@ -165,6 +173,44 @@ class _Run:
                 raise Wrong
             yield Item(number, None)
 
+    def _gather(self, items: Any) -> Pool:
+        """The stage that puts pieces together. Each takes a byte until its item is there."""
+        chain, held = self._chain, list[Item]()
+
+        def work(piece: Item, charge: Charge) -> Item:
+            self._run.point("work")
+            return Item(piece.number, charge)
+
+        def add(piece: Item) -> Any:
+            held.append(piece)
+            if len(held) == chain.pieces:
+                yield (*held,)
+                held.clear()
+
+        def finish(pieces: tuple[Item, ...], charge: Charge) -> Item:
+            self._run.point("work")
+            for piece in pieces:
+                assert piece.charge is not None
+                assert piece.number == pieces[0].number
+                piece.charge.release()
+            return Item(pieces[0].number, charge)
+
+        return Pool(
+            StageCounters("pieces"),
+            (item for item in items for _ in range(chain.pieces)),
+            lambda: work,
+            workers=self._run.chance.randint(1, 3),
+            limit_bytes=self._run.chance.choice((1, 5, 100)),
+            governor=self._governor,
+            size=lambda _: 1,
+            measure=lambda _: (1, 1),
+            gatherer=Gatherer(
+                add,
+                lambda pieces: chain.sizes[pieces[0].number],
+                finish,
+            ),
+        )
+
     def _work(self, stage: int) -> Any:
         def work(item: Item, charge: Charge) -> Item:
             self._run.point("work")
@@ -182,7 +228,7 @@ class _Run:
     def _turn(self) -> None:
         for _ in range(self._chain.turns):
             Time.sleep(self._run.chance.random() * 0.02)
-            stage = self._run.chance.randrange(self._chain.stages)
+            stage = self._run.chance.randrange(len(self._pools))
             pool = self._pools[stage]
             if self._run.chance.random() < 0.7:
                 pool.resize(self._run.chance.randint(1, 4))

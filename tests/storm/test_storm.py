@@ -202,7 +202,7 @@ MUTANTS = {
     "ranks that share a stream take the same part": Mutant(
         run_loader,
         100,
-        batch.Cutter,
+        batch.Finisher,
         "_part_of",
         "own, columns = self._share.bounds",
         "own, columns = slice(0, self._share.rows)",

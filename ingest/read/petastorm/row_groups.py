@@ -111,14 +111,13 @@ class RowGroupStage(StagePools):
         self.stop()
         with self._lock:
             self._renew_governor()
-            pool = self._pool(
+            return self._pool(
                 DECODE,
                 self._read_tasks(epoch, number, epochs),
                 lambda: self._work,
                 size=lambda task: self._groups.decoding.at_work(task.read.rows),
                 measure=_rows_and_bytes,
             )
-            return self._source.results(pool)
 
     def _read_tasks(self, epoch: int, number: int, epochs: int | None) -> Iterator[ReadTask]:
         while epochs is None or epoch < epochs:

@@ -13,7 +13,6 @@ import hashlib
 import threading
 import types
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,53 +63,55 @@ class PetastormSource:
         self.schema = self._stored if spec is None else transform_schema(self._stored, spec)
         """The Unischema that Petastorm infers from the first file, after the TransformSpec."""
         self.row_groups, self.chosen_rows = self._selected(*shard)
-        self._workers = threading.local()
-        """The worker of each thread, and the list to which it adds what it has read."""
-
-    def results(self, pool: Iterator[Any]) -> Iterator[Any]:
-        """Returns Petastorm's Reader over the results of a pool, without the dataset that it would open."""
-        from petastorm.reader import Reader
-
-        reader = object.__new__(Reader)
-        reader._workers_pool, reader.schema, reader.ngram = pool, self.schema, None
-        reader.last_row_consumed = reader.stopped = False
-        reader._results_queue_reader = types.SimpleNamespace(
-            batched_output=True, read_next=lambda pool, _schema, _ngram: next(pool)
-        )
-        return reader  # type: ignore[no-any-return]
+        self._threads = threading.local()
+        """The Reader of each thread."""
 
     def work(self, task: ReadTask, charge: Charge) -> Decoded:
         """Decodes a row group."""
-        mine, groups = self._workers, self._groups
-        if not hasattr(mine, "worker"):
-            self._make_worker(mine)
-        worker, published = mine.worker, mine.published
-        worker.task = task
-        published.clear()
+        mine, groups = self._threads, self._groups
+        if not hasattr(mine, "reader"):
+            mine.reader = self._make_reader()
+        reader = mine.reader
+        reader.worker.task = task
 
         def decode(read: Read) -> Any:
-            worker.process(0, None, (0, 1))
-            # A worker publishes no table without rows.
-            table = published.pop() if published else groups.stored.empty_table()
+            rows = next(reader)
             if self.gives_arrays:
-                return table
-            if table.num_rows != read.rows:
+                return rows._asdict()
+            if rows.num_rows != read.rows:
                 raise ValueError(
-                    f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same rows each time"
+                    f"{rows.num_rows} rows where {read.rows} are due: a predicate chooses the same rows each time"
                 )
-            return table if self._predicate is None else table.select(groups.needed)
+            return rows if self._predicate is None else rows.select(groups.needed)
 
         rows = groups.read(task.read, decode)
-        worker.task = None
+        reader.worker.task = None
         return Decoded(task, rows, charge)
 
-    def _make_worker(self, mine: Any) -> None:
+    def _make_reader(self) -> Any:
+        """Returns Petastorm's Reader with one worker, without the dataset that it would open. It reads the row group of
+        its worker's `task` when it is asked for the next one."""
         from petastorm.cache import NullCache
+        from petastorm.reader import Reader
 
-        mine.published = []
+        published: list[tuple[pa.Table]] = []
         about = (self, "", self._stored, None, [_PIECE], NullCache(), self._spec, self.schema)
-        mine.worker = _worker_class()(0, mine.published.append, (*about, None, False, None))
-        mine.worker._dataset = _DATASET
+        worker = _worker_class()(0, published.append, (*about, None, False, None))
+        worker._dataset = _DATASET
+
+        def get_results() -> pa.Table:
+            worker.process(0, None, (0, 1))
+            [table] = published.pop()
+            return table
+
+        reader = object.__new__(Reader)
+        reader.worker, reader._workers_pool = worker, types.SimpleNamespace(get_results=get_results)
+        reader.schema, reader.ngram = self.schema, None
+        reader.last_row_consumed = reader.stopped = False
+        reader._results_queue_reader = worker.new_results_queue_reader()
+        if not self.gives_arrays:  # batches need no arrays of whole row groups
+            reader._results_queue_reader.read_next = lambda pool, *_: pool.get_results()
+        return reader
 
     def stored_rows(self, task: ReadTask) -> pa.Table:
         """Returns the stored columns of the rows that the predicate keeps."""
@@ -184,12 +185,7 @@ def _worker_class() -> Any:
         def _read_with_shuffle_row_drop(self, *_: Any) -> pa.Table:
             return self._filesystem.stored_rows(self.task)
 
-        def _load_rows(self, *about: Any) -> Any:
-            table = super()._load_rows(*about)
-            if not self._filesystem.gives_arrays:
-                return table
-            pool = types.SimpleNamespace(get_results=lambda: table)
-            results = self.new_results_queue_reader()
-            return results.read_next(pool, self._transformed_schema, None)._asdict()
+        def _load_rows(self, *about: Any) -> tuple[Any]:
+            return (super()._load_rows(*about),)  # a table without rows would not be published
 
     return PlanWorker
