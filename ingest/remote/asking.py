@@ -23,7 +23,8 @@ from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
-from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
+from sluice.ingest.remote.messages import RemoteError, WrongAnswer
+from sluice.ingest.remote.unit import Unit
 from sluice.ingest.stages.transform import Arrays
 
 _FEW = 8

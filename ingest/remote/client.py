@@ -10,9 +10,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from sluice.ingest.knobs import format_bytes
-from sluice.ingest.remote.calls import PIECE_LIMIT, Call
-from sluice.ingest.remote.rows import decode_rows, most_bytes
-from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit, WrongAnswer
+from sluice.ingest.process.protocol import is_count
+from sluice.ingest.remote.calls import Call
+from sluice.ingest.remote.messages import KINDS, PIECE_LIMIT, RemoteError, WrongAnswer, read_answer
+from sluice.ingest.remote.unit import RemoteJob, Unit
 
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -50,22 +51,21 @@ class Connection:
     def ask(self, what: Unit | Call, timeout_s: float, expected: int = 0) -> tuple[Any, int]:
         """Returns the rows of a unit, or the result of a function, and how many requests the worker's store refused.
         Raises `WorkerLost`, `WrongAnswer`, or the worker's error. `expected` is the memory reserved for a unit."""
-        options = self._options(timeout_s)
+        request = what.request(self._job)
+        most = what.most_bytes(self._job, expected)
         try:
-            if isinstance(what, Call):
-                request = what.request()
-                body = self._take("call", request, what.most_bytes, options)
-                result: tuple[Any, int] = what.answer(body, request), 0
-            else:
-                most = most_bytes(self._job, what, expected)
-                body = self._take("read", what.request(self._job), most, options)
-                result = decode_rows(body, self._job, what)
+            body = self._take(what.action, request, most, self._options(timeout_s))
+            head, arrays = read_answer(body, request)
+            throttled = head.get("throttled", 0)
+            if not is_count(throttled):
+                raise WrongAnswer("no number of refused requests")
+            result = what.result(head, arrays, self._job)
         except _ERRORS as error:
             raise self._error(error) from None
-        except (WrongAnswer, ValueError, TypeError, KeyError) as error:
+        except (WrongAnswer, RemoteError, ValueError, TypeError, KeyError) as error:
             raise WrongAnswer(f"worker {self.address}: {error}") from None
         self._answered = True
-        return result
+        return result, throttled
 
     def ping(self, within_s: float) -> int:
         """Returns how many units the worker makes at once. 0: it does not answer."""

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 from sluice.common import interpreter
@@ -20,7 +20,8 @@ from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process.worker import anonymous_bytes
 from sluice.ingest.remote.client import Connection
-from sluice.ingest.remote.unit import RemoteError, RemoteJob
+from sluice.ingest.remote.messages import RemoteError
+from sluice.ingest.remote.unit import RemoteJob
 
 _PROGRAM = "sluice.ingest.remote.worker:local"
 _FAILED_STARTS = 3  # processes in a row that may end before they listen
@@ -271,7 +272,7 @@ class StartedFleet(Fleet):
                 if self._failed and not self.local:  # earlier workers could not start
                     wait_s = min(_REST_MOST_S, 2.0**self._failed)
                     self.changed.wait_for(lambda: self.closed, wait_s)
-                job = asdict(self.job) if self._reads else None
+                job = self.job.values if self._reads else None
             with self.start(
                 {"table": self.table, "functions": self.functions, "token": token, "job": job}
             ) as process:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.sources import Reading
-from sluice.ingest.remote.unit import Part, RemoteError, RemoteJob, Unit, package
+from sluice.ingest.remote.messages import RemoteError
+from sluice.ingest.remote.unit import Part, RemoteJob, Unit
 from sluice.ingest.row_order import EpochSchedule, Order, Read, Slice, Window
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def job_of(given: LoaderInput) -> RemoteJob:
     ]
     history = config.history
     return RemoteJob(
-        package=package(),
         version=str(source.version),
         files=digest(files),
         split=config.split,
@@ -114,7 +113,7 @@ class UnitMaker:
 
     def _check(self, source: FeatureTable | ParquetFiles, own: RemoteJob) -> None:
         """Raises RemoteError if this side finds another job than the loader sent."""
-        here, there = json.loads(own.json), json.loads(self.job.json)
+        here, there = own.values, self.job.values
         if wrong := "; ".join(
             f"{name}: {there[name]!r} there, {here[name]!r} here"
             for name in here

@@ -24,7 +24,7 @@ from sluice.common import interpreter
 from sluice.common.extras import install_command
 from sluice.ingest.errors import warn
 from sluice.ingest.remote.fleet import started
-from sluice.ingest.remote.unit import RemoteError
+from sluice.ingest.remote.messages import RemoteError
 
 _CONNECT_S, _LEAVE_S = 5.0, 5.0
 _JOINED = b"joined"

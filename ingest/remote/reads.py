@@ -14,7 +14,8 @@ from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.credentials import read_file, read_token
 from sluice.ingest.remote.fleet import Fleet, StartedFleet, started
 from sluice.ingest.remote.maker import job_of
-from sluice.ingest.remote.unit import RemoteError, RemoteJob
+from sluice.ingest.remote.messages import RemoteError
+from sluice.ingest.remote.unit import RemoteJob
 
 _MOST = 256
 

@@ -16,10 +16,10 @@ from pyarrow import flight
 
 from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import NOTHING, Permission
-from sluice.ingest.remote.calls import Functions, cut
+from sluice.ingest.remote.calls import Functions
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.rows import encode_rows
-from sluice.ingest.remote.unit import KINDS, RemoteError, RemoteJob, Unit
+from sluice.ingest.remote.messages import KINDS, Arrays, Head, RemoteError, answer, cut
+from sluice.ingest.remote.unit import RemoteJob, Unit, arrays_of
 
 _JOBS = 8
 """How many jobs stay open. The least recently used one is closed first."""
@@ -77,19 +77,22 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         if action.type == "ping":
             return iter([pa.py_buffer(str(self._threads).encode())])
         with _send_errors():
-            if action.type == "read":
-                return cut(self._read(action.body.to_pybytes()))
-            if action.type != "call":
+            act = {"read": self._read, "call": self._call}.get(action.type)
+            if act is None:
                 raise RemoteError(f"there is no action {action.type!r}")
-            with self._free:
-                return cut(self._functions.answer(action.body))
+            return cut(answer(action.body, act))
 
-    def _read(self, request: bytes) -> pa.Buffer:
+    def _read(self, head: Head, _arrays: Arrays) -> tuple[Head, Arrays]:
         """Returns the rows of a unit as one batch. One batch for each part would cost the loader twice as much."""
-        job, unit = Unit.from_request(request)
+        job, unit = Unit.requested(head)
         maker = self.open(job)
         with self._free:
-            return encode_rows(maker.rows(unit), job, unit, maker.count_throttled())
+            arrays = arrays_of(maker.rows(unit), job)
+        return {"throttled": maker.count_throttled()}, arrays
+
+    def _call(self, head: Head, arrays: Arrays) -> tuple[Head, Arrays]:
+        with self._free:
+            return self._functions.call(head, arrays)
 
     def open(self, job: RemoteJob) -> UnitMaker:
         """Returns what makes the job's units. Opens the job if it is not open."""

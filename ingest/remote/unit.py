@@ -1,8 +1,7 @@
-"""A request to a remote worker: a `RemoteJob` (the table and the order of its rows) and a `Unit` (one read).
+"""What remote workers read: a `RemoteJob` (the table and the order of its rows) and a `Unit` (one read).
 
 Job and unit together determine the rows, so any worker can make them, any number of times. A unit is one read and not
-one window. A window may combine reads that were done here with reads of remote workers. Both are sent as JSON, and
-nothing is unpickled.
+one window. A window may combine reads that were done here with reads of remote workers.
 """
 
 from __future__ import annotations
@@ -10,47 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cache, cached_property
-from importlib import metadata
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
-from zlib_ng.zlib_ng import crc32
 
-from sluice.common.extras import DISTRIBUTION
 from sluice.etl.schema import digest
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoadingError, SourceError
 from sluice.ingest.flow.decoded import ReadTask
+from sluice.ingest.flow.number_types import arrow_array
+from sluice.ingest.remote.messages import Arrays, Head, RemoteError, WrongAnswer, encode
 
-
-class RemoteError(LoadingError):
-    """Something that remote workers cannot do, or did wrong. The message names the worker and says what to do."""
-
-
-class WrongAnswer(Exception):
-    """An answer is not what was requested, or was damaged on its way. The message says how."""
-
-
-KINDS: Mapping[str, type[Exception]] = {
-    "source": SourceError,
-    "column": ColumnError,
-    "damaged": WrongAnswer,
-}
-"""The errors that keep their type when they are sent. All others become a RemoteError."""
-
-
-@cache  # every request holds it, and it is read from a file
-def package() -> str:
-    return metadata.version(DISTRIBUTION)
-
-
-def check_package(given: Any) -> None:
-    """Raises RemoteError if the other side has another version of sluice."""
-    if given != package():
-        raise RemoteError(
-            f"the worker has sluice {package()}, the loader {given}; install the same version on both"
-        )
+_ENDS = "\0ends"
+"""What the name of a column of bags is followed by, for the array of the places where bags end."""
+_HEAD_BYTES = 2**20
+_BAG_GROWTH = 8
+"""How many times as long as was estimated an answer with bags may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +35,6 @@ class RemoteJob:
     Three fields are digests: `files` (names, sizes and known content), `plan` (with its row groups) and `made` (the
     operators that make columns). Only plain Parquet has `roles`, because a feature table holds its own."""
 
-    package: str
     version: str
     files: str
     split: str
@@ -79,8 +52,13 @@ class RemoteJob:
     made: str
 
     @cached_property
+    def values(self) -> dict[str, Any]:
+        """The job as a worker gets it."""
+        return dict(json.loads(json.dumps(asdict(self))))
+
+    @cached_property
     def digest(self) -> str:
-        return digest(asdict(self))
+        return digest(self.values)
 
     @cached_property
     def kinds(self) -> Mapping[str, pa.DataType]:
@@ -97,20 +75,11 @@ class RemoteJob:
             ]
         )
 
-    @cached_property
-    def json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Parses a job that another program sent. RemoteError if it does not fit this version of sluice."""
-        if isinstance(given, dict):
-            check_package(given.get("package"))
+        """Parses a job that another program sent. RemoteError if it is none."""
         if not isinstance(given, dict) or given.keys() != {field.name for field in fields(cls)}:
-            raise RemoteError(
-                "a job lacks fields or has unknown ones; install the same version of sluice on both "
-                "sides"
-            )
+            raise RemoteError("a job lacks fields or has unknown ones")
         return cls(**given)
 
 
@@ -129,6 +98,7 @@ class Part(NamedTuple):
 class Unit:
     """One read of an epoch."""
 
+    action: ClassVar[str] = "read"
     counted: ClassVar[str] = "units"
     kind: ClassVar[str] = "read"
     epoch: int
@@ -143,11 +113,6 @@ class Unit:
     @property
     def description(self) -> str:
         return f"file {self.file}, row group {self.group}"
-
-    @property
-    def key(self) -> str:
-        """The unit as a text."""
-        return json.dumps([self.epoch, self.file, self.group, self.parts])
 
     @classmethod
     def of(cls, task: ReadTask) -> Self:
@@ -168,20 +133,17 @@ class Unit:
             ),
         )
 
-    def sum(self, job: RemoteJob) -> int:
-        """CRC-32 of the job and the unit. The answer to another request has another one."""
-        return crc32(f"{job.digest} {self.key}".encode())
-
-    def request(self, job: RemoteJob) -> bytes:
+    def request(self, job: RemoteJob) -> pa.Buffer:
         """Encodes a request. Each request holds the job, so that a new worker, or one that has forgotten the job, can
         open it."""
-        return b"\n".join((job.json, self.key.encode()))
+        address = [self.epoch, self.file, self.group, self.parts]
+        return encode({"job": job.values, "unit": address}, {})
 
     @classmethod
-    def from_request(cls, data: bytes) -> tuple[RemoteJob, Self]:
-        """Decodes a request into its job and unit. RemoteError if it is not a valid request."""
+    def requested(cls, head: Head) -> tuple[RemoteJob, Self]:
+        """Returns the job and the unit of a request. RemoteError if it is not a valid one."""
         try:
-            job, (*address, parts) = map(json.loads, data.split(b"\n"))
+            *address, parts = head["unit"]
             epoch, file, group = map(_number, address)
             unit = cls(
                 epoch,
@@ -189,14 +151,60 @@ class Unit:
                 group,
                 tuple(Part._make((*map(_number, rows), bool(full))) for *rows, full in parts),
             )
-        except (TypeError, ValueError, RecursionError):
-            raise RemoteError(
-                "a request that this version of sluice cannot read; install the same version on both sides"
-            ) from None
-        return RemoteJob.of(job), unit
+        except (KeyError, TypeError, ValueError):
+            raise RemoteError("a request that names no rows") from None
+        return RemoteJob.of(head.get("job")), unit
+
+    def most_bytes(self, job: RemoteJob, expected: int) -> int:
+        """Returns how long an answer may be. `expected` is the memory that was reserved for the unit, which says how
+        long bags may be."""
+        sizes = (kind.bit_width // 8 for name, kind in job.kinds.items() if name not in job.bags)
+        fixed: int = sum(sizes) + 8 * len(job.bags)
+        return _HEAD_BYTES + (self.rows + 1) * fixed + _BAG_GROWTH * expected * bool(job.bags)
+
+    def result(self, _head: Head, arrays: Arrays, job: RemoteJob) -> pa.RecordBatch:
+        """Returns the rows in an answer. Raises `WrongAnswer` if they are none of the job."""
+        if arrays.keys() != {*job.kinds, *(name + _ENDS for name in job.bags)}:
+            raise WrongAnswer(f"columns {[*arrays]} where {[*job.kinds]} were asked for")
+        columns = []
+        for name, kind in job.kinds.items():
+            rows = None if name in job.bags else self.rows
+            column = _column(arrays[name], name, kind, rows)
+            if name in job.bags:
+                ends = _column(arrays[name + _ENDS], name, pa.int64(), self.rows + 1)
+                column = pa.LargeListArray.from_arrays(ends, column)
+            columns.append(column)
+        try:
+            batch = pa.record_batch(columns, schema=job.schema)
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise WrongAnswer(f"no valid Arrow: {error}") from None
+        return batch
+
+
+def arrays_of(batch: pa.RecordBatch, job: RemoteJob) -> Arrays:
+    """Returns the rows of a unit as the arrays of an answer."""
+    arrays = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in job.bags:
+            ends = column.offsets.to_numpy()
+            arrays[name + _ENDS] = ends - ends[0]
+        arrays[name] = (column.flatten() if name in job.bags else column).to_numpy()
+    return arrays
 
 
 def _number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
         raise ValueError(f"{value!r} is not a row's number")
     return value
+
+
+def _column(
+    array: np.ndarray[Any, Any], name: str, kind: pa.DataType, rows: int | None
+) -> pa.Array:
+    if array.dtype != kind.to_pandas_dtype() or array.ndim != 1 or rows not in (None, array.size):
+        raise WrongAnswer(
+            f"column {name!r} of type {array.dtype} and shape {array.shape}, where {kind} and "
+            f"{'any number' if rows is None else rows} of values were asked for"
+        )
+    return arrow_array(array)

@@ -146,7 +146,7 @@ def open_maker(
     from sluice.ingest.read.parquet_files import ParquetFiles
     from sluice.ingest.read.source_files import is_table
     from sluice.ingest.remote.maker import UnitMaker
-    from sluice.ingest.remote.unit import RemoteError
+    from sluice.ingest.remote.messages import RemoteError
 
     if isinstance(table, str) and is_table(table):
         # This needs delta-rs, which plain Parquet does not.

@@ -20,8 +20,9 @@ from sluice.etl.spec.permission import Permission
 from sluice.ingest.process import child_main, protocol
 from sluice.ingest.process.shared_memory import SharedMemoryError
 from sluice.ingest.process.worker import FunctionError, WorkerCrashed, WorkerProcess
-from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
-from sluice.ingest.remote.unit import RemoteError, WrongAnswer
+from sluice.ingest.remote import messages
+from sluice.ingest.remote.calls import Call, Functions, source_digest
+from sluice.ingest.remote.messages import RemoteError, WrongAnswer, decode, encode
 from tests.ingest.remote import functions
 
 NAME = "tests.ingest.remote.functions:halved"
@@ -80,44 +81,50 @@ def touch(arrays):
         array.tobytes(), repr(array), np.array(array).argsort(axis=None, kind="stable")
 
 
-def body_of(head, region, index, positions=None):
+def body_of(frame, region, index):
     """A remote call or its answer, with the checksum that it should have."""
-    text = json.dumps(index).encode()
-    data = np.frombuffer(bytes(region) + text, np.uint8)
-    positions = positions or [len(region), data.size]
-    if isinstance(head, dict):
-        head = {"index": positions, "sum": crc32(data.data), **head}
-    end = json.dumps(head).encode()
+    data = np.frombuffer(bytes(region) + json.dumps(index).encode(), np.uint8)
+    if isinstance(frame, dict):
+        frame = {"index": [len(region), data.size], "sum": crc32(data.data), **frame}
+    end = json.dumps(frame).encode()
     return pa.py_buffer(data.tobytes() + end + len(end).to_bytes(4, "little"))
 
 
 def remote_bodies(body, draw):
-    """A call or answer with one field mutated: of its head, and of the index of its arrays."""
+    """A call or answer with one field mutated: of its frame, and of the index of its arrays."""
     data = body.to_pybytes()
-    head, _ = decode(body)
-    start, end = head.pop("index")
-    del head["sum"]
+    size = len(data) - 4 - int.from_bytes(data[-4:], "little")
+    frame = json.loads(data[size:-4])
+    start, end = frame.pop("index")
+    del frame["sum"]
     region, index = data[:start], json.loads(data[start:end])
     for mutated in mutations(index, draw):
-        yield body_of(head, region, mutated)
-    for mutated in mutations(head, draw):
+        yield body_of(frame, region, mutated)
+    for mutated in mutations(frame, draw):
         yield body_of(mutated, region, index)
     for mutated in mutations([start, end], draw):
-        yield body_of(head | {"index": mutated}, region, index)
+        yield body_of(frame | {"index": mutated}, region, index)
 
 
 def read_remote(draw):
     """Yields the direction of each call and answer, and what reads it."""
     known = Functions(Permission(functions=frozenset([NAME])))
     call = Call(NAME, source_digest(NAME), ARRAYS, "step 7", 12)
-    request = call.request()
-    answer = known.answer(request)
+    request = call.request(None)
+    answer = messages.answer(request, known.call)
     failed = encode({**decode(answer)[0], "error": protocol.describe(ValueError("x"))}, {})
+
+    def answered(body):
+        return call.result(*messages.read_answer(body, request), None)
+
     for body in remote_bodies(request, draw):
-        yield "to a worker", lambda body=body: touch(decode(known.answer(body))[1])
+        yield (
+            "to a worker",
+            lambda body=body: touch(decode(messages.answer(body, known.call))[1]),
+        )
     for sent in (answer, failed):
         for body in remote_bodies(sent, draw):
-            yield "from a worker", lambda body=body: touch(call.answer(body, request))
+            yield "from a worker", lambda body=body: touch(answered(body))
 
 
 class MutatedChild:

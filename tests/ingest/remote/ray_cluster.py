@@ -30,7 +30,7 @@ from sluice import Knobs
 from sluice.common.lines import say
 from sluice.common.program import run
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.remote.unit import RemoteError
+from sluice.ingest.remote.messages import RemoteError
 from tests.ingest.remote.test_processes import ended, hashes
 from tests.open_loader import open_loader
 from tests.raises import assert_names, raises

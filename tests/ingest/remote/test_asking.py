@@ -27,13 +27,12 @@ from sluice.ingest.errors import NoWorkerAnswers
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
-from sluice.ingest.remote.calls import cut, decode, encode
 from sluice.ingest.remote.client import Connection, WorkerLost
 from sluice.ingest.remote.fleet import Fleet
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.rows import encode_rows
+from sluice.ingest.remote.messages import RemoteError, WrongAnswer, answer, cut, decode, encode
 from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import RemoteError, Unit, WrongAnswer
+from sluice.ingest.remote.unit import Unit, arrays_of
 from sluice.ingest.remote.worker import main as worker_main
 from tests.ingest.remote.conftest import TOKEN, halving_loader, job_and_units, remote_knobs
 from tests.open_loader import open_loader
@@ -98,6 +97,17 @@ def first(fleet):
         other.asked += 1
 
 
+def reading(read):
+    """A kind of worker whose answer to a read is what `read` makes of its own."""
+
+    class Kind(WorkerServer):
+        def do_action(self, context, action):
+            own = super().do_action(context, action)
+            return read(own) if action.type == "read" else own
+
+    return Kind
+
+
 class Held(WorkerServer):
     """A worker that answers when it may."""
 
@@ -142,7 +152,6 @@ def test_what_is_slow_is_judged_by_what_was_measured():
 def anew(body, **more):
     """An answer with other arrays, and the checksum that these have."""
     head, arrays = decode(body)
-    del head["index"], head["sum"]
     return encode(head, {**arrays, **{name: change(arrays[name]) for name, change in more.items()}})
 
 
@@ -152,9 +161,14 @@ def flipped(body):
     return pa.py_buffer(damaged)
 
 
+def of_version_9(body):
+    return pa.py_buffer(body.to_pybytes().replace(b'"package": "0', b'"package": "9'))
+
+
 def without(body, name):
     head, arrays = decode(body)
-    return encode({"request": head["request"], "throttled": 0}, {**arrays, name: arrays[name][:0]})
+    del arrays[name]
+    return encode(head, arrays)
 
 
 # What is sent in the place of an answer: damaged on its way, or with a checksum of its own.
@@ -166,6 +180,7 @@ DAMAGED = {
 }
 LIES = {
     "another unit's rows": lambda body, other: [other],
+    "another version's rows": lambda body, other: [of_version_9(body)],
     "fewer columns": lambda body, other: [without(body, "I1")],
     "fewer rows": lambda body, other: [anew(body, I1=lambda column: column[1:])],
     "more rows": lambda body, other: [anew(body, C1=lambda column: np.append(column, 1))],
@@ -184,11 +199,14 @@ class Wrong(WorkerServer):
     def do_action(self, context, action):
         if not self.left or action.type != "read":
             return super().do_action(context, action)
-        job, unit = Unit.from_request(action.body.to_pybytes())
+        job, unit = Unit.requested(decode(action.body)[0])
         other = replace(unit, epoch=unit.epoch + 1, group=1 - unit.group % 2)
-        maker = self.open(job)
-        bodies = [encode_rows(maker.rows(asked), job, asked, 0) for asked in (unit, other)]
-        return iter((DAMAGED | LIES)[self.left.popleft()](*bodies))
+
+        def read(asked):
+            arrays = arrays_of(self.open(job).rows(asked), job)
+            return answer(asked.request(job), lambda *_: ({"throttled": 0}, arrays))
+
+        return iter((DAMAGED | LIES)[self.left.popleft()](read(unit), read(other)))
 
 
 def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
@@ -239,15 +257,11 @@ def test_a_worker_that_lies_is_named_and_its_rows_are_got_elsewhere(got_elsewher
 
 @pytest.mark.parametrize("said", [None, -1, "7", 1.5, True, [], {}, 10**400])
 def test_a_number_of_refusals_that_is_none_costs_a_request_and_ends_no_thread(got_elsewhere, said):
-    class Miscounting(WorkerServer):
-        def do_action(self, context, action):
-            [body] = super().do_action(context, action)
-            if action.type != "read":
-                return iter([body])
-            head, arrays = decode(body)
-            return iter([encode({"request": head["request"], "throttled": said}, arrays)])
+    def miscount(bodies):
+        head, arrays = decode(*bodies)
+        return iter([encode({**head, "throttled": said}, arrays)])
 
-    asker, fleet, miscounting = got_elsewhere(Miscounting)
+    asker, fleet, miscounting = got_elsewhere(reading(miscount))
     assert_names(fleet.last_lost, f"worker 127.0.0.1:{miscounting.port}", "refused requests")
     assert (asker.counts["throttled"], asker.counts["retries"]) == (0, 1)
 
@@ -257,18 +271,15 @@ def test_an_answer_that_is_too_long_is_refused_before_it_is_taken(got_elsewhere,
     """It is a thousand times as long as it may be, in pieces or in one."""
     sent = []
 
-    class Endless(WorkerServer):
-        def do_action(self, context, action):
-            if action.type != "read":
-                return super().do_action(context, action)
-            pieces = cut(pa.py_buffer(bytes(2**30)))
-            return iter([pa.py_buffer(bytes(2**28))]) if whole else map(self.count, pieces)
+    def count(piece):
+        sent.append(piece.size)
+        return piece
 
-        def count(self, piece):
-            sent.append(piece.size)
-            return piece
+    def send(_bodies):
+        pieces = cut(pa.py_buffer(bytes(2**30)))
+        return iter([pa.py_buffer(bytes(2**28))]) if whole else map(count, pieces)
 
-    asker, fleet, endless = got_elsewhere(Endless)
+    asker, fleet, endless = got_elsewhere(reading(send))
     facts = () if whole else ("MiB that it may have",)
     assert_names(fleet.last_lost, f"worker 127.0.0.1:{endless.port}", *facts)
     assert asker.counts["retries"] == 1
@@ -340,13 +351,10 @@ def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, m
     [b"", b"?", b"[]", b'{"kind": "source"}', b'{"kind": [], "text": ""}', b"\xff", b"[" * 5000],
 )
 def test_whatever_a_worker_says_of_its_error_it_is_named(got_elsewhere, said):
-    class Mumbling(WorkerServer):
-        def do_action(self, context, action):
-            if action.type == "read":
-                raise flight.FlightServerError("mumble", extra_info=said)
-            return super().do_action(context, action)
+    def mumble(_bodies):
+        raise flight.FlightServerError("mumble", extra_info=said)
 
-    _, fleet, mumbling = got_elsewhere(Mumbling)
+    _, fleet, mumbling = got_elsewhere(reading(mumble))
     assert fleet.last_lost.startswith(f"worker 127.0.0.1:{mumbling.port}: ")
 
 
@@ -361,12 +369,10 @@ def test_lists_that_point_outside_of_their_values_are_refused(serve, tmp_path):
     def shifted(ends):
         return np.where(np.arange(ends.size) % (ends.size - 1), ends + 2**40, ends)
 
-    class Pointing(WorkerServer):
-        def do_action(self, context, action):
-            [body] = super().do_action(context, action)
-            return iter([anew(body, **{"bag\0ends": shifted})])
+    def point(bodies):
+        return iter([anew(*bodies, **{"bag\0ends": shifted})])
 
-    server = serve(lambda job: UnitMaker(job, source), Pointing)
+    server = serve(lambda job: UnitMaker(job, source), reading(point))
     with raises(WrongAnswer, f"worker 127.0.0.1:{server.port}", "Arrow"):
         Connection(server.address, TOKEN, job).ask(units[0], 60)
 

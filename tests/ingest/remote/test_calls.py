@@ -13,11 +13,11 @@ import pytest
 from sluice import Errors, Knobs, Transform
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.process.worker import FunctionError
-from sluice.ingest.remote import calls
-from sluice.ingest.remote.calls import Call, Functions, decode, encode, source_digest
+from sluice.ingest.remote import calls, messages
+from sluice.ingest.remote.calls import Call, Functions, source_digest
 from sluice.ingest.remote.client import Connection
+from sluice.ingest.remote.messages import RemoteError, WrongAnswer, decode, encode
 from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import RemoteError, WrongAnswer
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import TransformError
 from tests.etl.tables import write_rows
@@ -83,12 +83,17 @@ def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(
         )  # the loader's is another name
         with raises(RemoteError, "worker 127.0.0.1", f"{HERE}:halved", "another source"):
             hashes(table, **how, workers=named(calling()))
-    monkeypatch.setattr(
-        Call, "request", lambda self: encode({"package": "0.0.1", "function": "", "source": ""}, {})
-    )
+    monkeypatch.setattr(Call, "request", lambda self, job: of_version("0.0.1"))
     with raises(RemoteError, "worker 127.0.0.1", "sluice", "0.0.1"):
         hashes(table, **how, workers=named(calling()))
     assert not (tmp_path / "rows").exists(), "no row is to blame"
+
+
+def of_version(version):
+    """A request that another version of sluice has encoded."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(messages, "package", lambda: version)
+        return encode({"function": "", "source": ""}, {})
 
 
 def test_a_hash_covers_the_module_of_a_function_and_what_has_no_source_is_refused(
@@ -178,7 +183,7 @@ class Lying(WorkerServer):
 @pytest.mark.parametrize(
     ("lie", "fact"),
     [
-        (lambda old, own: [old], "another call"),
+        (lambda old, own: [old], "another request"),
         (lambda old, own: [own, own], "1"),
         (lambda old, own: [encode({**decode(own)[0], "error": "no"}, {})], "trace"),
         (lambda old, own: [encode({**decode(own)[0], "error": {}}, {})], "kinds"),
@@ -233,8 +238,9 @@ def test_an_error_of_any_kind_crosses_with_its_batch():
     def call(name):
         name = f"{HERE}:{name}"
         given = Call(name, source_digest(name), {"I1": np.ones(3)}, "step 7", 3)
-        request = given.request()
-        return given.answer(Functions(ALLOWED).answer(request), request)
+        request = given.request(None)
+        answer = messages.answer(request, Functions(ALLOWED).call)
+        return given.result(*messages.read_answer(answer, request), None)
 
     with raises(FunctionError, "step 7", "TypeError", "not a dict"):
         call("numbered")

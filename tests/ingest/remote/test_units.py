@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit
+from sluice.ingest.remote.messages import RemoteError, WrongAnswer, answer, decode, read_answer
+from sluice.ingest.remote.unit import Unit
 from sluice.ingest.remote.worker import open_maker
 from tests.ingest import left_ids
 from tests.ingest.remote.conftest import job_and_units
@@ -131,38 +132,39 @@ def asked(table):
 def test_requests_are_read_back_and_nonsense_is_refused(asked):
     job, maker, units = asked
     for unit in units:
-        assert Unit.from_request(unit.request(job)) == (job, unit)
-    start = job.json + b"\n"
-    for data in (
-        b"",
-        b"\xff",
-        b"[]",
-        b"{}",
-        start + b"[0, 0, 0, [[0, 0, 0]]]",
-        start + b"[0, -1, 0, []]",
-        start + b"[0, 0.5, 0, []]",
-        start + b"[" * 5000,
-        start + b"0" * (2**20 + 1),
-        b"[]" + start[len(job.json) :] + b"[0, 0, 0, []]",
+        assert Unit.requested(decode(unit.request(job))[0]) == (job, unit)
+    for text in (
+        *(
+            "null",
+            "[]",
+            "{}",
+            '"rows"',
+            "[0, 0, 0, [[0, 0, 0]]]",
+            "[0, 0, 0, [[0, 0, 0, 1, 0, 0]]]",
+        ),
+        *(
+            "[0, -1, 0, []]",
+            "[0, 0.5, 0, []]",
+            "[0, true, 0, []]",
+            "[0, 0, 18446744073709551616, []]",
+        ),
     ):
         with pytest.raises(RemoteError):
-            Unit.from_request(data)
-    for given in (None, [], {}, json.loads(job.json.replace(b'"split"', b'"slit"'))):
+            Unit.requested({"job": job.values, "unit": json.loads(text)})
+    for given in (None, [], {}, {**job.values, "slit": 0}):
         with pytest.raises(RemoteError):
-            RemoteJob.of(given)
+            Unit.requested({"job": given, "unit": [0, 0, 0, []]})
     for unit in (
         Unit(0, 99, 0, ()),
         Unit(0, 0, 99, ()),
-        Unit.from_request(start + b"[0, 0, 0, [[0, 0, 0, 9999, 0]]]")[-1],
+        Unit.requested({"job": job.values, "unit": [0, 0, 0, [[0, 0, 0, 9999, 0]]]})[-1],
     ):
         with raises(RemoteError, f"file {unit.file}", f"row group {unit.group}"):
             maker.rows(unit)
 
 
-def test_another_version_plan_or_table_is_refused_by_name(asked, table, tmp_path):
+def test_another_plan_or_table_is_refused_by_name(asked, table, tmp_path):
     job, _, _ = asked
-    with raises(RemoteError, "sluice", "the loader 0.0.1"):
-        RemoteJob.of(asdict(replace(job, package="0.0.1")))
     with raises(RemoteError, "plan: '0'"):
         UnitMaker(replace(job, plan="0"), table)
     with raises(RemoteError, "made: '0'"):
@@ -227,13 +229,14 @@ def test_a_file_that_another_one_replaced_is_refused_by_name(tmp_path):
 def test_an_answer_to_another_request_is_none(asked):
     """Of another unit, epoch, version or plan of the same shape."""
     job, _, [unit, *_] = asked
-    for other in (
-        replace(unit, epoch=unit.epoch + 1),
-        replace(unit, group=unit.group + 1),
-    ):
-        assert other.sum(job) != unit.sum(job)
+    others = [replace(unit, epoch=unit.epoch + 1), replace(unit, group=unit.group + 1)]
+    requests = [other.request(job) for other in others]
     for name in ("version", "files", "plan", "made", "split"):
-        assert unit.sum(replace(job, **{name: "7"})) != unit.sum(job)
+        requests.append(unit.request(replace(job, **{name: "7"})))
+    for request in requests:
+        body = answer(request, lambda *_: ({}, {}))
+        with raises(WrongAnswer, "another request"):
+            read_answer(body, unit.request(job))
 
 
 def test_what_no_remote_worker_can_do_is_refused_and_so_is_a_wrong_name_of_workers(
