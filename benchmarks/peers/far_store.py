@@ -13,7 +13,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 LATENCY_S, BYTES_PER_S = 0.05, 20e6
 KEYS = {
@@ -29,7 +29,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name, _, query = self.path.partition("?")
-        path, asked = self.folder / name.strip("/"), dict(parse_qsl(query))
+        path, asked = self.folder / unquote(name).strip("/"), dict(parse_qsl(query))
         if "list-type" in asked:
             self._list(path, asked.get("prefix", ""))
             return

@@ -22,6 +22,10 @@ _THROTTLED = re.compile(
 )
 
 
+Stored = bytes | memoryview
+"""Bytes as a store's client holds them."""
+
+
 class RangeFile(Protocol):
     """One file to read ranges from."""
 
@@ -31,7 +35,7 @@ class RangeFile(Protocol):
     is_current: bool
     """Whether each read brings size and tag up to date."""
 
-    def read(self, offset: int, length: int) -> bytes: ...
+    def read(self, offset: int, length: int) -> Stored: ...
     def close(self) -> None: ...
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow.fs as pafs
 
 from sluice.common.stores import Place
-from sluice.ingest.read.range_files import RangeFile, open_range_file, translated
+from sluice.ingest.read.range_files import RangeFile, Stored, open_range_file, translated
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.read.slow_store import FaultyFiles
 
@@ -74,10 +74,10 @@ class Store:
         """Returns the counters since the start, for the run's metrics."""
         return self._retrier.count(reads=0, bytes=0)
 
-    def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
+    def read(self, key: str, source: RangeFile, offset: int, length: int) -> Stored:
         """Reads all of the range."""
 
-        def read_whole() -> bytes:
+        def read_whole() -> Stored:
             data = self._faults.read(key, source, offset, length)
             if len(data) != length:
                 raise OSError(f"a short read: {len(data)} of {length} bytes")
@@ -99,7 +99,7 @@ class RemoteFile(io.RawIOBase):
         self.state = self._source.size, self._source.tag
         """The size and the tag that the store had for this name when the file was opened, or after the last `fetch`."""
         self._at = 0
-        self._fetched: list[tuple[int, bytes]] = []
+        self._fetched: list[tuple[int, Stored]] = []
         """Where each fetched part begins, and its bytes. They are in the order of the file."""
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -109,7 +109,7 @@ class RemoteFile(io.RawIOBase):
         parts = [
             (at, min(at + size, end)) for begin, end in ranges for at in range(begin, end, size)
         ]
-        fetched: dict[int, bytes] = {}
+        fetched: dict[int, Stored] = {}
         errors: list[BaseException] = []
 
         def get(begin: int, end: int) -> None:
@@ -150,7 +150,7 @@ class RemoteFile(io.RawIOBase):
         """Frees the ranges that were fetched."""
         self._fetched = []
 
-    def read(self, size: int | None = -1) -> bytes | memoryview:
+    def read(self, size: int | None = -1) -> Stored:
         left = max(0, self._source.size - self._at)
         length = left if size is None or size < 0 else min(size, left)
         if not length:

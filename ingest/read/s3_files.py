@@ -12,6 +12,8 @@ import obstore
 import pyarrow.fs as pafs
 from obstore.store import S3Store
 
+from sluice.ingest.read.range_files import Stored
+
 
 def client_of(files: pafs.S3FileSystem, bucket: str) -> S3Store:
     """Returns a client of a bucket with the settings of Arrow's. The caller repeats requests that fail."""
@@ -70,11 +72,11 @@ class S3File:
     def _state(about: obstore.ObjectMeta) -> tuple[int, str]:
         return about["size"], about["e_tag"] or about["last_modified"].isoformat()
 
-    def read(self, offset: int, length: int) -> bytes:
+    def read(self, offset: int, length: int) -> Stored:
         answer = obstore.get(self._store, self._path, options={"range": (offset, offset + length)})
         if (state := self._state(answer.meta)) != self._first:
             self.size, self.tag = state
-        return answer.bytes().to_bytes()
+        return memoryview(answer.bytes())
 
     def close(self) -> None:
         """Does nothing, because no file is held open between reads."""

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from sluice.common.errors import UsageError
 from sluice.common.suggest import NamedFields
 from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.read.range_files import RangeFile
+from sluice.ingest.read.range_files import RangeFile, Stored
 from sluice.ingest.read.retry import Clock
 
 
@@ -67,7 +67,7 @@ class FaultyFiles:
         """Makes all reads that begin within the next `seconds` wait until these are over."""
         self._stalled_until = self._clock.now() + seconds
 
-    def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
+    def read(self, key: str, source: RangeFile, offset: int, length: int) -> Stored:
         self.disturb(key, length)
         data = source.read(offset, length)
         with self._lock:
