@@ -87,9 +87,9 @@ def opened(name: str, progress: JobProgress) -> Iterator[Callable[[Job], Engine]
 
     with contextlib.ExitStack() as started:
 
-        def start(compiled: bool) -> SparkSession:
+        def start() -> SparkSession:
             with progress.stage("starting Spark"):
-                spark = open_session(compiled)
+                spark = open_session()
             started.callback(spark.stop)
             started.enter_context(ThreadPoolExecutor(1)).submit(start_worker, spark)
             return spark

@@ -13,8 +13,6 @@ from sluice.etl.apply.lines import is_utf8
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import Input
 
-LEAST_BYTES = 128 << 20
-"""The input from which on the kernel cuts the lines."""
 _QUOTE = ord('"')
 
 

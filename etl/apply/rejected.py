@@ -101,10 +101,10 @@ class Rejects:
 class PartParser:
     """Parses the rows of an input's parts, one batch after another."""
 
-    def __init__(self, spec: Spec, before: Before | None, *, compiled: bool) -> None:
+    def __init__(self, spec: Spec, before: Before | None) -> None:
         """`before` has the rows before each part, if the spec has `input.place`. Good rows that may
         be rejected later get the columns `PLACE`."""
-        self._parser = InputParser(spec, compiled=compiled)
+        self._parser = InputParser(spec, compiled=True)
         self._headers = encoded_headers(spec.input)
         self._before = before
         # Rows may be rejected after operators have learned.

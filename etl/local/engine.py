@@ -135,7 +135,7 @@ class LocalEngine(Engine):
             if last:
                 self._parsed.drop(piece.part)
             return
-        parser = PartParser(self.spec, self._before, compiled=self._input.compiled)
+        parser = PartParser(self.spec, self._before)
         has_room = True
         for batch in piece.batches():
             self._threads.check_wanted()

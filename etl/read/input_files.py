@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.compiled_lines import LEAST_BYTES, CompiledLines
 from sluice.etl.apply.input_checks import refuse_header
 from sluice.etl.read.input_paths import InputFile, files_of, files_of_tables
 from sluice.etl.read.pieces import (
@@ -58,11 +57,6 @@ class InputFiles:
     def bytes(self) -> int:
         """The bytes of all files."""
         return sum(file.size for file in self.files)
-
-    @property
-    def compiled(self) -> bool:
-        """Whether compiled functions can read these files, and pay for so many bytes."""
-        return self.bytes >= LEAST_BYTES and CompiledLines.may_read(self._source)
 
     def pieces(self) -> Iterator[Piece | RowGroups]:
         """Yields all of the input in pieces for threads."""

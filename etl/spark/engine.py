@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 class SparkEngine(Engine):
     name: ClassVar[str] = "spark"
 
-    def __init__(
-        self, start: Callable[[bool], SparkSession], job: Job, progress: JobProgress
-    ) -> None:
-        """`start` returns a session, given whether its workers need compiled functions. It is called when the files of
-        the input are as the spec says."""
+    def __init__(self, start: Callable[[], SparkSession], job: Job, progress: JobProgress) -> None:
+        """`start` returns a session. It is called when the files of the input are as the spec says."""
         super().__init__(job, progress)
         self._start = start
         self._raw: RawInput
@@ -50,7 +47,7 @@ class SparkEngine(Engine):
         files.check()
         for join in self.spec.rows.joins:
             check_side_table(join, self.spec.types, job.accept_nulls)
-        spark = self._start(files.compiled)
+        spark = self._start()
         if job.mode == "append" and job.parent is not None:
             for history in self.spec.rows.histories:
                 folder = folder_of_tails(job.parent.job, history.name)

@@ -69,12 +69,7 @@ class RawInput:
     @cached_property
     def parsed_rows(self) -> ParsedRows:
         parts, numbers = self._tasks
-        context = self.spark.sparkContext
-        compiled = self.files.compiled
-        # On a cluster each worker compiles the functions, because it gets the code in an archive of its own.
-        if not str(context.master).startswith("local"):
-            compiled &= self.files.bytes >= (512 << 20) * context.defaultParallelism
-        rows = ParsedRows(self.spec, self.level, self.count_parts, None, compiled, parts)
+        rows = ParsedRows(self.spec, self.level, self.count_parts, None, parts)
         if not self.spec.input.place:
             return rows
         counted = numbers.mapInArrow(partial(count_rows_of_parts, rows), COUNTED_PARTS)

@@ -69,9 +69,9 @@ def number_tasks(
     return lambda: sent.value, spark.range(0, len(tasks), 1, max(1, len(tasks)))
 
 
-def open_session(compiled: bool) -> SparkSession:
+def open_session() -> SparkSession:
     """Opens a session with the options of spark-submit, and our defaults for the others. In local mode it listens on
-    127.0.0.1 only, and requires a secret. There, all workers start with the `compiled` functions."""
+    127.0.0.1 only, and requires a secret."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -91,8 +91,6 @@ def open_session(compiled: bool) -> SparkSession:
         defaults["spark.authenticate"] = "true"
         # Workers use the driver's Python and code.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
-        if compiled:
-            defaults["spark.executorEnv.SLUICE_COMPILED"] = "1"
         defaults["spark.python.daemon.module"] = "sluice.etl.spark.processes.daemon"
         os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python") or sys.executable)
     for key, value in defaults.items():

@@ -77,7 +77,7 @@ def on(spark, job: Job, said: Said | None = None) -> Result:
     """Runs a job on a Spark session, or, without one, on this machine's threads."""
     progress = JobProgress(said or Said())
     if spark is not None:
-        return run_job(job, SparkEngine(lambda _: spark, job, progress))
+        return run_job(job, SparkEngine(lambda: spark, job, progress))
     from sluice.etl.local.engine import LocalEngine
 
     return run_job(job, LocalEngine(job, progress, threads=2))

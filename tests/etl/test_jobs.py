@@ -115,7 +115,7 @@ def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, 
     shutil.copy(raw[0], tmp_path / "rows.parquet")
     text = HEAD + ITEM + COUNTED + column("known", "dense", "count; fill; standardise", "item")
     job = job_of(tmp_path / "t", tmp_path / "rows.parquet", text=text)
-    engine = SparkEngine(lambda _: spark, job, JobProgress(Said()))
+    engine = SparkEngine(lambda: spark, job, JobProgress(Said()))
     engine.check()
     sums = engine.sums(0, FittedState(), {})
     (tmp_path / "rows.parquet").unlink()
@@ -166,7 +166,7 @@ COUNTED = column("seen", "dense", "count; fill", "item")
 
 def fitted(spark, tmp_path, path, text):
     job = job_of(tmp_path / "fitted", path, text=text)
-    engine = SparkEngine(lambda _: spark, job, JobProgress(Said()))
+    engine = SparkEngine(lambda: spark, job, JobProgress(Said()))
     engine.check()
     try:
         return fit(engine)

@@ -113,7 +113,7 @@ def test_a_text_that_is_no_such_time_is_refused_by_name_before_spark_starts(
         store=TableStore(tmp_path / "t"),
     )
 
-    def start(_):
+    def start():
         pytest.fail("Spark was started")
 
     engine = SparkEngine(start, job, JobProgress(sys.stderr))

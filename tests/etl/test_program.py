@@ -133,7 +133,7 @@ def test_input_that_is_missing_or_has_another_header_is_refused_before_spark_sta
     class Started(Exception):
         pass
 
-    def start(_name):
+    def start():
         raise Started
 
     monkeypatch.setattr("sluice.etl.spark.session.open_session", start)

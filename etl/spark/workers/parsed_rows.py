@@ -81,8 +81,6 @@ class ParsedRows:
     count_parts: int
     before: Before | None
     """The number of rows before each part of the input, and of all rows, if the spec has `input.place`."""
-    compiled: bool
-    """Whether compiled functions parse the rows."""
     parts: Callable[[], Sequence[tuple[Part, ...]]]
     """Returns the parts of each task, by its number."""
 
@@ -121,7 +119,7 @@ class ParsedRows:
                 yield piece.part, batch
 
     def parser(self) -> PartParser:
-        return PartParser(self.spec, self.before, compiled=self.compiled)
+        return PartParser(self.spec, self.before)
 
     def stored(self, parsed: Parsed) -> pa.RecordBatch:
         """Returns the rows to store: for joins and histories all that parse, otherwise those that filters and the

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -83,7 +84,8 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
     for threads, memory, free in ((1, 1 << 34, 1 << 40), (3, 4 << 10, 1 << 40), (2, 4 << 10, 4000)):
         disk = SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
-        monkeypatch.setattr("sluice.etl.read.input_files.LEAST_BYTES", (threads < 3) << 20)
+        has_kernel = MagicMock(return_value=threads > 1)
+        monkeypatch.setattr("sluice.etl.apply.compiled_lines.has_kernel", has_kernel)
         job = jobs.job_of(tmp_path / f"t{threads}", raw, text=build.TEXT)
         made_files.clear()
         local = LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory)
