@@ -19,7 +19,10 @@ _OF_0_2 = (
     *("placement", "partition", "past", "past_step", "boxcox", "logit", "flags", "overlap"),
     *("recent", "lookup", "group", "min_max", "read", "collate"),
 )
-BY_WAY = "Sluice 0.3 reads what 0.2 wrote: go by way of 0.3 (docs/from-0.2.md)"
+BY_WAY = (
+    'Sluice 0.3 reads what 0.2 wrote: pip install "sluice-recsys==0.3.*", and continue or rewrite it there '
+    "(docs/from-0.2.md)"
+)
 
 
 def nearest_or_way(name: object, known: Collection[str]) -> str:
