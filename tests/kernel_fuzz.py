@@ -23,22 +23,16 @@ import pyarrow as pa
 
 import kernel_build
 from sluice.common import native
-from sluice.common.native import call_kernel
 from sluice.ingest.flow.place_rows import (
-    BAGS,
-    COLUMN,
     DOUBLES_TO_FLOATS,
-    FUNCTIONS,
     IDS,
     LONGS_TO_FLOATS,
     LONGS_TO_IDS,
-    PART,
     PLACED,
-    READ_BEYOND,
     WORDS,
     WORDS_TO_FLOATS,
-    Scratch,
 )
+from tests.product import BAGS, COLUMN, FUNCTIONS, PART, READ_BEYOND, Scratch, call_kernel
 from tests.thrift_structs import varint
 
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from sluice import Order, Reading
-from sluice.ingest.loader import BatchLoader
+from tests.product import BatchLoader
 
 
 def open_loader(source, *, epochs=1, **options):

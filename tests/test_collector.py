@@ -1,6 +1,6 @@
 """What starts without imports that it does not need, and without Python's garbage collector."""
 
-from sluice.etl.synth.raw_logs import synthesize
+from tests.product import synthesize
 from tests.run_program import run_program
 
 

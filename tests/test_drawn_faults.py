@@ -254,6 +254,7 @@ def project(tmp_path, repo):
         ignore=shutil.ignore_patterns("*.toml", "__pycache__"),
     )
     shutil.copy(repo / "tests/bed/drawn.toml", root / "tests/bed")
+    shutil.copy(repo / "tests/product.py", root / "tests")
     for room in ("etl", "ingest", "agent", "dlrm", "common"):
         (root / f"tests/bed/{room}.toml").write_text("[tests]\n")
     (root / "sluice/etl").mkdir(parents=True)

@@ -10,8 +10,8 @@ import signal
 
 import pytest
 
-from sluice.common.errors import UsageError
 from sluice.common.suggest import meant
+from tests.product import UsageError
 from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {

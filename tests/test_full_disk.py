@@ -14,15 +14,21 @@ import pytest
 
 from sluice import Errors
 from sluice.agent.report import page
-from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
-from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.loader_options import LoaderOptions
-from sluice.common.lines import say
 from sluice.common.program import run
-from sluice.dlrm.telemetry.journal import Journal, TrainingProgress
-from sluice.ingest.stages.quarantine import Quarantine, QuarantineError
+from sluice.dlrm.telemetry.journal import TrainingProgress
 from tests.agent.fake import FakeStage
 from tests.agent.test_knob_memory import FakeLoader
+from tests.product import (
+    Journal,
+    KnobMemory,
+    Quarantine,
+    QuarantineError,
+    RunError,
+    RunFolder,
+    read_lines,
+    say,
+)
 from tests.raises import assert_names, raises
 
 

@@ -11,18 +11,24 @@ import torch
 
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
-from sluice.dlrm.checkpoint.meta import CheckpointError, check, latest
-from sluice.dlrm.checkpoint.saving import Checkpoints
-from sluice.etl.jobs.engine import JobFailure, os_errors_as_job_failure
-from sluice.etl.table.pins import PinKeeper
-from sluice.etl.table.table import TableError
-from sluice.ingest.errors import SourceError
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader
+from sluice.dlrm.checkpoint.meta import check
+from sluice.etl.jobs.engine import os_errors_as_job_failure
+from sluice.ingest.read.parquet_files import ParquetError
 from tests.dlrm.test_checkpoint import META, Alone, parts_of
 from tests.etl.jobs import run
 from tests.etl.tables import write_rows
 from tests.io_errors import fail_from_now_on, is_known, struck
+from tests.product import (
+    CheckpointError,
+    Checkpoints,
+    JobFailure,
+    ParquetFiles,
+    PinKeeper,
+    RowGroupReader,
+    SourceError,
+    TableError,
+    latest,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.skipif(

@@ -19,20 +19,23 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sluice import Errors, Loader, Order
-from sluice.agent.controller import Controller
-from sluice.agent.report.narrative import tell
+from sluice import Errors, Knobs, Loader, Order, Transform
 from sluice.agent.report.prometheus import LoaderMetrics
-from sluice.agent.report.run_folder import Run, RunError
 from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals import intune
-from sluice.ingest.errors import LoaderError
-from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.machine import Machine
-from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest.twin import eventually, halve
+from tests.product import (
+    BatchLoader,
+    Controller,
+    KnobError,
+    LoaderError,
+    Machine,
+    PetastormOptions,
+    Run,
+    RunError,
+    TransformError,
+    tell,
+)
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
 

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from sluice.common.errors import UsageError
 from sluice.common.lines import JsonLines
 from sluice.common.program import take_log_format
+from tests.product import UsageError
 from tests.raises import raises
 from tests.run_program import run_program
 

@@ -16,15 +16,10 @@ import psutil
 from benchmarks.small_table import small_table
 from sluice import Errors, Knobs
 from sluice.agent.report import page
-from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime.saved_state import KnobContext, Registry, SavedState
-from sluice.dlrm.telemetry.journal import Journal
-from sluice.dlrm.telemetry.prometheus import Endpoint, served
 from sluice.etl.spark.session import DEFAULTS
-from sluice.etl.table.pins import PinKeeper
-from sluice.ingest.process.worker import WorkerProcess
-from sluice.ingest.stages.quarantine import Quarantine
 from tests import ports
+from tests.product import Endpoint, Journal, PinKeeper, Quarantine, RunFolder, WorkerProcess, served
 from tests.raises import raises
 
 STATE = SavedState(

@@ -13,18 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.common.errors import UsageError
-from sluice.ingest.errors import SourceError
-from sluice.ingest.read.petastorm.options import PetastormError
 from sluice.ingest.read.petastorm.row_groups import RowGroupError
-from sluice.petastorm import (
-    NGram,
-    TransformSpec,
-    make_batch_reader,
-    make_reader,
-    make_spark_converter,
-)
+from sluice.petastorm import NGram, TransformSpec, make_reader, make_spark_converter
 from tests.etl.tables import write_rows
+from tests.product import PetastormError, SourceError, UsageError, make_batch_reader
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

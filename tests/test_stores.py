@@ -7,10 +7,9 @@ import os
 import pytest
 
 from sluice import FeatureTable
-from sluice.common.lines import say
 from sluice.common.program import run
-from sluice.common.stores import Place, StoreError, _s3
-from sluice.etl.table.table import TableError
+from sluice.common.stores import _s3
+from tests.product import Place, StoreError, TableError, say
 from tests.raises import raises
 
 

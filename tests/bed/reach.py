@@ -19,6 +19,7 @@ from typing import Any
 from tests.bed.copies import Copy, list_files
 from tests.bed.faults import HERE, ROOMS, ROOT
 from tests.bed.lines import place_lines
+from tests.product import HOMES
 
 PRODUCT = ("etl", "ingest", "agent", "dlrm", "sluice")
 _FILE_S = 400
@@ -117,7 +118,9 @@ def nearest_tests(file: str) -> list[str]:
 
     These are the ones that a table of faults names for it, one of the same name, then those that import it, then those
     of its room that mention its name. Small files come first. Last come those that import it by other files."""
-    sources = {name: (ROOT / name).read_text() for name in list_files() if name.endswith(".py")}
+    sources = {
+        name: with_homes((ROOT / name).read_text()) for name in list_files() if name.endswith(".py")
+    }
     texts = {
         name: text
         for name, text in sources.items()
@@ -153,6 +156,14 @@ def _importing(file: str, sources: Mapping[str, str]) -> Iterator[str]:
         ]
         known.update(ring)
         yield from sorted(ring, key=lambda name: len(sources[name]))
+
+
+def with_homes(text: str) -> str:
+    """Returns a file's text, with the imports that `tests.product` makes for it."""
+    found = re.search(r"from tests\.product import (\([^)]*\)|.*)", text)
+    names = re.findall(r"\w+", found[1]) if found else ()
+    homes = {HOMES[name] for name in names if name in HOMES}
+    return "\n".join([text, *(f"from {home} import" for home in sorted(homes))])
 
 
 def module_of(file: str) -> str:

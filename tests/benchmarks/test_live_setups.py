@@ -6,7 +6,7 @@ from sluice import Knobs
 from sluice.benchmarks import live_setups
 from sluice.benchmarks.live_setups import SETUPS
 from sluice.ingest import stage_spec
-from sluice.ingest.knobs import BACKENDS
+from tests.product import BACKENDS
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: s.name)

@@ -11,20 +11,26 @@ import numpy as np
 import pyarrow as pa
 
 from sluice import FeatureTable
-from sluice.etl.apply.features import Features, cardinalities
-from sluice.etl.ops.ids import Categorify
-from sluice.etl.spec.row_split import row_keys
-from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.criteo import Clicks
-from sluice.etl.table.commit import Base, new_job, publish
-from sluice.etl.table.data_files import arrow_schema, folder_of
-from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.new_files import write_file
-from sluice.etl.table.profile import Profile
-from sluice.etl.table.sketch import Sketch
-from sluice.etl.table.split_rows import under_rule
-from sluice.etl.table.store import TableStore
+from tests.product import (
+    Base,
+    Categorify,
+    Clicks,
+    Features,
+    FittedState,
+    JobRecord,
+    Profile,
+    Sketch,
+    Spec,
+    TableStore,
+    arrow_schema,
+    cardinalities,
+    new_job,
+    publish,
+    row_keys,
+    under_rule,
+)
 
 COLUMNS = {
     "label": "int",

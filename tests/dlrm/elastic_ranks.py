@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.train import main
 from sluice.dlrm.training import input_checks
 from tests.dlrm.stopping_ranks import Speaks, make_instead
+from tests.product import latest
 
 
 class Witness(input_checks.BatchChecker):

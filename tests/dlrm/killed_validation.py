@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable
 from itertools import count
 
-from sluice.dlrm.evaluation.validation import Validator
-from sluice.dlrm.train import program
+from tests.product import Validator, program
 
 
 def main() -> None:

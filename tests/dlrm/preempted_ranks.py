@@ -8,9 +8,7 @@ import sys
 import threading
 
 from sluice.dlrm import train
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.dlrm.watchdog import Watchdog
+from tests.product import BatchChecker, CheckpointDisk, Watchdog
 
 
 class Signals(Watchdog):

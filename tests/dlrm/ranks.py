@@ -16,23 +16,12 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.checkpoint.saving import Checkpoints
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.local_parts import local_parts
-from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
-from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
-from sluice.dlrm.ranks import Ranks, machine, world
-from sluice.dlrm.session.trainer import Trainer
-from sluice.dlrm.sharding.apply import placed
+from sluice.dlrm.model.ranker import loss_of
+from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.telemetry.silence_warnings import quiet
-from sluice.dlrm.training.assemble import TrainingParts, parts_of
-from sluice.dlrm.training.finite_guard import NotANumber
-from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.dlrm.training.step_figures import StepFigures
-from sluice.dlrm.training.synced_batches import SyncedBatches
-from sluice.ingest.errors import LoaderError
+from sluice.dlrm.training.assemble import TrainingParts
 from tests.dlrm.rig import (
     DENSE,
     KINDS,
@@ -46,6 +35,27 @@ from tests.dlrm.rig import (
     batch,
     kinds,
     real_rows,
+)
+from tests.product import (
+    BatchChecker,
+    Checkpoint,
+    Checkpoints,
+    Config,
+    LoaderError,
+    ModelConfig,
+    NotANumber,
+    OptimConfig,
+    Ranker,
+    StepFigures,
+    SyncedBatches,
+    Table,
+    TableLayout,
+    Trainer,
+    latest,
+    machine,
+    parts_of,
+    placed,
+    world,
 )
 
 _LIMIT_S = 240.0

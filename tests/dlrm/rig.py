@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from sluice.dlrm.checkpoint.checkpoint import layout_of, pieces_of, write_pieces
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointMeta
+from sluice.dlrm.checkpoint.checkpoint import pieces_of
+from tests.product import LAYOUT, CheckpointDisk, CheckpointMeta, layout_of, write_pieces
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"big": 4000, "mid": 300, "small": 7, "tiny": 3}

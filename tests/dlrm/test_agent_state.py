@@ -7,14 +7,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tuner.stage_model import Sighting, StageModel
 from sluice.agent.tuner.tuner import Tuner
-from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.options import Config
-from sluice.dlrm.ranks import world
-from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.training import assemble, loaders
+from tests.product import CheckpointMeta, Config, Journal, KnobMemory, world
 
 
 @pytest.mark.filterwarnings(

@@ -7,16 +7,13 @@ import shutil
 
 import pytest
 
+from sluice import FeatureTable
 from sluice.dlrm import evaluate, train
-from sluice.dlrm.checkpoint.meta import latest
 from sluice.etl import __main__
 from sluice.etl.ops import OperatorError
-from sluice.etl.ops.user_function import Python
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table import FeatureTable
 from sluice.ingest.__main__ import main as ingest_main
-from sluice.ingest.loader import BatchLoader
 from tests.dlrm.hostile_table import MODULE, SPEC, ended
+from tests.product import BatchLoader, Python, Spec, latest
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

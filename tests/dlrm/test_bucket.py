@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.dlrm import train
 from tests.dlrm.rig import last_json
 from tests.dlrm.test_conditions import MODEL
 from tests.ingest.s3 import LOST, S3Server, with_bucket
+from tests.product import RunError, RunFolder
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

@@ -11,28 +11,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.checkpoint import (
-    Checkpoint,
-    TensorChunk,
-    TensorPart,
-    layout_of,
-    write_pieces,
-)
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import (
+from sluice.dlrm.checkpoint.checkpoint import TensorChunk, TensorPart
+from sluice.dlrm.checkpoint.meta import NotFinite, check
+from sluice.dlrm.ranks import packed
+from tests.dlrm.rig import written
+from tests.product import (
     LAYOUT,
+    Checkpoint,
+    CheckpointDisk,
     CheckpointError,
     CheckpointMeta,
-    NotFinite,
+    Checkpoints,
     best,
-    check,
     find_checkpoint,
     latest,
+    layout_of,
     mark_best,
+    unpacked,
+    write_pieces,
 )
-from sluice.dlrm.checkpoint.saving import Checkpoints
-from sluice.dlrm.ranks import packed, unpacked
-from tests.dlrm.rig import written
 from tests.raises import assert_names, raises
 
 META = CheckpointMeta(

@@ -15,20 +15,20 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import (
+from sluice.dlrm.checkpoint.meta import check
+from tests.dlrm.rig import META
+from tests.dlrm.test_checkpoint import Alone, parts_of
+from tests.product import (
+    Checkpoint,
+    CheckpointDisk,
     CheckpointError,
+    Checkpoints,
+    SaveMemory,
     best,
-    check,
     complete_checkpoints,
     latest,
     mark_best,
 )
-from sluice.dlrm.checkpoint.save_memory import SaveMemory
-from sluice.dlrm.checkpoint.saving import Checkpoints
-from tests.dlrm.rig import META
-from tests.dlrm.test_checkpoint import Alone, parts_of
 
 pytestmark = pytest.mark.slow
 

@@ -10,14 +10,12 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
-from sluice.agent.runtime.knob_memory import KnobMemory
-from sluice.common.errors import UsageError
 from sluice.common.settings import make
 from sluice.dlrm import options
-from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
 from sluice.ingest.options import RunOptions
 from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.product import Config, KnobMemory, UsageError
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from torch import nn
 
 from sluice.dlrm.optim.clip import clip
 from sluice.dlrm.optim.schedule import LearningRates, RateSchedule
-from sluice.dlrm.options import ConfigError
+from tests.product import ConfigError
 from tests.raises import raises
 
 # ---- schedules

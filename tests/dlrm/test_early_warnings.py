@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from sluice import FeatureTable
-from sluice.dlrm.options import Config
 from sluice.dlrm.session.check import early_warnings
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, describe_defaults
-from sluice.etl.spec.table_section import TableSpec, empty_splits
-from sluice.ingest.row_order import RowsPlan
+from sluice.etl.spec.table_section import empty_splits
 from tests.etl.drawn_rows import draw_rows
 from tests.etl.jobs import Said, run
+from tests.product import Config, RowsPlan, TableSpec
 from tests.raises import assert_names
 
 AVAZU = Path(__file__).resolve().parents[2] / "features/avazu.toml"

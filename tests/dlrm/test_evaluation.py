@@ -13,19 +13,24 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, best
 from sluice.dlrm.evaluation import validation
 from sluice.dlrm.evaluation.diagnosis import telling_columns, too_good
-from sluice.dlrm.evaluation.metrics import quality
 from sluice.dlrm.evaluation.predictions import PredictionError, figures_of
 from sluice.dlrm.evaluation.split import SingleColumns, evaluate
-from sluice.dlrm.evaluation.validation import Validator
-from sluice.dlrm.options import Config, Table
-from sluice.dlrm.ranks import packed, unpacked
-from sluice.dlrm.telemetry.journal import Journal
-from sluice.dlrm.training.synced_batches import SyncedBatches
+from sluice.dlrm.ranks import packed
 from tests.dlrm.rig import META, FakeBatch, FakeSplit
+from tests.product import (
+    CheckpointDisk,
+    CheckpointMeta,
+    Config,
+    Journal,
+    SyncedBatches,
+    Table,
+    Validator,
+    best,
+    quality,
+    unpacked,
+)
 from tests.raises import assert_names, raises
 
 SIZES = {"few": 3, "one": 9, "bag": 9}

@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import (
-    BEST,
-    EVALUATED,
-    LATEST,
-    META,
+from sluice.dlrm.checkpoint.meta import BEST, EVALUATED, LATEST, META, check
+from tests.dlrm.rig import META as FIRST
+from tests.dlrm.rig import written
+from tests.product import (
+    Checkpoint,
     CheckpointError,
     best,
-    check,
     complete_checkpoints,
     find_checkpoint,
     is_evaluated,
@@ -26,8 +24,6 @@ from sluice.dlrm.checkpoint.meta import (
     mark_best,
     mark_evaluated,
 )
-from tests.dlrm.rig import META as FIRST
-from tests.dlrm.rig import written
 from tests.raises import assert_names, raises
 
 DRAWN = 600

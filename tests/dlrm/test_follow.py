@@ -16,30 +16,41 @@ import pytest
 import torch
 
 from benchmarks.small_table import small_table
-from sluice.agent.report.run_folder import read_lines
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
-from sluice.dlrm.checkpoint.saving import Checkpoints
+from sluice import FeatureTable
 from sluice.dlrm.follow import transplant
-from sluice.dlrm.follow.table_diff import TableDiff, between
+from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.follow.transplant import labels_of, moved_weights
-from sluice.dlrm.footprint import Footprint
-from sluice.dlrm.model.spread_rows import spread_rows
 from sluice.dlrm.model.towers import build as tower
-from sluice.dlrm.model.towers import tower_of
-from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig
-from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.session import run
 from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
-from sluice.etl.table.pins import LASTS_S, pins
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, LostVersion
-from sluice.etl.table.vacuum import vacuum
 from tests import ports
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import META, SMALL_MODEL, last_json, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
+from tests.product import (
+    LASTS_S,
+    Checkpoint,
+    CheckpointError,
+    CheckpointMeta,
+    Checkpoints,
+    Config,
+    ConfigError,
+    Footprint,
+    LostVersion,
+    ModelConfig,
+    OptimConfig,
+    TableStore,
+    between,
+    latest,
+    machine,
+    pins,
+    read_lines,
+    spread_rows,
+    tower_of,
+    vacuum,
+    world,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

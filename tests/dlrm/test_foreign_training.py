@@ -12,11 +12,9 @@ import pytest
 from deltalake import write_deltalake
 
 from benchmarks.small_table import small_table
-from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.foreign_table import open_table
-from sluice.dlrm.options import Config, ConfigError, ModelConfig
-from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.product import Config, ConfigError, ModelConfig, guessed_spec, latest
 from tests.raises import assert_names, raises
 
 ROWS = 2400

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.common.errors import UsageError
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import (
-    CheckpointMeta,
-    best,
-    check,
-    complete_checkpoints,
-    latest,
-    mark_best,
-    read,
-)
-from sluice.dlrm.model.spread_rows import spread_rows
-from sluice.dlrm.options import Config, ModelConfig
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
+from sluice.dlrm.checkpoint.meta import check, read
 from tests.dlrm.rig import written
 from tests.etl.forgotten import files_with
 from tests.etl.test_forget import GONE, Killed, forget, small
+from tests.product import (
+    Checkpoint,
+    CheckpointDisk,
+    CheckpointMeta,
+    Config,
+    ModelConfig,
+    UsageError,
+    best,
+    complete_checkpoints,
+    latest,
+    mark_best,
+    spread_rows,
+)
 from tests.raises import raises
 
 KEY = "model.tables.embedding_bags.{}.weight"

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu_cases import compare
-from sluice.common.errors import UsageError
 from tests.dlrm.rig import written
 from tests.dlrm.test_checkpoint import META
+from tests.product import UsageError
 from tests.raises import assert_names, raises
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is an NVIDIA GPU")

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from sluice import FeatureTable
-from sluice.etl.spec.spec import Spec
-from sluice.tools.guess_spec import guessed_spec
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import last_json
 from tests.dlrm.stand_ins import STAND_INS, logistic_auc
 from tests.etl.jobs import run
+from tests.product import Spec, guessed_spec
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.dlrm.evaluation.metrics import auc
-from sluice.dlrm.options import Config, ConfigError, ModelConfig
-from sluice.etl.schema import Field
 from tests.dlrm.rig import last_json
+from tests.product import Config, ConfigError, Field, ModelConfig, auc
 from tests.raises import assert_names, raises
 
 USERS, EVENTS, ITEMS, LAST = 400, 50, 12, 2

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import latest
 from tests.dlrm import epochs
 from tests.dlrm.cluster import Cluster, ended
 from tests.hosts import Hosts
+from tests.product import Checkpoint, latest
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow

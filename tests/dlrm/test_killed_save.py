@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.dlrm.checkpoint.meta import check, latest
-from sluice.dlrm.train import program
+from sluice.dlrm.checkpoint.meta import check
 from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.product import latest, program
 from tests.raises import assert_names
 
 

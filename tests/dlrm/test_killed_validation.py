@@ -9,9 +9,8 @@ import signal
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.agent.report.run_folder import read_lines
-from sluice.dlrm.checkpoint.meta import best, complete_checkpoints, is_evaluated, latest
 from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.product import best, complete_checkpoints, is_evaluated, latest, read_lines
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ import yaml
 
 from sluice.common.settings import parse
 from sluice.dlrm.train import main
-from sluice.ingest.machine import Machine
 from sluice.ingest.remote.worker import WorkerOptions
 from tests.dlrm import clicks_table
+from tests.product import Machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "launch.md").read_text()

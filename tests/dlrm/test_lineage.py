@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.dlrm.follow.table_diff import explain_difference
-from sluice.etl.spec.spec import Spec
+from tests.product import Spec
 
 INPUT = """
 [input]

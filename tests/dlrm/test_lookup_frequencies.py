@@ -7,12 +7,18 @@ import pytest
 import torch
 
 from sluice.dlrm.lookup_frequencies import runs, share
-from sluice.dlrm.model.spread_rows import spread_rows, table_of
-from sluice.dlrm.options import ModelConfig, Table, spread_out, tables_of
-from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.placement import place
-from sluice.etl.schema import Field
-from sluice.etl.table.profile import Profile
+from sluice.dlrm.model.spread_rows import table_of
+from sluice.dlrm.options import spread_out
+from tests.product import (
+    Field,
+    ModelConfig,
+    Profile,
+    Table,
+    TrainingMachine,
+    place,
+    spread_rows,
+    tables_of,
+)
 
 ROWS, RANKS = 50_000, 4
 

@@ -10,11 +10,10 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import complete_checkpoints, latest
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import SMALL_MODEL, last_json
 from tests.dlrm.test_train import spoil
+from tests.product import Checkpoint, complete_checkpoints, latest
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow

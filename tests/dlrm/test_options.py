@@ -4,12 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.common.errors import UsageError
 from sluice.common.settings import make
-from sluice.common.suggest import BY_WAY
 from sluice.dlrm import options
-from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig, tables_of
-from sluice.etl.schema import Field
+from tests.product import (
+    BY_WAY,
+    Config,
+    ConfigError,
+    Field,
+    ModelConfig,
+    OptimConfig,
+    UsageError,
+    tables_of,
+)
 from tests.raises import raises
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 import ast
 import json
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointError, latest
 from tests.dlrm.rig import META, ROOT
+from tests.product import Checkpoint, CheckpointDisk, CheckpointError, latest
 from tests.raises import raises
 
 FORBIDDEN = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.dlrm.options import SHARDING_KINDS
-from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.placement import TARGET, cuts, place
+from sluice.dlrm.sharding.placement import TARGET, cuts
 from sluice.dlrm.sharding.shard_sizes import DoesNotFit, PlacementError, Storage
+from tests.product import TrainingMachine, place
 from tests.raises import raises
 
 

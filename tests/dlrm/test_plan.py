@@ -10,12 +10,12 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-from sluice.dlrm.options import TABLE_DTYPES, ConfigError, ModelConfig, tables_of
+from sluice.dlrm.options import TABLE_DTYPES
 from sluice.dlrm.plan import main
-from sluice.dlrm.sharding.machine import MachineError, TrainingMachine, read
+from sluice.dlrm.sharding.machine import MachineError, read
 from sluice.dlrm.sharding.shard_sizes import DTYPES
-from sluice.etl.schema import Field
 from tests.dlrm.hostile_table import ended
+from tests.product import ConfigError, Field, ModelConfig, TrainingMachine, tables_of
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,8 @@ from torch import nn
 from sluice.dlrm.follow.transplant import columns_of_tables
 from sluice.dlrm.model import ranker
 from sluice.dlrm.model.item_history import with_item_table
-from sluice.dlrm.model.ranker import Ranker, TableLayout
-from sluice.dlrm.model.spread_rows import spread_rows
-from sluice.dlrm.options import ConfigError, ModelConfig, Table
-from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import FakeBatch
+from tests.product import ConfigError, ModelConfig, Ranker, Spec, Table, TableLayout, spread_rows
 from tests.raises import raises
 
 COLUMNS = [

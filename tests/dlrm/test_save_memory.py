@@ -7,11 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointError, latest
-from sluice.dlrm.checkpoint.save_memory import SaveMemory
-from sluice.dlrm.checkpoint.saving import Checkpoints
 from tests.dlrm.test_checkpoint import META, PART, Alone, parts_of
+from tests.product import CheckpointDisk, CheckpointError, Checkpoints, SaveMemory, latest
 from tests.raises import raises
 
 MIB = 2**20

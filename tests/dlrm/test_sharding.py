@@ -7,10 +7,8 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-from sluice.dlrm.options import Config, ConfigError, Table
-from sluice.dlrm.sharding.apply import asked, describe, placed, torchrecs_plan
-from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.placement import place
+from sluice.dlrm.sharding.apply import asked, describe, torchrecs_plan
+from tests.product import Config, ConfigError, Table, TrainingMachine, place, placed
 from tests.raises import raises
 
 TABLES = [

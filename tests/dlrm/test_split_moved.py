@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from sluice import FeatureTable
 from sluice.dlrm import evaluate, options, train
-from sluice.dlrm.checkpoint.disk import CheckpointDisk
-from sluice.dlrm.checkpoint.meta import CheckpointMeta, mark_evaluated, read
+from sluice.dlrm.checkpoint.meta import read
 from sluice.dlrm.follow.versions import seen_in
-from sluice.dlrm.options import Config
-from sluice.dlrm.session.run import TrainingRun, open_run
-from sluice.etl.spec.row_identity import SplitMoved
-from sluice.etl.table.split_rows import SplitRows
-from sluice.etl.table.table import FeatureTable
+from sluice.dlrm.session.run import open_run
 from tests.dlrm import clicks_table
+from tests.product import (
+    CheckpointDisk,
+    CheckpointMeta,
+    Config,
+    SplitMoved,
+    SplitRows,
+    TrainingRun,
+    mark_evaluated,
+)
 from tests.raises import raises
 
 ROWS = 1500

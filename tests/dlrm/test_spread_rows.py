@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sluice.dlrm.model.spread_rows import spread_rows
+from tests.product import spread_rows
 
 
 @pytest.mark.parametrize("rows", [1, 2, 6, 1000, 1009, 30_030])

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from sluice.dlrm.evaluation import split
-from sluice.dlrm.ranks import world
 from sluice.dlrm.session import trainer
-from sluice.dlrm.staging import PinnedStaging
 from sluice.dlrm.training import overlapped_steps
 from tests.dlrm.ranks import trained, whole_weights
 from tests.late_device import LateLane
+from tests.product import PinnedStaging, world
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

@@ -17,9 +17,9 @@ from sluice.dlrm.evaluation.diagnosis import (
     learned_by_heart,
     stuck,
 )
-from sluice.dlrm.evaluation.metrics import Quality
 from sluice.dlrm.evaluation.split import Findings
 from sluice.dlrm.model.ranker import first_bias
+from tests.product import Quality
 from tests.raises import assert_names
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import fx
 
-from sluice.dlrm.model.towers import build, tower_of
-from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
+from sluice.dlrm.model.towers import build
+from tests.product import MODELS, ConfigError, ModelConfig, tower_of
 from tests.raises import raises
 
 SHAPES = [

@@ -13,11 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.agent.report.run_folder import Run, RunFolder, read_lines
-from sluice.dlrm.checkpoint.meta import latest
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.vacuum import vacuum
 from tests.dlrm.rig import SMALL_MODEL, last_json, launch
+from tests.product import Run, RunFolder, TableStore, latest, read_lines, vacuum
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow

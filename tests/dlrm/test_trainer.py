@@ -12,14 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.dlrm.options import Config
-from sluice.dlrm.ranks import packed, unpacked
-from sluice.dlrm.session.trainer import Trainer
-from sluice.dlrm.training.finite_guard import FiniteGuard, NotANumber
-from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.dlrm.training.step_figures import StepFigures, late_rank, slow_rank
-from sluice.dlrm.training.synced_batches import SyncedBatches
+from sluice.dlrm.ranks import packed
+from sluice.dlrm.training.finite_guard import FiniteGuard
+from sluice.dlrm.training.step_figures import late_rank, slow_rank
 from tests.dlrm.rig import DENSE, META, SIZES, batch
+from tests.product import (
+    BatchChecker,
+    Config,
+    NotANumber,
+    StepFigures,
+    SyncedBatches,
+    Trainer,
+    unpacked,
+)
 from tests.raises import raises
 
 ROWS = 8

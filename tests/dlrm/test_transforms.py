@@ -9,14 +9,11 @@ import pytest
 
 from sluice import FeatureTable
 from sluice.dlrm import evaluate, train
-from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.follow.table_diff import between
-from sluice.dlrm.options import Config, StartOptions
-from sluice.dlrm.session.run import TrainingRun
-from sluice.etl.spec.toml_keys import SpecError
+from sluice.dlrm.options import StartOptions
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.transformed_table import DOUBLED, MODULE, ROWS, SPEC
+from tests.product import Config, SpecError, TrainingRun, between, latest
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

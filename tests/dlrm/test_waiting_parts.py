@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 
 from sluice import FeatureTable
-from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.follow import versions
-from sluice.dlrm.options import Config
 from tests.dlrm import clicks_table
+from tests.product import CheckpointMeta, Config
 
 ROWS = 500
 PARTS = 4

@@ -14,9 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from sluice.dlrm import watchdog
-from sluice.dlrm.liveness import Activity, Heartbeat
-from sluice.dlrm.rank_exit import RankExit, tell_ranks
-from sluice.dlrm.watchdog import Watchdog
+from sluice.dlrm.rank_exit import tell_ranks
+from tests.product import Activity, Heartbeat, RankExit, Watchdog
 from tests.raises import assert_names
 
 

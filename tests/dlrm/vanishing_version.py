@@ -10,10 +10,7 @@ import sys
 import time
 
 from benchmarks.small_table import small_table
-from sluice.dlrm.train import program
-from sluice.etl.table.pins import PinKeeper
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.vacuum import vacuum
+from tests.product import PinKeeper, TableStore, program, vacuum
 
 
 def main() -> None:

@@ -17,9 +17,8 @@ import pytest
 from examples.demo.__main__ import FAULTS, main
 from examples.demo.steps import step, torchrun
 from sluice.agent.report import narrative
-from sluice.agent.report.run_folder import Run
-from sluice.common.errors import UsageError
 from tests import processes
+from tests.product import Run, UsageError
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo.schema_change import AGENT, Comparison
-from sluice.agent.report.run_folder import Run
+from tests.product import Run
 from tests.raises import assert_names
 from tests.run_program import run_program
 

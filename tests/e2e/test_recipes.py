@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from sluice.common.settings import make
-from sluice.dlrm.options import Config, parse
-from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.raw_logs import synthesize
+from sluice.dlrm.options import parse
 from tests.dlrm.rig import SMALL_MODEL, environment
+from tests.product import Config, Spec, synthesize
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from sluice.etl.spec.spec import Spec
+from tests.product import Spec
 
 
 def draw_rows(path: Path, text: str, *, rows: int, seed: int = 0) -> pa.Table:

@@ -12,14 +12,17 @@ import pyarrow.parquet as pq
 
 from sluice import FeatureTable
 from sluice.etl.apply.counts import selected
-from sluice.etl.apply.features import Features
-from sluice.etl.apply.parse import InputParser
-from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.job_run import Result, run_job
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
+from tests.product import (
+    Features,
+    InputParser,
+    Job,
+    JobProgress,
+    Result,
+    SparkEngine,
+    Spec,
+    TableStore,
+    run_job,
+)
 
 
 def session() -> Any:

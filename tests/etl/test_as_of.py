@@ -15,16 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.dlrm.serving.decode import Decoder
-from sluice.etl.apply.lookups import Serving
 from sluice.etl.spark import side_tables
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
-from sluice.etl.table.table import TableError
+from sluice.etl.table.store import tail_of_join
 from tests.dlrm.serving.stub import decoded
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.tables import column, section, write_rows, write_spec
+from tests.product import Decoder, Serving, Spec, SpecError, TableError, TableStore, folder_of_tails
 from tests.raises import assert_names, raises
 
 PRICES = ("price", "key")

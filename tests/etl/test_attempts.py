@@ -11,16 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.apply.features import FileAssignment
+from sluice import FeatureTable
 from sluice.etl.spark import write
 from sluice.etl.spark.workers.row_file import local_folders
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.commit import new_job
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
-from sluice.etl.table.vacuum import vacuum
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
+from tests.product import FileAssignment, Spec, TableStore, new_job, vacuum
 
 TEXT = write_spec(
     "label:int I1:int",

@@ -15,16 +15,18 @@ import pytest
 from deltalake import write_deltalake
 
 from sluice import FeatureTable
-from sluice.common.errors import InputError
-from sluice.common.stores import StoreError
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job import Job
-from sluice.etl.spark.errors import spark_errors_as_job_failure
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import TableError
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
+from tests.product import (
+    InputError,
+    Job,
+    JobFailure,
+    Spec,
+    StoreError,
+    TableError,
+    TableStore,
+    spark_errors_as_job_failure,
+)
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark

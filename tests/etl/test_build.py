@@ -13,15 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import FeatureTable
-from sluice.common.errors import InputError
-from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.rejected import check_rejects_folder
-from sluice.etl.ops.hashing import hash_rows, hash_texts, mix
-from sluice.etl.spec.row_split import row_keys, split_of
-from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.ops.hashing import mix
+from sluice.etl.spec.row_split import split_of
 from tests.etl import jobs
 from tests.etl.tables import batch_of, column, lines_in, write_spec
+from tests.product import (
+    FileAssignment,
+    InputError,
+    Spec,
+    hash_rows,
+    hash_texts,
+    row_keys,
+    synthesize,
+)
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark

@@ -14,8 +14,8 @@ from benchmarks.spark_scale import Submitted, kill
 from examples.demo.__main__ import spark_cluster
 from sluice import FeatureTable
 from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS
-from sluice.etl.synth.raw_logs import synthesize
 from tests.etl.jobs import rows_of, run
+from tests.product import synthesize
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

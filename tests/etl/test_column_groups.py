@@ -6,10 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.features import Features
 from sluice.etl.ops.chain import FeatureError
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FittedState
+from tests.product import Features, FittedState, Spec
 from tests.raises import raises
 
 TEXT = """

@@ -8,11 +8,9 @@ import gzip
 import pyarrow as pa
 import pytest
 
-from sluice.common.errors import InputError
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.spark.errors import spark_errors_as_job_failure
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
+from tests.product import InputError, JobFailure, spark_errors_as_job_failure
 from tests.raises import raises
 
 LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()

@@ -4,14 +4,13 @@ import dataclasses
 import re
 from typing import get_args
 
-from sluice.etl.ops import OPERATORS
 from sluice.etl.ops.base import hints_of
 from sluice.etl.spec.columns import ROLE_KINDS
-from sluice.etl.spec.input_section import INPUT_TYPES, Input
+from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.row_rules import SECTIONS, Filter
-from sluice.etl.spec.spec import DRIFTS, Spec
-from sluice.etl.spec.table_section import TableSpec
+from sluice.etl.spec.spec import DRIFTS
 from tests.etl.tables import column, write_spec
+from tests.product import INPUT_TYPES, OPERATORS, Spec, TableSpec
 
 
 def test_every_key_is_documented_and_every_example_reads(repo):

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from sluice.etl.schema import Field, Fingerprint
+from tests.product import Field, Fingerprint
 
 FIELDS = (
     Field(name="label", role="label", type="int8"),

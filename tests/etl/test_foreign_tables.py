@@ -12,18 +12,22 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.small_table import small_table
-from sluice.common.errors import InputError
 from sluice.etl.read import input_paths
-from sluice.etl.read.input_paths import files_of
 from sluice.etl.table.foreign_tables import ForeignTableError
 from sluice.ingest.__main__ import main as ingest_program
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.source_files import facts_of, find_files
-from sluice.petastorm import make_batch_reader
+from sluice.ingest.read.parquet_files import table_of
 from sluice.tools import guess
 from tests.etl.tables import write_rows
 from tests.ingest.s3 import S3Server, with_bucket
+from tests.product import (
+    BatchLoader,
+    InputError,
+    ParquetFiles,
+    facts_of,
+    files_of,
+    find_files,
+    make_batch_reader,
+)
 from tests.raises import raises
 
 ROWS = pa.table(

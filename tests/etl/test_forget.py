@@ -10,19 +10,14 @@ from pathlib import Path
 import pytest
 
 import sluice.etl.jobs.erasure as erasure_file
-from sluice.common.errors import RunFailure, UsageError
-from sluice.etl.apply.lookups import Serving
+from sluice.common.errors import RunFailure
 from sluice.etl.jobs.erasure import Erasure
-from sluice.etl.spec.permission import NOTHING
 from sluice.etl.table import commit
-from sluice.etl.table.commit import CommitConflict
-from sluice.etl.table.job_record import JobRecord
-from sluice.etl.table.pins import Pin
-from sluice.etl.table.store import TableStore
 from sluice.tools.forget import main
 from tests.etl.forgotten import files_with
 from tests.etl.jobs import build_table, opened, rows_of, run, words_of
 from tests.etl.tables import column, section, write_rows, write_spec
+from tests.product import NOTHING, CommitConflict, JobRecord, Pin, Serving, TableStore, UsageError
 from tests.raises import raises
 
 GONE = "visitor-4711"

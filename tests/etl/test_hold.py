@@ -14,10 +14,10 @@ import pytest
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
 from sluice.etl.table import vacuum as vacuum_file
-from sluice.etl.table.pins import LASTS_S, Pin, PinKeeper, announce_removal, being_removed, pins
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import LostVersion, Unreadable
-from sluice.etl.table.vacuum import DAY_S, vacuum
+from sluice.etl.table.pins import announce_removal, being_removed
+from sluice.etl.table.table import Unreadable
+from sluice.etl.table.vacuum import DAY_S
+from tests.product import LASTS_S, LostVersion, Pin, PinKeeper, TableStore, pins, vacuum
 from tests.raises import assert_names, raises
 
 

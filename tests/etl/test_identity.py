@@ -8,16 +8,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.features import FileAssignment
 from sluice.etl.spec import row_split
-from sluice.etl.spec.row_identity import Identity, SplitMoved
-from sluice.etl.spec.row_split import hash_of, row_keys, whole_rows
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.job_record import JobRecord
-from sluice.etl.table.sketch import MOST, HashBounds, Sketch, SketchSum, gather
-from sluice.etl.table.split_rows import SplitRows, count_repeated_rows, trained_on, under_rule
+from sluice.etl.spec.row_identity import Identity
+from sluice.etl.spec.row_split import whole_rows
+from sluice.etl.table.sketch import MOST, HashBounds, SketchSum, gather
+from sluice.etl.table.split_rows import count_repeated_rows, trained_on
 from tests.etl.tables import column, write_spec
+from tests.product import (
+    FileAssignment,
+    JobRecord,
+    Sketch,
+    Spec,
+    SpecError,
+    SplitMoved,
+    SplitRows,
+    hash_of,
+    row_keys,
+    under_rule,
+)
 from tests.raises import assert_names, raises
 
 ROWS = 20_000

@@ -6,13 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.spec.row_identity import KeyColumn, SplitMoved
-from sluice.etl.spec.row_split import hash_of
-from sluice.etl.table.sketch import Sketch
-from sluice.etl.table.split_rows import SplitRows
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
+from sluice.etl.spec.row_identity import KeyColumn
 from tests.etl.jobs import Said, rows_of, run
 from tests.etl.tables import column, columns_of, write_rows, write_spec
+from tests.product import Sketch, SplitMoved, SplitRows, hash_of
 from tests.raises import assert_names, raises
 
 ROWS = 4000

@@ -17,19 +17,22 @@ from deltalake.schema import Field as DeltaField
 from deltalake.schema import PrimitiveType
 
 from sluice import FeatureTable
-from sluice.common.errors import InputError
 from sluice.etl.apply.features import in_training
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.engine import fit
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spec.row_split import row_keys
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.new_files import CommitError
-from sluice.etl.table.profile import DriftError
 from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run, words_of
 from tests.etl.tables import column, columns_of, write_rows, write_spec
+from tests.product import (
+    DriftError,
+    FittedState,
+    InputError,
+    JobProgress,
+    SparkEngine,
+    Spec,
+    StateError,
+    row_keys,
+)
 from tests.raises import assert_names, raises
 
 COLUMNS = {

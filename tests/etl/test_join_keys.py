@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.common.errors import InputError
-from sluice.etl.ops.base import key_texts
 from tests.etl.jobs import build_table
 from tests.etl.tables import column, section, write_rows, write_spec
+from tests.product import InputError, key_texts
 from tests.raises import raises
 
 TEXTS = st.text("\x1b\x1f01a", max_size=4)

@@ -10,16 +10,18 @@ import sys
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.lookups import Serving
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job import Job
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.store import TableStore
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.tables import column, write_rows, write_spec
+from tests.product import (
+    Job,
+    JobFailure,
+    JobProgress,
+    Serving,
+    SparkEngine,
+    Spec,
+    SpecError,
+    TableStore,
+)
 from tests.raises import raises
 
 ZONE = 'zone = "Europe/Berlin"'

@@ -9,12 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sluice.common.errors import InputError
-from sluice.etl.table.table_columns import PartitionError
-from sluice.etl.table.table_files import TableFilesError
 from tests.etl.jobs import build_table, rows_of, run
 from tests.etl.local.test_engines import alike
 from tests.lake_tables import KINDS, change_delta_schema, clicks, make, start_threads_of_iceberg
+from tests.product import InputError, PartitionError, TableFilesError
 from tests.raises import raises
 
 SPEC = """

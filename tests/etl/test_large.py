@@ -11,15 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from sluice.etl.jobs.engine import MAPPED
 from sluice.etl.spark.fit import _count_rows
 from sluice.etl.spark.large import Large
-from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
-from sluice.etl.table.vacuum import vacuum
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 from tests.etl.tables import column, columns_of, write_rows, write_spec
+from tests.product import StateError, TableStore, vacuum
 from tests.raises import raises
 
 pytestmark = pytest.mark.spark

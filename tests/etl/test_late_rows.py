@@ -7,13 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from sluice.common.errors import InputError
-from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.store import TableStore, folder_of_tails
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 from tests.etl import test_serving as plain
 from tests.etl.jobs import Said, job_of, run
 from tests.etl.tables import rejects_of
+from tests.product import InputError, StateError, TableStore, folder_of_tails
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.spark

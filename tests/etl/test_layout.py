@@ -8,10 +8,9 @@ import pytest
 from deltalake import DeltaTable
 
 from sluice import FeatureTable
-from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.new_files import _is_repetitive, speed_layout
-from sluice.ingest.loader import BatchLoader
 from tests.etl.test_placement import SPEC, answer
+from tests.product import BatchLoader, synthesize
 
 SPLIT = "split = {train = 0.8, test = 0.2}"
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from sluice.etl.apply.lines import has_other_bytes
-from sluice.etl.apply.parse import InputParser, Parsed
-from sluice.etl.spec.spec import Spec
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import batch_of, column, lines_in
 from tests.etl.test_parse import GOOD, SPEC, parse
+from tests.product import InputParser, Parsed, Spec
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from sluice import FeatureTable
-from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.jobs import Said, rows_of, run, words_of
+from tests.product import SpecError
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.spark

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from sluice import FeatureTable
-from sluice.etl.apply.cells import stored_column
-from sluice.etl.jobs.job_run import Result, TooManyRejects
+from sluice.etl.jobs.job_run import TooManyRejects
 from tests.etl.jobs import Said, rows_of, run, words_of
 from tests.etl.local.test_engines import alike
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
+from tests.product import Result, stored_column
 
 pytestmark = [
     pytest.mark.slow,

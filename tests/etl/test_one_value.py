@@ -12,13 +12,10 @@ import pyarrow as pa
 import pytest
 
 from sluice import FeatureTable
-from sluice.etl.apply.lookups import Serving
-from sluice.etl.schema import Fingerprint
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.data_files import arrow_schema
-from sluice.etl.table.table import TableError, check_values
+from sluice.etl.table.table import check_values
 from tests.etl.jobs import Said, build_table, rows_of, run
 from tests.etl.tables import column, section, write_rows, write_spec
+from tests.product import Fingerprint, Serving, Spec, TableError, arrow_schema
 from tests.raises import assert_names, raises
 
 

@@ -20,30 +20,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sluice.etl.ops import OPERATORS, OperatorError, online
-from sluice.etl.ops.chain import make_labels, step
-from sluice.etl.ops.hashing import hash_rows
-from sluice.etl.ops.ids import _BUCKET_SALT, Categorify, Cross, Hash, Modulus, Vocabulary
+from sluice.etl.ops import OperatorError, online
+from sluice.etl.ops.chain import make_labels
+from sluice.etl.ops.ids import _BUCKET_SALT, Cross, Modulus, Vocabulary
 from sluice.etl.ops.lists import Bag, FirstX, packed
-from sluice.etl.ops.numeric import (
-    COMPARISONS,
-    Bucketize,
-    Clip,
-    Compare,
-    Fill,
-    Log,
-    Missing,
-    OneHot,
-    Scale,
-)
+from sluice.etl.ops.numeric import COMPARISONS, Bucketize, Clip, Compare, Missing, OneHot, Scale
 from sluice.etl.ops.scaling import FillMean, FillMedian, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Target
 from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
 from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
-from sluice.etl.ops.user_function import Python
-from sluice.etl.schema import Field
 from tests.etl.slow_hashes import hashed
 from tests.etl.tables import struct_of
+from tests.product import OPERATORS, Categorify, Field, Fill, Hash, Log, Python, hash_rows, step
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

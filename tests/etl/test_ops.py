@@ -13,20 +13,18 @@ from hypothesis import strategies as st
 
 from sluice.etl.ops import hashing
 from sluice.etl.ops.base import value_counts
-from sluice.etl.ops.hashing import (
-    MOST_TEXT_BYTES,
-    NULL,
-    Lookup,
-    hash_numbers,
-    hash_rows,
-    hash_texts,
-    rows_of_long_texts,
-)
+from sluice.etl.ops.hashing import NULL, Lookup, hash_numbers, rows_of_long_texts
 from sluice.etl.spark.workers import mapped_lookup
 from sluice.etl.spark.workers.mapped_lookup import MappedLookup
-from sluice.etl.table.fitted_state import SCHEMA, FileBackedState
-from sluice.etl.table.store import TableStore
 from tests.etl.slow_hashes import hashed
+from tests.product import (
+    MOST_TEXT_BYTES,
+    SCHEMA,
+    FileBackedState,
+    TableStore,
+    hash_rows,
+    hash_texts,
+)
 from tests.raises import raises
 
 

@@ -8,9 +8,9 @@ import json
 import pyarrow as pa
 import pytest
 
-from sluice.common.errors import InputError
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, write_rows, write_spec
+from tests.product import InputError
 from tests.raises import raises
 
 ENGINES = pytest.mark.parametrize(

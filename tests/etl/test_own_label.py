@@ -15,13 +15,10 @@ import pytest
 
 from sluice import FeatureTable
 from sluice.etl.spec.row_split import ties
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.table import TableError
 from tests.etl.jobs import build_table, job_of, rows_of
 from tests.etl.slow_hashes import key_of, mixed
 from tests.etl.tables import column, write_rows, write_spec
+from tests.product import Spec, SpecError, StateError, TableError
 from tests.raises import raises
 
 COLUMNS = ("click:int", "user:text", "day:int", "row:int")

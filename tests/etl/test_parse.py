@@ -14,13 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.dlrm.serving.decode import Decoder
 from sluice.etl.apply import lines as lines_of_text
-from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.spec.line_formats import LineFormat
-from sluice.etl.spec.spec import Spec
 from tests.dlrm.serving.stub import decoded
 from tests.etl.tables import batch_of, column, write_spec
+from tests.product import Decoder, InputParser, Parsed, Spec
 
 SPEC = write_spec(
     "label:int I:int F:float C:text", column("C", "sparse", "hash, size = 10"), form="%s", table=""

@@ -9,14 +9,11 @@ from sluice import FeatureTable, Order
 from sluice.common.settings import parse
 from sluice.etl.apply.features import typed
 from sluice.etl.job_request import JobRequest
-from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.commit import CommitError
-from sluice.ingest.loader import BatchLoader
 from tests.etl.jobs import Said
 from tests.etl.tables import column, write_spec
+from tests.product import BatchLoader, JobProgress, Spec, synthesize
 
 
 def spec_text(online: str = "") -> str:

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.schema import Field
-from sluice.etl.table.profile import Profile, drift
+from sluice.etl.table.profile import drift
+from tests.product import Field, Profile
 
 FIELDS = (
     Field(name="item", role="sparse", type="int32", cardinality=1000),

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.common.errors import UsageError
 from sluice.common.program import run
 from tests.etl.tables import MISTAKES
+from tests.product import UsageError
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
 

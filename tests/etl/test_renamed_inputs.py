@@ -9,19 +9,22 @@ import pyarrow as pa
 import pytest
 
 from sluice import Loader, Order, Reading
-from sluice.common.errors import InputError
-from sluice.dlrm.serving.decode import Decoder, Refusal
-from sluice.etl.apply.parse import InputParser
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.fitted_state import StateError
-from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.roles import ParquetError
-from sluice.ingest.read.parquet_files import ParquetFiles
 from tests.dlrm.serving.stub import decoded
 from tests.etl.jobs import build_table, job_of, rows_of, run, words_of
 from tests.etl.tables import batch_of, column, write_rows, write_spec
 from tests.fuzz.one_value import parsed_rows
+from tests.product import (
+    ColumnError,
+    Decoder,
+    InputError,
+    InputParser,
+    ParquetFiles,
+    Refusal,
+    Spec,
+    SpecError,
+    StateError,
+)
 from tests.raises import raises
 
 SPEC = """

@@ -6,8 +6,8 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.count_sums import CountSums
 from sluice.etl.apply.row_counts import COUNTS, RowCounts
+from tests.product import CountSums
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.lookups import Serving
+from sluice import FeatureTable
 from sluice.etl.spark.joins import _drop_duplicates
 from sluice.etl.spec.row_rules import Dedup
-from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import build_table, rows_of
 from tests.etl.slow_hashes import key_of
 from tests.etl.tables import column, section, write_rows, write_spec
+from tests.product import Serving
 
 pytestmark = pytest.mark.spark
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.common.errors import UsageError
 from sluice.common.settings import check, make, parse, read, replaced, setting
 from tests.etl.tables import MISTAKES
+from tests.product import UsageError
 from tests.raises import raises
 
 

@@ -2,14 +2,8 @@
 
 import pytest
 
-from sluice.common.suggest import BY_WAY
-from sluice.etl.apply.features import cardinalities
-from sluice.etl.ops.ids import Categorify
-from sluice.etl.ops.numeric import Fill, Log
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.fitted_state import FittedState
 from tests.etl.tables import MISTAKES, column, section, write_spec
+from tests.product import BY_WAY, Categorify, Fill, FittedState, Log, Spec, SpecError, cardinalities
 from tests.raises import raises
 
 GOOD = """

@@ -13,14 +13,18 @@ from pyarrow.fs import S3FileSystem
 
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
-from sluice.common.errors import InputError
-from sluice.etl.table.commit import Base, CommitConflict, publish
-from sluice.etl.table.pins import Pin
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import TableError
-from sluice.etl.table.table_files import TableFiles
-from sluice.etl.table.vacuum import vacuum
 from tests.ingest.s3 import KEYS, LOST
+from tests.product import (
+    Base,
+    CommitConflict,
+    InputError,
+    Pin,
+    TableError,
+    TableFiles,
+    TableStore,
+    publish,
+    vacuum,
+)
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

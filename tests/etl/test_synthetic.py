@@ -5,8 +5,8 @@ import math
 import pytest
 
 from sluice.etl.__main__ import main
-from sluice.etl.synth.criteo import COLUMNS, INTEGERS, Clicks
-from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.synth.criteo import COLUMNS, INTEGERS
+from tests.product import Clicks, synthesize
 
 
 def share_null(rows, name):

@@ -18,16 +18,21 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.small_table import small_table
-from sluice.common.stores import StoreError
+from sluice import FeatureTable
 from sluice.etl.__main__ import main
-from sluice.etl.show import describe_table
-from sluice.etl.table.commit import Base, CommitConflict, publish
 from sluice.etl.table.new_files import CommitError
-from sluice.etl.table.pins import Pin
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable, TableError
-from sluice.etl.table.table_files import TableFilesError
-from sluice.etl.table.vacuum import vacuum
+from tests.product import (
+    Base,
+    CommitConflict,
+    Pin,
+    StoreError,
+    TableError,
+    TableFilesError,
+    TableStore,
+    describe_table,
+    publish,
+    vacuum,
+)
 from tests.raises import raises
 
 

@@ -13,12 +13,17 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
-from sluice.etl.jobs.job import Job
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, StateError
-from sluice.etl.table.job_record import JobRecord
-from sluice.etl.table.store import TableStore
 from tests.etl.tables import column, write_spec
+from tests.product import (
+    SCHEMA,
+    FileBackedState,
+    FittedState,
+    Job,
+    JobRecord,
+    Spec,
+    StateError,
+    TableStore,
+)
 from tests.raises import raises
 
 SPEC = Spec.parse(

@@ -12,14 +12,13 @@ import pytest
 
 from sluice import FeatureTable
 from sluice.etl.read.input_files import pieces_of_task
-from sluice.etl.read.input_paths import files_of
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
 from sluice.etl.spark import read_input
-from sluice.etl.spark.read_input import RawInput
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_spec
 from tests.etl.test_build import content
 from tests.ingest.s3 import KEYS, S3Server
+from tests.product import RawInput, files_of
 
 TEXT = write_spec(
     "label:int I1:int C1:text",

@@ -11,17 +11,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import FeatureTable
-from sluice.common.errors import InputError
-from sluice.etl.apply.features import Features
 from sluice.etl.apply.learned_rows import learned_from_another_split, why_not
-from sluice.etl.jobs.job import Job
-from sluice.etl.show import describe_table
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FittedState, StateError
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import TableError
 from tests.etl.jobs import Said, build_table, rows_of, run, words_of
 from tests.etl.tables import column, columns_of, write_rows, write_spec
+from tests.product import (
+    Features,
+    FittedState,
+    InputError,
+    Job,
+    Spec,
+    StateError,
+    TableError,
+    TableStore,
+    describe_table,
+)
 from tests.raises import assert_names, raises
 
 SMALL = write_spec(

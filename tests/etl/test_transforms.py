@@ -5,14 +5,19 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sluice.etl.ops.chain import step
-from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.ops.ids import Hash
-from sluice.etl.schema import Field, Fingerprint
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.table_transform import short_transforms, stored, transformed
-from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.spec.table_transform import stored
 from tests.etl.tables import MISTAKES, column, write_spec
+from tests.product import (
+    Field,
+    Fingerprint,
+    Hash,
+    Spec,
+    SpecError,
+    hash_texts,
+    short_transforms,
+    step,
+    transformed,
+)
 from tests.raises import raises
 
 HEAD = write_spec(

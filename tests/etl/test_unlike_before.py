@@ -7,9 +7,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from sluice.etl.table.profile import DriftError
 from tests.etl.jobs import Said, run
 from tests.etl.tables import column, write_rows, write_spec
+from tests.product import DriftError
 from tests.raises import assert_names, raises
 
 OPS = {

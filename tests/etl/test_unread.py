@@ -8,21 +8,23 @@ import pyarrow as pa
 import pytest
 
 from sluice import FeatureTable
-from sluice.common.errors import InputError
-from sluice.dlrm.follow.table_diff import between
 from sluice.etl.apply.counts import unread
-from sluice.etl.apply.features import Features
 from sluice.etl.apply.unreadable import lost
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job import Job
-from sluice.etl.spark.errors import spark_errors_as_job_failure
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.profile import DriftError
-from sluice.etl.table.store import TableStore
 from tests.etl.jobs import rows_of, run
 from tests.etl.tables import column, write_rows, write_spec
+from tests.product import (
+    DriftError,
+    Features,
+    FittedState,
+    InputError,
+    Job,
+    JobFailure,
+    Spec,
+    SpecError,
+    TableStore,
+    between,
+    spark_errors_as_job_failure,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

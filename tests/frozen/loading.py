@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice import BagColumn, Batch, Errors, Knobs, Loader, Order, Reading
-from sluice.common.errors import UsageError
 from tests.frozen import clicks
 from tests.frozen.digest import digest
+from tests.product import UsageError
 
 CASES = 16
 TENSORS = ("dense", "values", "lengths", "label", "weight")

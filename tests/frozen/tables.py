@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from sluice import Errors, Loader, Order
-from sluice.common.errors import UsageError
 from tests.frozen import clicks
 from tests.frozen.commands import CommandFailed, call
 from tests.frozen.digest import digest, key_paths, read_lines
 from tests.frozen.loading import bytes_of
 from tests.fuzz.drawn_specs import MODULE, drawn
+from tests.product import UsageError
 
 SEEDS = range(200, 212)
 JOB = re.compile(r"\d{8}T\d{6}-[0-9a-f]{8}")

@@ -12,16 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops import OPERATORS, Operator
-from sluice.etl.ops.base import LISTS, Fitted
+from sluice.etl.ops import Operator
+from sluice.etl.ops.base import LISTS
 from sluice.etl.ops.chain import follow
 from sluice.etl.spec.columns import read_operator
-from sluice.etl.spec.input_section import ARROW_TYPES, INPUT_TYPES, THOUSANDS
-from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.table_transform import transformed
-from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.spec.input_section import THOUSANDS
 from tests.etl.tables import section, toml, write_rows
 from tests.fuzz.case import KEY, LABEL, TIME_FORMAT, Case, Misfit
+from tests.product import ARROW_TYPES, INPUT_TYPES, OPERATORS, Fitted, Spec, SpecError, transformed
 
 MODULE = "tests.fuzz.drawn_specs"
 """The module whose functions the specs may name."""

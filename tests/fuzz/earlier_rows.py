@@ -15,18 +15,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.apply.lookups import Serving
-from sluice.etl.read.input_files import InputFiles
 from sluice.etl.spark.history_state import write_tails
-from sluice.etl.spark.read_input import RawInput
-from sluice.etl.spec.input_section import ARROW_TYPES
 from sluice.etl.spec.row_rules import HistorySpec
 from sluice.etl.spec.row_split import TIES
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore, folder_of_tails
 from tests.etl.jobs import session
 from tests.etl.tables import column, section, write_spec
 from tests.fuzz.one_value import drawn_values, parsed_rows, same, write
+from tests.product import (
+    ARROW_TYPES,
+    InputFiles,
+    RawInput,
+    Serving,
+    Spec,
+    TableStore,
+    folder_of_tails,
+)
 
 NAME = "earlier_rows"
 _KINDS = {"number": "int", "part": "float", "word": "text"}

@@ -22,20 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice import BagColumn, Errors, FeatureTable
-from sluice.dlrm.serving.decode import Decoder, Refusal
 from sluice.etl.apply.lookups import needed_columns
-from sluice.etl.jobs.job import Job
-from sluice.etl.ops.base import Fitted
-from sluice.etl.ops.user_function import Python
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-from sluice.ingest.read.parquet_files import ParquetFiles
 from tests.dlrm.serving.stub import decoded
 from tests.dlrm.serving.test_left_ids import served
 from tests.etl.jobs import on, session
 from tests.fuzz.case import KEY, LABEL, Case
 from tests.fuzz.drawn_specs import MODULE, drawn, parsed
 from tests.open_loader import open_loader
+from tests.product import Decoder, Fitted, Job, ParquetFiles, Python, Refusal, Spec, TableStore
 
 NAME = "four_ways"
 SPARK_EVERY = 8

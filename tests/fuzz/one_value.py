@@ -17,20 +17,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.dlrm.serving.decode import Decoder, Refusal
-from sluice.etl.apply.parse import InputParser
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.ops.base import key_texts
-from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.side_rows import SideRows, open_side_table
-from sluice.etl.spec.input_section import ARROW_TYPES
 from sluice.etl.spec.row_rules import Join
-from sluice.etl.spec.spec import Spec
-from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import typed
 from tests.dlrm.serving.stub import decoded
 from tests.etl.tables import column, write_rows, write_spec
 from tests.fuzz.drawn_specs import FLOATS, INTS, NOT_FINITE, TEXTS
+from tests.product import (
+    ARROW_TYPES,
+    ColumnError,
+    Decoder,
+    InputFiles,
+    InputParser,
+    JobFailure,
+    Refusal,
+    Spec,
+    key_texts,
+)
 
 NAME = "one_value"
 REFUSED = "refused"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from sluice import FeatureTable, Knobs, Order, Transform
 from sluice.common.program import run
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.stacks import on_signal
+from tests.product import BatchLoader
 
 
 def make_loader(function: str = "shifted") -> BatchLoader:

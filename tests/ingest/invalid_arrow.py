@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from sluice import takes_matrix
 from sluice.common.errors import OperatorError
-from sluice.etl.ops.user_function import Python
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import new_columns
-from sluice.ingest.process.row_call import asking_for, call_on_rows, decode, encode
+from sluice.ingest.process.row_call import decode, encode
+from tests.product import Python, asking_for, call_on_rows
 
 ROWS = 6
 GIVES = {

@@ -15,15 +15,21 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
-from sluice.common.errors import UsageError
-from sluice.etl.spec.permission import Permission
 from sluice.ingest.process import child_main, protocol
-from sluice.ingest.process.shared_memory import SharedMemoryError
-from sluice.ingest.process.worker import FunctionError, WorkerCrashed, WorkerProcess
 from sluice.ingest.remote import messages
-from sluice.ingest.remote.calls import Call, Functions, source_digest
 from sluice.ingest.remote.messages import RemoteError, WrongAnswer, decode, encode
 from tests.ingest.remote import functions
+from tests.product import (
+    Call,
+    FunctionError,
+    Functions,
+    Permission,
+    SharedMemoryError,
+    UsageError,
+    WorkerCrashed,
+    WorkerProcess,
+    source_digest,
+)
 
 NAME = "tests.ingest.remote.functions:halved"
 ARRAYS = {

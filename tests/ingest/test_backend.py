@@ -17,16 +17,12 @@ import pytest
 import torch
 
 from sluice import Errors, Knobs, Transform
-from sluice.ingest.knobs import KnobError
-from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import worker
-from sluice.ingest.process.worker import WorkerCrashed
-from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import TransformError
 from sluice.ingest.stages.transform_worker import TransformStage
 from tests.etl.tables import write_rows
 from tests.ingest import twin
 from tests.open_loader import open_loader
+from tests.product import Governor, KnobError, QuarantineError, TransformError, WorkerCrashed
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ingest.flow.bags import copy_bags, stored_bags
-from sluice.ingest.flow.place_rows import BAGS, COLUMN, PART, Scratch
+from tests.product import BAGS, COLUMN, PART, Scratch
 from tests.raises import raises
 
 BAG = st.lists(st.integers(0, 2**31 - 1), max_size=4) | st.none()

@@ -9,8 +9,8 @@ import torch
 
 from sluice import BagColumn, Batch, Errors, Loader, Order
 from sluice.ingest.batch import FORMS
-from sluice.ingest.errors import LoaderError, LoadingError
 from tests.etl.tables import write_rows
+from tests.product import LoaderError, LoadingError
 from tests.raises import raises
 
 ROWS = 600

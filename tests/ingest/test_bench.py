@@ -16,9 +16,6 @@ import pytest
 from sluice.agent.report import page
 from sluice.agent.report.format import percent
 from sluice.agent.report.incidents import NO_STALL
-from sluice.agent.report.narrative import tell
-from sluice.agent.report.run_folder import Run, RunFolder
-from sluice.common.errors import UsageError
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.__main__ import main
 from sluice.ingest.options import table_named
@@ -26,6 +23,7 @@ from sluice.tools.bench_run import consume
 from tests.agent.run_figures import assert_same_figures
 from tests.etl.tables import column, write_rows, write_spec
 from tests.open_loader import open_loader
+from tests.product import Run, RunFolder, UsageError, tell
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sluice.ingest.memory.buffers import Buffers
+from tests.product import Buffers
 from tests.run_program import run_program
 
 _ARROW = """

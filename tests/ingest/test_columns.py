@@ -13,17 +13,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Errors, Transform
-from sluice.etl.schema import DataFile, Field
-from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.errors import SourceError
 from sluice.ingest.flow.number_types import ValueRefused, numbers
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
-from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.row_order import Read, WindowPart
-from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import TransformError
 from tests.open_loader import open_loader
+from tests.product import (
+    BatchLoader,
+    ColumnError,
+    Columns,
+    DataFile,
+    Field,
+    QuarantineError,
+    Read,
+    RowGroupReader,
+    SourceError,
+    TransformError,
+    WindowPart,
+)
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.__main__ import main as ingest_main
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.process.worker import WorkerProcess
 from sluice.tools import doctor_checks
 from sluice.tools.doctor import main
 from tests.etl.tables import write_rows
+from tests.product import ColumnError, WorkerProcess
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

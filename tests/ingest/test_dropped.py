@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from sluice.common.dropped import close_when_dropped
-from sluice.ingest.loader import BatchLoader
 from tests.ingest.twin import eventually
+from tests.product import BatchLoader
 
 
 class Owner:

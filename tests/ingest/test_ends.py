@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Knobs, Transform
-from sluice.ingest.errors import LoaderError
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.pool import Pool
 from tests.e2e.test_readme import blocks
 from tests.ingest import twin
 from tests.ingest.scene import assert_gone
 from tests.open_loader import open_loader
+from tests.product import BatchLoader, LoaderError
 from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,9 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice import Errors, FeatureTable, Knobs, Transform
-from sluice.etl.table.pins import PinKeeper
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import TableError
-from sluice.etl.table.vacuum import vacuum
 from tests.ingest.twin import eventually
 from tests.open_loader import open_loader
+from tests.product import PinKeeper, TableError, TableStore, vacuum
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 
 from sluice.ingest.faults.faults import Fault, FaultError, due, parse
 from sluice.ingest.faults.injection import Injection, kill_workers
-from sluice.ingest.machine import Machine
+from tests.product import Machine
 from tests.raises import raises
 
 CORES = os.sched_getaffinity(0)

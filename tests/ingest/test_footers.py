@@ -10,23 +10,26 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import History, Loader
-from sluice.common.errors import UsageError
-from sluice.etl.schema import DataFile
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table_columns import FileColumns
 from sluice.ingest.plain.footer_chunks import (
     ThriftError,
     check_chunks,
     chunk_numbers,
     parsing_bytes,
 )
-from sluice.ingest.plain.probe import probe
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import HeldFooters
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.user_history import HistoryError
 from tests.etl.tables import write_rows
+from tests.product import (
+    DataFile,
+    FileColumns,
+    ParquetFiles,
+    RowGroupReader,
+    Spec,
+    UsageError,
+    probe,
+)
 from tests.raises import raises
 from tests.run_program import run_program
 from tests.thrift_structs import read_footer, write_footer

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from sluice import Knobs, Transform
-from sluice.ingest.columns import ColumnError
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import ColumnError
 from tests.raises import raises
 from tests.run_program import run_program
 

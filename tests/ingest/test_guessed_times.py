@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv
 
-from sluice.etl.spec.spec import Spec
-from sluice.ingest.plain.guess import proposals
 from sluice.ingest.plain.time_guess import guess_times, unit_of_times
-from sluice.ingest.read.source_files import facts_of
 from sluice.tools.guess import main
+from tests.product import Spec, facts_of, proposals
 from tests.raises import assert_names
 
 UNITS = (1, 10**3, 10**6, 10**9)

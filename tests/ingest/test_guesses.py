@@ -12,17 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from sluice.common.errors import UsageError
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table_columns import OWN
 from sluice.ingest.plain.column_kind import is_amount, likely_values, words_of
-from sluice.ingest.plain.guess import proposals
-from sluice.ingest.plain.probe import ColumnFacts, probe
+from sluice.ingest.plain.probe import ColumnFacts
 from sluice.ingest.plain.roles import GuessError, ParquetError
 from sluice.ingest.read.parquet_files import table_of
-from sluice.tools.guess_spec import guessed_spec
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import OWN, Spec, UsageError, guessed_spec, probe, proposals
 from tests.raises import assert_names, raises
 
 ROWS = 4000

@@ -8,14 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.etl.ops.ids import Hash
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.plain.made_columns import MadeColumns
-from sluice.ingest.plain.recipe import Recipe
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.parquet_files import ParquetError
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import BatchLoader, ColumnError, Hash, ParquetFiles, Recipe
 from tests.raises import raises
 
 SIZE = 1_000_000

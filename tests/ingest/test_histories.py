@@ -17,14 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice import Errors, History, Knobs, Transform
-from sluice.common.errors import UsageError
-from sluice.ingest.errors import LoadingError
-from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormOptions
 from tests.etl.jobs import build_table
 from tests.etl.jobs import rows_of as stored_rows
 from tests.open_loader import open_loader
+from tests.product import LoadingError, ParquetFiles, PetastormOptions, UsageError
 from tests.raises import raises
 
 ROLES = "label=label;dense=duration;sparse=item,row"

@@ -17,11 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice import Loader, Order, Reading
-from sluice.common.errors import UsageError
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.table_columns import PartitionError, folders_of, partitions_of
-from sluice.etl.table.table_files import TableFiles, TableFilesError
-from sluice.ingest.errors import LoaderError
+from sluice.etl.table.table_columns import folders_of, partitions_of
 from sluice.ingest.read.pages import StoredColumns
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.tools import guess, pack
@@ -34,6 +30,7 @@ from tests.lake_tables import (
     newest,
     start_threads_of_iceberg,
 )
+from tests.product import LoaderError, PartitionError, Spec, TableFiles, TableFilesError, UsageError
 from tests.raises import raises
 
 ROLES = {"label": "click", "dense": ["price", "hour"]}

@@ -9,10 +9,8 @@ import pyarrow as pa
 import pytest
 
 from sluice import Errors
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.stages.quarantine import QuarantineError
 from tests.dlrm import clicks_table
+from tests.product import BatchLoader, ColumnError, QuarantineError
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from sluice import Knobs, Transform
-from sluice.ingest.row_order import PlanError
 from tests.ingest.twin import eventually
 from tests.open_loader import open_loader
+from tests.product import PlanError
 from tests.run_program import run_program
 
 ROUNDS = 12

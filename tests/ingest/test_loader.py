@@ -16,18 +16,22 @@ import torch
 
 from benchmarks.small_table import small_table
 from sluice import Knobs, Transform
-from sluice.common.control_groups import MemoryGroup
-from sluice.ingest.errors import LoaderError, SourceError
-from sluice.ingest.knobs import KnobError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.machine import Machine
-from sluice.ingest.memory.governor import MemoryLimitError
-from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.row_order import PlanError, Position
-from sluice.ingest.stages.transform import TransformError
 from tests.etl.tables import write_rows
 from tests.ingest import twin
 from tests.open_loader import open_loader
+from tests.product import (
+    BatchLoader,
+    KnobError,
+    LoaderError,
+    Machine,
+    MemoryGroup,
+    MemoryLimitError,
+    ParquetFiles,
+    PlanError,
+    Position,
+    SourceError,
+    TransformError,
+)
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

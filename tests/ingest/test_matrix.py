@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sluice import Errors, Knobs, Transform, takes_matrix
-from sluice.ingest.stages.transform import TransformError
 from tests.dlrm import clicks_table
 from tests.ingest.test_backend import NAME, all_of, loading
 from tests.ingest.test_backend import contents as contents_of
 from tests.open_loader import open_loader
+from tests.product import TransformError
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

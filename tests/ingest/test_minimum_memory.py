@@ -11,17 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.common.control_groups import MemoryGroup
-from sluice.etl.spec.spec import Spec
 from sluice.ingest import stage_spec
-from sluice.ingest.columns import Columns
-from sluice.ingest.machine import Machine
 from sluice.ingest.read.decoding import decoding_of
 from sluice.ingest.read.parquet_files import table_of
-from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
 from tests.open_loader import open_loader
+from tests.product import Columns, Machine, MemoryGroup, RowsPlan, Spec
 from tests.raises import assert_names
 from tests.run_program import run_program
 

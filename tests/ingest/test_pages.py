@@ -16,25 +16,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.common.native import call_kernel
-from sluice.etl.schema import DataFile
-from sluice.etl.table.table_columns import FileColumns
-from sluice.ingest.choices import Errors
-from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.errors import SourceError
-from sluice.ingest.flow.decoded import Decoded, ReadTask
-from sluice.ingest.flow.place_rows import FUNCTIONS, READ_BEYOND, SNAPPY
+from sluice import Errors, Knobs
+from sluice.ingest.flow.decoded import Decoded
+from sluice.ingest.flow.place_rows import SNAPPY
 from sluice.ingest.flow.placer import Placer
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.memory.governor import Governor
 from sluice.ingest.plain.footer_chunks import thrift_numbers
 from sluice.ingest.read import pages
 from sluice.ingest.read import reader as module
 from sluice.ingest.read.page_table import PageTable
-from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan
+from sluice.ingest.row_order import EpochSchedule
 from tests.open_loader import open_loader
+from tests.product import (
+    FUNCTIONS,
+    READ_BEYOND,
+    Buffers,
+    ColumnError,
+    Columns,
+    DataFile,
+    FileColumns,
+    Governor,
+    Read,
+    ReadTask,
+    RowGroupReader,
+    RowsPlan,
+    SourceError,
+    call_kernel,
+)
 from tests.raises import assert_names, raises
 from tests.thrift_structs import varint
 

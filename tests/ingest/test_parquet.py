@@ -7,12 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.stages.transform import TransformError
+from sluice.ingest.read.parquet_files import ParquetError
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import BatchLoader, ColumnError, ParquetFiles, TransformError
 from tests.raises import raises
 from tests.run_program import run_program
 

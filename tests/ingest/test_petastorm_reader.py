@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from sluice import Errors, Knobs, Transform
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoaderError, SourceError
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import (
+    BatchLoader,
+    ColumnError,
+    LoaderError,
+    PetastormError,
+    PetastormOptions,
+    SourceError,
+)
 from tests.raises import raises
 
 compat.install()

@@ -14,21 +14,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import FeatureTable
-from sluice.etl.jobs.job import Job
-from sluice.etl.ops.ids import Hash
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import SourceError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
-from sluice.ingest.stages.quarantine import QuarantineError
+from sluice.ingest.read.parquet_files import ParquetError, table_of
 from sluice.tools import guess
-from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import (
+    BatchLoader,
+    ColumnError,
+    Hash,
+    Job,
+    ParquetFiles,
+    QuarantineError,
+    SourceError,
+    Spec,
+    TableStore,
+    guessed_spec,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

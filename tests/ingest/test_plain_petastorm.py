@@ -6,18 +6,22 @@ import pyarrow as pa
 import pytest
 
 from sluice import Loader
-from sluice.etl.ops.ids import Hash
-from sluice.etl.spec.spec import Spec
 from sluice.ingest.choices import READERS
-from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.read.parquet_files import ParquetError, table_of
 from sluice.ingest.read.petastorm import compat
-from sluice.ingest.read.petastorm.options import PetastormOptions
-from sluice.ingest.read.reader import RowGroupReader
 from tests.etl.tables import write_rows
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
 from tests.open_loader import open_loader
+from tests.product import (
+    BatchLoader,
+    ColumnError,
+    Columns,
+    Hash,
+    ParquetFiles,
+    PetastormOptions,
+    RowGroupReader,
+    Spec,
+)
 from tests.raises import raises
 
 compat.install()

@@ -13,20 +13,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluice import Errors, FeatureTable
-from sluice.etl.apply.cells import stored_column
-from sluice.etl.jobs.job import Job
-from sluice.etl.ops.hashing import MOST_TEXT_BYTES
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import SourceError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
-from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.tools.guess_spec import guessed_spec
+from sluice.ingest.read.parquet_files import ParquetError, table_of
 from tests.etl.jobs import on
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import (
+    MOST_TEXT_BYTES,
+    BatchLoader,
+    ColumnError,
+    Job,
+    ParquetFiles,
+    QuarantineError,
+    SourceError,
+    Spec,
+    TableStore,
+    guessed_spec,
+    stored_column,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

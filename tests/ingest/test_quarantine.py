@@ -10,14 +10,9 @@ import pyarrow as pa
 import pytest
 
 from sluice import Errors
-from sluice.ingest.row_order import Read
-from sluice.ingest.stages.quarantine import (
-    Quarantine,
-    QuarantineError,
-    isolate,
-    kinds_of,
-)
+from sluice.ingest.stages.quarantine import isolate, kinds_of
 from tests.open_loader import open_loader
+from tests.product import Quarantine, QuarantineError, Read
 from tests.raises import assert_names, raises
 
 SET_ASIDE = Errors(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.ingest.row_order import RowsPlan
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import RowsPlan
 
 ROLES = "label=label;dense=x;sparse=a;id_list=b"
 

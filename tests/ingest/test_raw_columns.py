@@ -13,11 +13,9 @@ import torch
 
 from sluice import FeatureTable
 from sluice.etl import ops
-from sluice.etl.apply.features import Features
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.plain.recipe import Recipe
 from tests.dlrm import clicks_table
 from tests.open_loader import open_loader
+from tests.product import ColumnError, Features, Recipe
 from tests.raises import raises
 
 COLUMNS = {**clicks_table.COLUMNS, "words": "text", "at": "text", "price": "float"}

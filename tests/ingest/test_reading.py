@@ -13,17 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Errors, Knobs
-from sluice.ingest.errors import SourceError
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read import remote_files
-from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.range_files import ArrowFile
-from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.retry import Clock, DeliveryError, RetryPolicy
-from sluice.ingest.row_order import Position, Read, WindowPart
 from tests.ingest import twin
 from tests.ingest.s3 import with_bucket
 from tests.open_loader import open_loader
+from tests.product import (
+    BatchLoader,
+    Clock,
+    DeliveryError,
+    FileOpener,
+    Position,
+    Read,
+    RetryPolicy,
+    RowGroupReader,
+    SourceError,
+    WindowPart,
+)
 from tests.raises import raises
 from tests.run_program import run_program
 

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import rates
 from sluice.agent.policies import make
 from sluice.ingest import progress
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.progress import Rests
 from sluice.ingest.stats import READY
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.product import BatchLoader, Controller
 
 
 class RestingPipeline(FakePipeline):

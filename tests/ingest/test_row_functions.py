@@ -10,21 +10,30 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Errors, History, Knobs, Loader, Order, Transform
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import LoaderError, SourceError
-from sluice.ingest.flow.decoded import Placed, ReadTask
-from sluice.ingest.memory.governor import Governor
+from sluice.ingest.flow.decoded import Placed
 from sluice.ingest.process import shared_memory
-from sluice.ingest.process.row_call import asking_for, call_on_rows, encode
+from sluice.ingest.process.row_call import encode
 from sluice.ingest.process.shared_memory import Region
-from sluice.ingest.process.worker import WorkerClosed, WorkerProcess
 from sluice.ingest.read import reader
-from sluice.ingest.row_order import SLICE_ROWS, RowsPlan
+from sluice.ingest.row_order import SLICE_ROWS
 from sluice.ingest.stages import row_functions
 from sluice.ingest.stages.row_functions import split_functions
-from sluice.ingest.stages.transform import FrameFunction, TransformError
+from sluice.ingest.stages.transform import FrameFunction
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import (
+    ColumnError,
+    Governor,
+    LoaderError,
+    ReadTask,
+    RowsPlan,
+    SourceError,
+    TransformError,
+    WorkerClosed,
+    WorkerProcess,
+    asking_for,
+    call_on_rows,
+)
 from tests.raises import raises
 
 HERE = "tests.ingest.test_row_functions"

@@ -7,10 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sluice.ingest.flow.place_rows import compose_order
 from sluice.ingest.permutations import permutation, window_halves
-from sluice.ingest.row_order import PlanError, Position, Read, RowsPlan, WindowPart
 from tests.ingest import twin
+from tests.product import PlanError, Position, Read, RowsPlan, WindowPart, compose_order
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

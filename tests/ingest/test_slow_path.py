@@ -7,14 +7,18 @@ from collections import deque
 import pytest
 
 from sluice import FeatureTable, Knobs
-from sluice.common.errors import UsageError
-from sluice.common.stores import Place, plain_path
-from sluice.etl.table.store import TableStore
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.read.remote_files import Store
+from sluice.common.stores import plain_path
+from sluice.ingest.read.parquet_files import ParquetError
 from tests.open_loader import open_loader
+from tests.product import (
+    BatchLoader,
+    FileOpener,
+    ParquetFiles,
+    Place,
+    Store,
+    TableStore,
+    UsageError,
+)
 from tests.raises import raises
 
 

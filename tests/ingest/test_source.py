@@ -16,15 +16,18 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
-from sluice.common.errors import UsageError
-from sluice.etl.schema import DataFile
-from sluice.ingest.errors import SourceError
 from sluice.ingest.read.open_file import OpenFile
-from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.source_files import find_files
-from sluice.ingest.row_order import Read, WindowPart
 from tests.open_loader import open_loader
+from tests.product import (
+    DataFile,
+    ParquetFiles,
+    Read,
+    RowGroupReader,
+    SourceError,
+    UsageError,
+    WindowPart,
+    find_files,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

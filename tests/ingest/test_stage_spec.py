@@ -2,8 +2,8 @@
 
 import pytest
 
-from sluice.ingest.knobs import BACKENDS
 from sluice.ingest.stage_spec import limits_of, pipeline, transform
+from tests.product import BACKENDS
 
 STAGES = pipeline([transform("first", movable=True), transform("second", movable=False)])
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.ingest.columns import ColumnError
 from tests.open_loader import open_loader
+from tests.product import ColumnError
 from tests.raises import raises
 
 ROWS, GROUP, BATCH = 384, 128, 64

@@ -9,20 +9,20 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.common.stores import Place
-from sluice.etl.table.store import TableStore
 from sluice.ingest.read import remote_files
-from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.open_file import StoreFile
-from sluice.ingest.read.remote_files import Store
-from sluice.ingest.read.retry import (
+from sluice.ingest.read.retry import ThrottledError
+from tests.ingest.s3 import with_bucket
+from tests.product import (
     Clock,
     DeliveryError,
+    FileOpener,
+    Place,
     Retrier,
     RetryPolicy,
-    ThrottledError,
+    Store,
+    TableStore,
 )
-from tests.ingest.s3 import with_bucket
 from tests.raises import raises
 
 TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})

@@ -13,16 +13,12 @@ import torch
 
 from sluice import Errors, FeatureTable, Knobs
 from sluice.etl.ops.base import OperatorError
-from sluice.etl.spec.table_transform import short_transforms
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
-from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import TransformError
 from tests.dlrm import clicks_table
 from tests.etl.tables import write_rows
 from tests.ingest import transform_functions
 from tests.open_loader import open_loader
+from tests.product import BatchLoader, QuarantineError, SpecError, TransformError, short_transforms
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

@@ -10,13 +10,9 @@ import json
 import pytest
 
 from sluice import FeatureTable
-from sluice.common.errors import UsageError
-from sluice.etl.jobs.job import Job
 from sluice.etl.read import log_sample
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.store import TableStore
-from sluice.tools.guess_spec import guessed_spec
 from tests.etl.jobs import on, rows_of
+from tests.product import Job, Spec, TableStore, UsageError, guessed_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import ParquetFiles
+from tests.product import BatchLoader, ParquetFiles
 from tests.thrift_structs import join_row_groups
 
 

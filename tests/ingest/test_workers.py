@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from sluice.ingest.process import child
-from sluice.ingest.process.shared_memory import SharedMemoryError
-from sluice.ingest.process.worker import (
-    FunctionError,
-    WorkerClosed,
-    WorkerCrashed,
-    WorkerError,
-    WorkerProcess,
-)
+from sluice.ingest.process.worker import WorkerError
 from tests.ingest import worker_functions
 from tests.ingest.scene import assert_gone
 from tests.ingest.twin import eventually
+from tests.product import (
+    FunctionError,
+    SharedMemoryError,
+    WorkerClosed,
+    WorkerCrashed,
+    WorkerProcess,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow.parquet as pq
 
-from sluice.ingest.flow.place_rows import compose_order
-from sluice.ingest.row_order import RowsPlan
+from tests.product import RowsPlan, compose_order
 
 
 def rows_of_stream(plan: RowsPlan, epoch: int, stream: int) -> list[tuple[int, int, int]]:

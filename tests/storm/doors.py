@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 from sluice.etl.table import commit
-from sluice.etl.table.store import TableStore
 from sluice.ingest.flow import series
-from sluice.ingest.knobs import Limits
-from sluice.ingest.memory.governor import Charge, Governor
+from sluice.ingest.memory.governor import Charge
+from tests.product import Governor, Limits, TableStore
 from tests.storm import steps, store
 from tests.storm.children import StormChild
 from tests.storm.scheduler import Crew

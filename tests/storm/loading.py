@@ -12,13 +12,16 @@ from unittest import mock
 
 from sluice import Errors, Knobs, Order, Reading, Transform
 from sluice.ingest import stage_spec
-from sluice.ingest.errors import LoaderError, SourceError
 from sluice.ingest.flow import series
-from sluice.ingest.knobs import KnobError
-from sluice.ingest.loader import BatchLoader
-from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages import row_functions
-from sluice.ingest.stages.quarantine import QuarantineError
+from tests.product import (
+    BatchLoader,
+    KnobError,
+    LoaderError,
+    QuarantineError,
+    RowsPlan,
+    SourceError,
+)
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate
 from tests.storm.functions import FUNCTIONS

@@ -10,12 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.schema import DataFile
 from sluice.ingest.read.decoding import Decoding
-from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.kept_files import KeptFiles
-from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
+from tests.product import Clock, DataFile, FileOpener, Retrier, RetryPolicy, RowGroupReader
 from tests.storm.scheduler import Scheduler
 from tests.storm.threads import current
 

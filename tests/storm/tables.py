@@ -16,16 +16,20 @@ from typing import Any
 from deltalake import DeltaTable
 
 from sluice import FeatureTable
-from sluice.common.stores import StoreError
-from sluice.etl.schema import Field
 from sluice.etl.table import commit
-from sluice.etl.table.commit import Base, CommitConflict
-from sluice.etl.table.job_record import FileRecord, JobRecord
+from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.new_files import CommitError
-from sluice.etl.table.pins import PinKeeper
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import TableError
-from sluice.etl.table.vacuum import vacuum
+from tests.product import (
+    Base,
+    CommitConflict,
+    Field,
+    JobRecord,
+    PinKeeper,
+    StoreError,
+    TableError,
+    TableStore,
+    vacuum,
+)
 from tests.storm.scheduler import Crew, Deviation, Ended, Scheduler, Way
 from tests.storm.steps import full_disk
 from tests.storm.threads import EPOCH_S, Thread, Time, entered

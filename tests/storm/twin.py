@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.etl.schema import DataFile, Field
-from sluice.etl.table.table_columns import OWN
-from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.row_order import RowsPlan, chain
+from sluice.ingest.row_order import chain
 from tests.ingest import twin
+from tests.product import OWN, DataFile, Field, ParquetFiles, RowsPlan
 from tests.storm import store
 from tests.storm.functions import FUNCTIONS, OVER_ROWS
 

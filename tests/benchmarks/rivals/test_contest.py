@@ -11,7 +11,7 @@ from sluice.benchmarks.rivals.contest import (
     contest,
     score,
 )
-from sluice.ingest.knobs import Limits
+from tests.product import Limits
 
 STORE = TrueCosts(
     SimMachine(cores=2, timer_noise=0),

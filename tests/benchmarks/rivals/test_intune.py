@@ -23,7 +23,7 @@ from sluice.benchmarks.rivals.intune import (
     values,
 )
 from sluice.benchmarks.rivals.intune_teacher import Explorer, teach
-from sluice.ingest.knobs import Limits
+from tests.product import Limits
 
 CHOICES = np.arange(PLACES) % len(STEPS)
 

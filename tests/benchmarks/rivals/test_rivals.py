@@ -6,8 +6,8 @@ import pytest
 
 from sluice.agent import policies
 from sluice.agent.policies import PRODUCT, RIVALS, make
-from sluice.ingest.knobs import KnobError
 from tests.agent.policy_contract import PolicyContract
+from tests.product import KnobError
 from tests.raises import raises
 from tests.run_program import run_program
 

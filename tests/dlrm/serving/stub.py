@@ -6,9 +6,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 
-from sluice.dlrm.serving.decode import Decoder, Refusal
-from sluice.dlrm.serving.scorer import Scorer
-from sluice.etl.spec.spec import Spec
+from tests.product import Decoder, Refusal, Scorer, Spec
 
 
 def decoded(decoder: Decoder, *bodies: bytes) -> dict[str, pa.Array]:

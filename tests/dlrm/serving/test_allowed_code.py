@@ -7,16 +7,13 @@ import shutil
 
 import pytest
 
+from sluice import FeatureTable
 from sluice.common.settings import parse
 from sluice.dlrm import serve
-from sluice.dlrm.checkpoint.meta import latest
-from sluice.dlrm.serving.options import ServerOptions
-from sluice.dlrm.serving.served_model import Servable
 from sluice.etl.ops import OperatorError
-from sluice.etl.spec.permission import Permission
-from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import MODULE, SPEC, ended, forget
+from tests.product import Permission, Servable, ServerOptions, latest
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

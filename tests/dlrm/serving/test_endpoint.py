@@ -11,13 +11,20 @@ from types import SimpleNamespace
 
 from prometheus_client import generate_latest
 
-from sluice.agent.report.run_folder import RunError, RunFolder
-from sluice.dlrm.options import ConfigError
 from sluice.dlrm.serving.http import ServerMetrics
 from sluice.dlrm.session.session import TrainingSession
-from sluice.dlrm.telemetry.prometheus import Endpoint, served
-from sluice.ingest.stats import Durations, LoaderStats, Snapshot, StageStats
+from sluice.ingest.stats import LoaderStats
 from tests import ports
+from tests.product import (
+    ConfigError,
+    Durations,
+    Endpoint,
+    RunError,
+    RunFolder,
+    Snapshot,
+    StageStats,
+    served,
+)
 from tests.raises import raises
 
 STAGE = StageStats(

@@ -5,9 +5,8 @@ import random
 import pytest
 
 from sluice.dlrm.serving import decode
-from sluice.dlrm.serving.decode import Decoder, Refusal
-from sluice.etl.spec.spec import Spec
 from tests.dlrm.serving import stub
+from tests.product import Decoder, Refusal, Spec
 
 SPEC = Spec.parse("""
 [input]

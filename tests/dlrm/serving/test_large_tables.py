@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from sluice.dlrm.serving.served_tables import ServedTables
+from tests.product import ServedTables
 
 ROWS, WIDTH = 2**32 - 1, 4
 IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]

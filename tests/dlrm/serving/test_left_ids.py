@@ -7,12 +7,17 @@ from types import SimpleNamespace
 import torch
 
 from sluice import FeatureTable
-from sluice.dlrm.options import ModelConfig, profile_of, tables_of
-from sluice.dlrm.serving.served_model import Servable, online_of
-from sluice.etl.apply.features import Features
-from sluice.etl.apply.lookups import Serving
-from sluice.ingest.column_transforms import ColumnTransforms
+from sluice.dlrm.options import profile_of
 from tests.ingest import left_ids
+from tests.product import (
+    ColumnTransforms,
+    Features,
+    ModelConfig,
+    Servable,
+    Serving,
+    online_of,
+    tables_of,
+)
 
 
 def served(table: FeatureTable) -> Servable:

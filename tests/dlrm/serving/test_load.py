@@ -13,8 +13,7 @@ from uvicorn.server import ServerState
 
 from sluice.dlrm.serving.batcher import BATCH_SIZE, INLINE_SIZE, Batcher
 from sluice.dlrm.serving.connections import GuardedProtocol
-from sluice.dlrm.serving.decode import Refusal
-from sluice.dlrm.serving.options import ServerLimits
+from tests.product import Refusal, ServerLimits
 
 GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

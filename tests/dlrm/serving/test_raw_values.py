@@ -10,15 +10,18 @@ import pyarrow as pa
 import pytest
 
 from sluice import FeatureTable
-from sluice.dlrm.serving.decode import Decoder
-from sluice.dlrm.serving.served_model import Servable, online_of
-from sluice.etl.apply.features import Features
-from sluice.etl.apply.lookups import Serving
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FittedState
-from sluice.ingest.column_transforms import ColumnTransforms
 from tests.dlrm.serving.stub import decoded
 from tests.etl.jobs import rows_of, run
+from tests.product import (
+    ColumnTransforms,
+    Decoder,
+    Features,
+    FittedState,
+    Servable,
+    Serving,
+    Spec,
+    online_of,
+)
 from tests.raises import assert_names
 
 SPEC = """

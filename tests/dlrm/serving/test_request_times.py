@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from sluice.dlrm.serving.decode import Decoder, Refusal
-from sluice.etl.spec.spec import Spec
 from tests.dlrm.serving import stub
+from tests.product import Decoder, Refusal, Spec
 from tests.raises import raises
 
 SPEC = """

@@ -10,12 +10,11 @@ import re
 import httpx
 import pytest
 
-from sluice.dlrm.serving.http import METHODS, HttpApp
-from sluice.dlrm.serving.options import ServerLimits
-from sluice.dlrm.serving.scorer import Answer, Scorer
-from sluice.etl.spec.spec import Spec
+from sluice.dlrm.serving.http import METHODS
+from sluice.dlrm.serving.scorer import Answer
 from tests.dlrm import clicks_table
 from tests.dlrm.serving import stub
+from tests.product import HttpApp, Scorer, ServerLimits, Spec
 from tests.raises import assert_names
 
 JSON = "application/json"

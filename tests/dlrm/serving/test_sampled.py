@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.dlrm.serving.scorer import Scorer
-from sluice.dlrm.serving.served_model import Servable
-from sluice.etl.spec.spec import Spec
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import SMALL_MODEL
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_rows, write_spec
+from tests.product import Scorer, Servable, Spec
 
 KEPT, RATE = 0.25, 0.1
 DRAWN = '[negatives]\ncolumn = "item"\n'

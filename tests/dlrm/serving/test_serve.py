@@ -24,12 +24,10 @@ from sluice.common.program import run
 from sluice.common.settings import parse
 from sluice.dlrm.serve import main
 from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
-from sluice.dlrm.serving.options import ServerOptions
-from sluice.etl.table.pins import pins
-from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks, Started
 from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.product import ServerOptions, TableStore, pins
 from tests.raises import assert_names
 
 pytestmark = pytest.mark.slow

@@ -7,16 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import CheckpointError, latest
-from sluice.dlrm.checkpoint.saving import Checkpoints
-from sluice.dlrm.model.ranker import TableLayout
-from sluice.dlrm.options import MODELS, Config, ModelConfig, Table
-from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving.served_model import ranker
-from sluice.dlrm.sharding.apply import placed
-from sluice.dlrm.training.assemble import parts_of
 from tests.dlrm.rig import DENSE, META, SIZES, bagged, batch
+from tests.product import (
+    MODELS,
+    Checkpoint,
+    CheckpointError,
+    Checkpoints,
+    Config,
+    ModelConfig,
+    Table,
+    TableLayout,
+    latest,
+    machine,
+    parts_of,
+    placed,
+    world,
+)
 from tests.raises import raises
 
 ITEMS = {"kind": "dien", "history": "small", "target": "tiny"}

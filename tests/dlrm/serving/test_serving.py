@@ -20,27 +20,34 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint
-from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
-from sluice.dlrm.footprint import Footprint
-from sluice.dlrm.options import Config
-from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving import batcher, served_model
-from sluice.dlrm.serving.decode import Decoder, Refusal
-from sluice.dlrm.serving.http import HttpApp, iso_time
-from sluice.dlrm.serving.options import ServerLimits
+from sluice.dlrm.serving.http import iso_time
 from sluice.dlrm.serving.reload import take_newer
-from sluice.dlrm.serving.scorer import Scorer
-from sluice.dlrm.serving.served_model import Servable
-from sluice.dlrm.serving.served_tables import ServedTables
 from sluice.dlrm.training import assemble, loaders
-from sluice.etl.spec.spec import Spec
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
 from tests.dlrm.rig import SMALL_MODEL, Bomb, last_json
 from tests.dlrm.rig import written as rewritten
 from tests.dlrm.serving.stub import decoded
 from tests.e2e.test_readme import blocks
+from tests.product import (
+    Checkpoint,
+    CheckpointError,
+    Config,
+    Decoder,
+    Footprint,
+    HttpApp,
+    Refusal,
+    Scorer,
+    Servable,
+    ServedTables,
+    ServerLimits,
+    Spec,
+    latest,
+    machine,
+    mark_best,
+    world,
+)
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from sluice import FeatureTable
-from sluice.dlrm.options import Config
-from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import loaders
 from sluice.etl.ops.base import OperatorError
 from tests.dlrm import clicks_table
 from tests.dlrm.transformed_table import MODULE, ROWS
+from tests.product import Config, Servable
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

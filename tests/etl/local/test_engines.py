@@ -11,13 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sluice.dlrm.follow.table_diff import between
-from sluice.etl.spec.spec import Spec
-from sluice.etl.synth.raw_logs import synthesize
-from sluice.etl.table.table import FeatureTable
+from sluice import FeatureTable
 from tests.etl.drawn_rows import draw_rows
 from tests.etl.jobs import build_table
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
+from tests.product import Spec, between, synthesize
 
 pytestmark = pytest.mark.spark
 

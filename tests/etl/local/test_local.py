@@ -22,27 +22,31 @@ import tests.etl.test_bad_input as bad_input
 import tests.etl.test_build as build
 import tests.etl.test_log_as_it_comes as log
 from benchmarks.small_table import small_table
-from sluice.common.errors import InputError, UsageError
+from sluice import FeatureTable
 from sluice.etl.apply.row_store import RowStore, split_by_number
 from sluice.etl.engines import choose
-from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.jobs.job_run import run_job
-from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.threads import JobEnded, Threads
-from sluice.etl.ops.ids import Hash
 from sluice.etl.read import pieces
-from sluice.etl.read.input_paths import InputFile, files_of
+from sluice.etl.read.input_paths import InputFile
 from sluice.etl.read.pieces import pieces_of
-from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import FileBackedState
 from sluice.etl.table.new_files import CommitError
-from sluice.etl.table.profile import DriftError
-from sluice.etl.table.store import TableStore
-from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
+from tests.product import (
+    DriftError,
+    FileBackedState,
+    Hash,
+    InputError,
+    JobFailure,
+    JobProgress,
+    Spec,
+    TableStore,
+    UsageError,
+    files_of,
+    run_job,
+)
 from tests.raises import raises
 
 raw, made, broken, page = build.raw, build.made, build.broken, log.page

@@ -1,6 +1,6 @@
 """The counts of many pieces are added up with work that grows with their number only."""
 
-from sluice.etl.apply.count_sums import CountSums
+from tests.product import CountSums
 
 
 class Counted:

@@ -5,12 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.jobs.engine import JobFailure
-from sluice.ingest.errors import SourceError
 from sluice.ingest.plain.probe import ParquetError
 from sluice.tools.guess import main as guess
 from tests.etl.jobs import run
 from tests.open_loader import open_loader
+from tests.product import JobFailure, SourceError
 from tests.raises import raises
 
 SPEC = """

@@ -5,14 +5,10 @@ import threading
 
 import pytest
 
-from sluice.etl.table.table import FeatureTable
-from sluice.ingest.flow.decoded import ReadTask
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.remote.maker import UnitMaker, job_of
-from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import Unit
-from sluice.ingest.stages.transform import Transform
+from sluice import FeatureTable, Knobs, Transform
+from sluice.ingest.remote.maker import job_of
 from tests.open_loader import open_loader
+from tests.product import ReadTask, Unit, UnitMaker, WorkerServer
 
 TOKEN = "the token of these tests"
 

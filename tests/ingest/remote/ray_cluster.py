@@ -27,12 +27,11 @@ import psutil
 
 from benchmarks.small_table import small_table
 from sluice import Knobs
-from sluice.common.lines import say
 from sluice.common.program import run
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.remote.messages import RemoteError
 from tests.ingest.remote.test_processes import ended, hashes
 from tests.open_loader import open_loader
+from tests.product import BatchLoader, say
 from tests.raises import assert_names, raises
 
 _STARTS_S = 300

@@ -21,21 +21,25 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import flight
 
-from sluice.common.errors import UsageError
-from sluice.etl.spec.permission import Permission
 from sluice.ingest.errors import NoWorkerAnswers
-from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.remote import asking as asking_file
 from sluice.ingest.remote.asking import Asking, slow_after
-from sluice.ingest.remote.client import Connection, WorkerLost
-from sluice.ingest.remote.fleet import Fleet
-from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.messages import RemoteError, WrongAnswer, answer, cut, decode, encode
-from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.remote.unit import Unit, arrays_of
+from sluice.ingest.remote.unit import arrays_of
 from sluice.ingest.remote.worker import main as worker_main
 from tests.ingest.remote.conftest import TOKEN, halving_loader, job_and_units, remote_knobs
 from tests.open_loader import open_loader
+from tests.product import (
+    Connection,
+    Fleet,
+    ParquetFiles,
+    Permission,
+    Unit,
+    UnitMaker,
+    UsageError,
+    WorkerServer,
+)
 from tests.raises import assert_names, raises
 
 

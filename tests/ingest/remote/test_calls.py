@@ -11,19 +11,23 @@ import pyarrow as pa
 import pytest
 
 from sluice import Errors, Knobs, Transform
-from sluice.etl.spec.permission import Permission
-from sluice.ingest.process.worker import FunctionError
 from sluice.ingest.remote import calls, messages
-from sluice.ingest.remote.calls import Call, Functions, source_digest
-from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.messages import RemoteError, WrongAnswer, decode, encode
-from sluice.ingest.remote.server import WorkerServer
-from sluice.ingest.stages.quarantine import QuarantineError
-from sluice.ingest.stages.transform import TransformError
 from tests.etl.tables import write_rows
 from tests.ingest.remote.conftest import TOKEN
 from tests.ingest.remote.test_units import hashes, same
 from tests.open_loader import open_loader
+from tests.product import (
+    Call,
+    Connection,
+    FunctionError,
+    Functions,
+    Permission,
+    QuarantineError,
+    TransformError,
+    WorkerServer,
+    source_digest,
+)
 from tests.raises import raises
 
 HERE = "tests.ingest.remote.functions"

@@ -15,9 +15,9 @@ import pytest
 
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
-from sluice.ingest.remote.server import WorkerServer
 from tests.ingest.remote.conftest import halving_loader, remote_knobs
 from tests.open_loader import open_loader
+from tests.product import WorkerServer
 from tests.raises import assert_names
 from tests.run_program import run_program
 

@@ -2,13 +2,11 @@
 
 import pytest
 
-from sluice.ingest.memory.governor import Governor, MemoryLimitError
-from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.unit import Unit
 from sluice.ingest.remote.worker import memory_of, threads_of
 from tests.ingest import test_machine
 from tests.ingest.remote.conftest import job_and_units
 from tests.ingest.test_machine import GIB, V2
+from tests.product import Governor, MemoryLimitError, Unit, UnitMaker
 from tests.raises import raises
 
 machine_of = test_machine.root

@@ -16,20 +16,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
-from sluice.etl.spec.permission import NOTHING
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.errors import SourceError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.messages import RemoteError, WrongAnswer, answer, decode, read_answer
-from sluice.ingest.remote.unit import Unit
 from sluice.ingest.remote.worker import open_maker
 from tests.ingest import left_ids
 from tests.ingest.remote.conftest import job_and_units
 from tests.open_loader import open_loader
+from tests.product import (
+    NOTHING,
+    ColumnError,
+    FileOpener,
+    ParquetFiles,
+    SourceError,
+    Unit,
+    UnitMaker,
+)
 from tests.raises import raises
 
 
