@@ -19,7 +19,7 @@ from sluice.ingest.flow.place_rows import READ_BEYOND
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.plain.footer_chunks import delta_texts
 from sluice.ingest.read.page_table import PageTable, find_pages
-from sluice.ingest.read.pages import StoredColumns, StoredRows, read_chunks, stored_places
+from sluice.ingest.read.pages import InMemory, StoredColumns, StoredRows, read_chunks, stored_places
 from sluice.ingest.read.remote_files import RemoteFile
 from sluice.ingest.row_order import Read
 
@@ -81,10 +81,8 @@ class OpenFile:
         """The bytes of the file."""
         raise NotImplementedError
 
-    def _read_chunks(
-        self, chunks: npt.NDArray[np.int64], buffers: Buffers
-    ) -> list[npt.NDArray[np.uint8]]:
-        """Returns the bytes of chunks of columns, after which `READ_BEYOND` more may be read."""
+    def _read_chunks(self, chunks: npt.NDArray[np.int64], buffers: Buffers) -> InMemory:
+        """Gets the bytes of chunks of columns."""
         raise NotImplementedError
 
     def drop_fetched(self) -> None:
@@ -106,9 +104,7 @@ class LocalFile(OpenFile):
             self._release()
             raise
 
-    def _read_chunks(
-        self, chunks: npt.NDArray[np.int64], buffers: Buffers
-    ) -> list[npt.NDArray[np.uint8]]:
+    def _read_chunks(self, chunks: npt.NDArray[np.int64], buffers: Buffers) -> InMemory:
         return read_chunks(self.state, chunks, buffers)
 
     @property
@@ -175,7 +171,6 @@ class StoreFile(OpenFile):
         self._file = opened
         self._fetched: int | None = None
         """The row group that was fetched for the next `read`."""
-        self._places: npt.NDArray[np.int64] | None = None
         self.state = opened.state
         super().__init__(opened, metadata, dictionaries)
 
@@ -189,20 +184,25 @@ class StoreFile(OpenFile):
         self._file.fetch(ranges)
         self._fetched, self.state = group, self._file.state
 
+    @functools.cached_property
+    def _places(self) -> npt.NDArray[np.int64]:
+        return np.clip(stored_places(self.metadata), 0, self.state[0])
+
+    @functools.cached_property
+    def _names(self) -> list[list[str]]:
+        """The names by which each leaf is read: `a.b.c` as `a`, as `a.b` or as itself."""
+        schema = self.metadata.schema
+        paths = [schema.column(leaf).path.split(".") for leaf in range(self.metadata.num_columns)]
+        return [list(itertools.accumulate(path, "{}.{}".format)) for path in paths]
+
     def _ranges(self, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
         """Returns where the file has these columns of a row group. Arrow reads the rest of a damaged file itself, and
         refuses it."""
-        if self._places is None:
-            self._places = np.clip(stored_places(self.metadata), 0, self.state[0])
-        wanted = set(columns)
+        wanted, chunks = set(columns), self._places[group].tolist()
         chunks = [
             chunk
-            for leaf, chunk in enumerate(self._places[group].tolist())
-            if not wanted.isdisjoint(  # `a.b.c` is read as `a`, as `a.b` or as itself
-                itertools.accumulate(
-                    self.metadata.schema.column(leaf).path.split("."), "{}.{}".format
-                )
-            )
+            for chunk, names in zip(chunks, self._names, strict=True)
+            if not wanted.isdisjoint(names)
         ]
         ranges: list[tuple[int, int]] = []
         for begin, end in sorted(chunks):
@@ -228,10 +228,8 @@ class StoreFile(OpenFile):
     def size(self) -> int:
         return int(self.state[0])
 
-    def _read_chunks(
-        self, chunks: npt.NDArray[np.int64], buffers: Buffers
-    ) -> list[npt.NDArray[np.uint8]]:
-        return [self._file.fetched(begin, end, READ_BEYOND) for begin, end in chunks.tolist()]
+    def _read_chunks(self, chunks: npt.NDArray[np.int64], buffers: Buffers) -> InMemory:
+        return self._file.fetched(chunks, READ_BEYOND)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decodes these columns of a row group. Gets their bytes now if the row group was not fetched."""

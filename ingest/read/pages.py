@@ -49,6 +49,8 @@ _WIDTHS = {
 }
 """The types of columns that may stay stored, Parquet's and Arrow's, and the bytes of a stored value."""
 _ENCODINGS = 0b1_0001_1101  # by bit: plain, indices (2 and 8), levels (3 and 4)
+InMemory = tuple[npt.NDArray[np.int64], Sequence[npt.NDArray[np.uint8]]]
+"""The address of each chunk's bytes, after which `READ_BEYOND` more may be read, and the arrays that hold them."""
 _LEAST_STEP = 12  # bits of the least difference between the lengths of two buffers
 
 
@@ -97,11 +99,11 @@ class StoredColumns:
         self,
         group: int,
         columns: Sequence[str],
-        read: Callable[[Any], list[npt.NDArray[np.uint8]]],
+        read: Callable[[Any], InMemory],
         piece: Read | None = None,
     ) -> StoredRows | None:
         """Reads those columns of a row group, or of a piece, that may stay stored. None: there are none. `read` gets
-        where bytes begin and end in the file, and returns them, after which `READ_BEYOND` more may be read."""
+        where bytes begin and end in the file, and returns where they are in memory."""
         known = filter(None, map(self._leaves.get, columns))
         wanted = [leaf for leaf in known if self._may_stay[group, leaf[0]]]
         if not wanted:
@@ -116,9 +118,9 @@ class StoredColumns:
             own = [piece.pages.pages_of(field.name, piece.first, rows) for field in fields]
             places = np.array([place for one in own for place in one.places])
             pages["skip"], pages["rows"] = [one.skip for one in own], [one.rows for one in own]
-        data = read(places)
-        addresses, sizes = [array.ctypes.data for array in data], places[:, 1] - places[:, 0]
-        if len(data) > len(pages):  # a dictionary before each one's pages
+        addresses, data = read(places)
+        sizes = places[:, 1] - places[:, 0]
+        if len(places) > len(pages):  # a dictionary before each one's pages
             pages["dictionary"], pages["dictionary_size"] = addresses[::2], sizes[::2]
             addresses, sizes = addresses[1::2], sizes[1::2]
         pages["pages"], pages["size"] = addresses, sizes
@@ -137,10 +139,8 @@ def stored_places(metadata: pq.FileMetaData) -> npt.NDArray[np.int64]:
     return np.stack([chunk[START], chunk[START] + chunk[STORED]], -1)
 
 
-def read_chunks(
-    descriptor: int, chunks: npt.NDArray[np.int64], buffers: Buffers
-) -> list[npt.NDArray[np.uint8]]:
-    """Reads chunks of columns, usually in one call. After each, `READ_BEYOND` bytes more may be read."""
+def read_chunks(descriptor: int, chunks: npt.NDArray[np.int64], buffers: Buffers) -> InMemory:
+    """Reads chunks of columns, usually in one call."""
     runs: list[list[int]] = []
     size = 0
     places = chunks.tolist()
@@ -150,7 +150,7 @@ def read_chunks(
             runs[-1][1] = end
         else:
             runs.append([begin, end])
-        place[:] = size, size + end - begin
+        place[0] = size
         size += end - begin
     data = _take(buffers, size + READ_BEYOND)
     done = 0
@@ -164,7 +164,7 @@ def read_chunks(
                 )
             at += count
             done += count
-    return [data[begin:end] for begin, end in places]
+    return data.ctypes.data + np.array([start for start, _ in places]), [data]
 
 
 def _take(buffers: Buffers, size: int) -> npt.NDArray[np.uint8]:

@@ -135,16 +135,24 @@ class RemoteFile(io.RawIOBase):
             now.close()
         self.state = now.size, now.tag
 
-    def fetched(self, begin: int, end: int, beyond: int) -> npt.NDArray[np.uint8]:
-        """Returns bytes of the file, after which `beyond` more may be read. They are copied only if they lie in several
-        parts that were fetched, or at the end of one."""
-        for at, data in self._fetched:
-            if at <= begin and end + beyond <= at + len(data):
-                return np.frombuffer(data, np.uint8)[begin - at : end - at]
-        copy = np.empty(end - begin + beyond, np.uint8)
-        self.seek(begin)
-        copy[: end - begin] = np.frombuffer(self.read(end - begin), np.uint8)
-        return copy[: end - begin]
+    def fetched(
+        self, places: npt.NDArray[np.int64], beyond: int
+    ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.uint8]]]:
+        """Returns the addresses of ranges of the file, after each of which `beyond` bytes more may be read, and the
+        arrays that hold them. Those that lie in several parts that were fetched, or at the end of one, are copied."""
+        held = [np.frombuffer(data, np.uint8) for _, data in self._fetched]
+        addresses = np.zeros(len(places), np.int64)
+        for (at, _), part in zip(self._fetched, held, strict=True):
+            lies = (places[:, 0] >= at) & (places[:, 1] + beyond <= at + len(part))
+            addresses[lies] = places[lies, 0] + (part.ctypes.data - at)
+        for number in np.flatnonzero(addresses == 0):
+            begin, end = places[number].tolist()
+            copy = np.empty(end - begin + beyond, np.uint8)
+            self.seek(begin)
+            copy[: end - begin] = np.frombuffer(self.read(end - begin), np.uint8)
+            addresses[number] = copy.ctypes.data
+            held.append(copy)
+        return addresses, held
 
     def drop(self) -> None:
         """Frees the ranges that were fetched."""
