@@ -21,13 +21,12 @@ from numpy import ndarray
 
 from sluice.ingest.stats import StageStats
 
-KINDS = ("flat", "queue", "crowd", "cap", "cliff")
 _CAPS = (1.0, 1.5, 2.25, 3.4, 5.0, 7.6, 11.4, 17.0, 26.0, 38.0, 58.0, 86.0)
 _CLIFFS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64)
 
 
 def _list_shapes() -> ndarray:
-    """Returns the kind and the parameters of each hypothesis."""
+    """Returns the kind and the parameters of each hypothesis: flat, queue, crowd, cap and cliff."""
     rows = [(0, 0.0, 0.0)]
     rows += [(1, share, 0.0) for share in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)]
     rows += [(2, share, 0.0) for share in (1e-4, 5e-4, 2e-3, 4e-3, 1e-2, 2.5e-2, 6e-2, 0.12, 0.25)]
@@ -39,8 +38,6 @@ def _list_shapes() -> ndarray:
 SHAPES = _list_shapes()
 COMPUTES = np.isin(SHAPES[:, 0], (2, 4))
 """The shapes whose added cost is processor time, and not only waiting."""
-_KIND_SHARES = {False: (0.70, 0.08, 0.03, 0.14, 0.05), True: (0.62, 0.07, 0.09, 0.15, 0.07)}
-"""Whether a stage mostly computes → the probability of each kind of shape."""
 
 _MISFIT = 0.03  # no shape is known better than this, as a share of the cost
 _COARSE = 0.2  # the shapes lie so far apart, as a share of a shape's logarithm
@@ -66,6 +63,7 @@ _UNEVEN, _MISSED = (
     6.0,
 )  # noise of a heavy tail; items that must be missing then, before any is an event
 _AGED = 1 / 0.35**2  # the weight of a cost that items under way show
+_GUESSED = 1 / 0.4**2  # the weight of a cost that was seen on another back end
 _KEPT = 12  # sightings
 _HELD = 0.1  # of the time: if the lock is held less, a wait for it cannot be measured
 
@@ -82,11 +80,10 @@ def log_shape(workers: int) -> ndarray:
 
 
 @functools.cache
-def _log_prior(computes: bool) -> ndarray:
-    """Returns the logarithm of each shape's prior. The shapes of a kind share its probability."""
+def _log_prior() -> ndarray:
+    """Returns the logarithm of each shape's prior: kinds are equally likely, and so are the shapes of a kind."""
     of = SHAPES[:, 0].astype(int)
-    each = np.array(_KIND_SHARES[computes]) / np.bincount(of, minlength=len(KINDS))
-    return np.asarray(np.log(each[of]))
+    return np.asarray(-np.log(np.bincount(of)[of]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +143,8 @@ class Posterior:
 
 
 @functools.lru_cache(maxsize=512)
-def _posterior(seen: tuple[Sighting, ...], now: int, computes: bool, at: float | None) -> Posterior:
-    log_p = _log_prior(computes).copy()
+def _posterior(seen: tuple[Sighting, ...], now: int, at: float | None) -> Posterior:
+    log_p = _log_prior().copy()
     newest = max(s.at for s in seen) if at is None else at
     shapes = _log_shapes(tuple(s.workers for s in seen))
     epoch_of = np.array([s.epoch for s in seen])
@@ -288,7 +285,9 @@ class StageModel:
             return replace(self, process_bytes=now.process_bytes).observe(now, at, lock_share, held)
         if now.backend != self.backend:
             return self._move(now, at)
-        guessed = self.seen and not any(s.epoch == self.epoch and s.weight > 1.5 for s in self.seen)
+        guessed = self.seen and not any(
+            s.epoch == self.epoch and s.weight > _GUESSED for s in self.seen
+        )
         if self._from is None or now.items < self._from[0].items or (now.starting and guessed):
             return replace(self, _from=(now, at))
         then, then_at = self._from
@@ -298,7 +297,7 @@ class StageModel:
             old = min(then.workers, math.ceil(busy)) if now.finished_s < now.busy_s - 1e-9 else 0
             if not old or now.items - then.items < 3 * old:
                 left = old - (now.items - then.items)
-                skip = now.items + left if left > 0 else 0
+                skip = now.items + left if left > 0 and self.noise <= _UNEVEN else 0
                 return replace(self, _from=(now, at), _skip_to=skip, suspicion=None)
         elif self._skip_to:
             if now.items >= self._skip_to:
@@ -315,13 +314,13 @@ class StageModel:
         return self._measure(now, then, at, lock_share, held)
 
     def _move(self, now: StageStats, at: float) -> StageModel:
-        """Returns the model on another back end. A row is first taken to be as dear as it was."""
+        """Returns the model on another back end. A row is first taken to be as dear as it was with as many workers."""
         past = {**self.elsewhere, self.backend: (self.seen, self.epoch)}
         seen, epoch = past.pop(now.backend, ((), 0))
         if not seen and self.known:
-            workers = max(1, now.workers)
-            guess = self.level(workers)[0]
-            seen = (Sighting(epoch, workers, guess, 1.0, at, self.cpu_share),)
+            left = (s for s in self.seen if s.epoch == self.epoch)
+            surest = max(left, key=lambda s: s.weight)
+            seen = (replace(surest, epoch=epoch, weight=_GUESSED, at=at),)
         return replace(
             self,
             backend=now.backend,
@@ -359,8 +358,11 @@ class StageModel:
         )
         variance = _FLOOR**2 + self.noise**2 / items + self.sway**2 + (0.3 * lock_share) ** 2
         workers = max(1, now.workers - now.starting)
+        # Of uneven items the short ones end first. So the less even they are, the more counts the time of all work.
+        uneven = min(1.0, self.noise**2)
+        seconds = finished_s ** (1 - uneven) * whole**uneven
         # The logarithm of a mean of few uneven items is too low on average.
-        log_s = math.log(useful * finished_s / rows) + min(0.5, self.noise**2 / (2 * items))
+        log_s = math.log(useful * seconds / rows) + min(0.5, self.noise**2 / (2 * items))
         return learned._take(Sighting(self.epoch, workers, log_s, 1 / variance, at, share), items)
 
     def _watch(self, now: StageStats, then: StageStats, seconds: float, at: float) -> StageModel:
@@ -413,13 +415,15 @@ class StageModel:
             log_new = -0.5 * error * error / jumped - 0.5 * math.log(jumped)
             odds = math.log(_HAZARD) + log_new - max(log_same, -9.0 if items < 30 else -14.0)
         looks = 1 + (before.looks if before is not None and before.log_odds > _SUSPECT else 0)
-        suspicion = Suspicion(mean, spread, odds, looks) if odds > _WEAK else None
-        if abs(error) > _LEAST_STEP and odds > _ODDS:
+        is_step = abs(mean - log_s + error) > _LEAST_STEP
+        suspicion = Suspicion(mean, spread, odds, looks) if is_step and odds > _WEAK else None
+        if is_step and odds > _ODDS:
             sure = self if self.measured > _DOUBTFUL_LOOKS else learned  # an event is no noise
             return sure._begin_epoch(replace(new, log_s=mean, weight=1 / spread))
-        if abs(error) > _LEAST_STEP and suspicion is not None and suspicion.is_strong:
+        if suspicion is not None and suspicion.is_strong:
             return replace(self, suspicion=suspicion)
-        return replace(learned, suspicion=suspicion)._average(new)
+        likely = suspicion is not None and suspicion.log_odds > 0  # an event is no noise
+        return replace(self if likely else learned, suspicion=suspicion)._average(new)
 
     def _learn_noise(self, error: float, items: float) -> StageModel:
         """Returns the model with the noise that this error shows. An event is not taken for noise.
@@ -478,7 +482,7 @@ class StageModel:
 
     def posterior(self, at: float | None = None) -> Posterior:
         """Returns what is known of the cost."""
-        return _posterior(self.seen, self.epoch, self.cpu_share > 0.5, at)
+        return _posterior(self.seen, self.epoch, at)
 
     def level(self, workers: int, at: float | None = None) -> tuple[float, float]:
         """Returns the expected logarithm of a row's seconds with so many workers, and its spread."""
