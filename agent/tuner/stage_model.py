@@ -63,6 +63,7 @@ _UNEVEN, _MISSED = (
     6.0,
 )  # noise of a heavy tail; items that must be missing then, before any is an event
 _AGED = 1 / 0.35**2  # the weight of a cost that items under way show
+_IDLE = 0.02  # of the time of its workers: of a stage that works less, a known cost stays as it is
 _GUESSED = 1 / 0.4**2  # the weight of a cost that was seen on another back end
 _KEPT = 12  # sightings
 _HELD = 0.1  # of the time: if the lock is held less, a wait for it cannot be measured
@@ -306,6 +307,9 @@ class StageModel:
             return self._watch(now, then, at - then_at, at) if stuck else self
         if now.items == then.items or now.rows <= then.rows or now.finished_s <= then.finished_s:
             return self._watch(now, then, at - then_at, at)
+        workers = max(1, now.workers)
+        if now.busy_s - then.busy_s < _IDLE * workers * (at - then_at) and self.is_fresh(workers):
+            return replace(self, _from=(now, at))  # what it costs now says little of a busy stage
         # The mean of few items of a heavy tail is mostly too low.
         enough = max(2.0, min(_MOST_ITEMS, (self.noise / _FEW_ITEMS) ** 2))
         patience_s = 1.0 if enough <= 2 else 2.0

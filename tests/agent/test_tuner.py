@@ -83,13 +83,13 @@ def test_items_that_are_older_than_items_get_are_evidence_before_they_end():
 def test_costs_that_rise_at_each_of_our_changes_are_blamed_on_the_shape():
     stage = _Stage(0.004)
     # At first few of the sixteen workers had work, so they did not disturb each other.
-    for workers, cost in ((1, 1.0), (16, 1.1), (16, 1.6), (14, 2.4), (20, 4.0)):
+    for workers, cost in ((1, 1.0), (16, 1.1), (16, 1.6), (14, 2.4), (20, 4.0), (28, 5.6)):
         stage.item_s = 0.004 * cost
         for _ in range(6):
             stage.work(0.25, workers)
         assert not stage.model.is_doubtful, "a change point is waited for without end"
-    rates = {n: n / math.exp(stage.model.level(n)[0]) for n in (20, 45)}
-    assert rates[45] < 1.3 * rates[20], f"still hopes for more workers: {rates}"
+    rates = {n: n / math.exp(stage.model.level(n)[0]) for n in (28, 63)}
+    assert rates[63] < 1.3 * rates[28], f"still hopes for more workers: {rates}"
 
 
 def _pure_python(waiter_first):
