@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -78,9 +78,10 @@ class RemoteJob:
     @classmethod
     def of(cls, given: Any) -> Self:
         """Parses a job that another program sent. RemoteError if it is none."""
-        if not isinstance(given, dict) or given.keys() != {field.name for field in fields(cls)}:
-            raise RemoteError("a job lacks fields or has unknown ones")
-        return cls(**given)
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise RemoteError(f"a job lacks fields or has unknown ones: {error}") from None
 
 
 class Part(NamedTuple):

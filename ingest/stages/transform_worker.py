@@ -1,43 +1,39 @@
-"""Runs a transform's function: `TransformStage` is shared, and each worker of the pool has a `TransformWorker`.
+"""Calls a transform's function: `TransformStage` is shared, and each worker of the pool has a `TransformWorker`.
 
 A `TransformWorker` calls the function in its own thread, in a process that it owns, or on remote workers, as the
-knob says at that moment. So the back end can change between two items, while the pool and its order stay. Rows on
-which the function fails are found by halving the batch.
+knob says at that moment. So the back end can change between two items, while the pool and its order stay.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from sluice.ingest.choices import PROGRAM_ERRORS
 from sluice.ingest.columns import Columns
-from sluice.ingest.errors import Closed, LoadingError, NoWorkerAnswers
+from sluice.ingest.errors import Closed, NoWorkerAnswers
 from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load, new_columns
-from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_column
+from sluice.ingest.process.matrix_function import MatrixFunction
 from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode_result, encode
 from sluice.ingest.process.worker import (
     SlowStart,
-    WorkerCrashed,
     WorkerProcess,
 )
-from sluice.ingest.stages.batch import BatchSeries, lengths_name
+from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of
+from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.transform import (
     Arrays,
     Function,
@@ -173,55 +169,41 @@ class TransformStage:
 
 
 class TransformWorker:
-    """Applies the transform to batches, for one worker of the pool."""
+    """Calls the function, for one worker of the pool."""
 
     def __init__(self, stage: TransformStage):
         self.stage = stage
         self._worker: WorkerProcess | None = None
         self._in_thread = False
         self._backend = stage.backend
-        """The back end for the current batch. The stage's may change meanwhile, but the batch and its copy must use the
-        same one."""
-        self._batch_copy: Arrays = {}
 
-    def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
+    def choose_backend(self) -> str:
+        """Chooses the back end for the calls up to the next choice. The stage's may change meanwhile, but a batch and
+        its copy must use the same one."""
         self._backend = self._current_backend()
-        own = self.stage.matrix
-        in_place = bool(own.stop) and self._backend == "thread"
-        arrays = (
-            {MATRIX: series.floats[number, own].T} if in_place else self._select_columns(arrays)
-        )
-        before = self._copy_batch(arrays)
-        try:
-            given = self._call_as_often(arrays, before, where)
-        except (Closed, LoadingError):
-            raise
-        except BaseException as error:  # also sys.exit() in the function
-            given = self._quarantine_failing_rows(error, series, number, before, where)
-        return by_column(self.stage.names, given[MATRIX]) if in_place and given else given
+        return self._backend
 
     def call_on_rows(self, rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
         """Calls a function over rows, and returns the columns that it gives."""
-        self._backend = self._current_backend()
-        arrays: Any = {ROWS: rows if self._backend == "thread" else encode(rows)}
-        given = self._call_as_often(arrays, arrays, where)
+        arrays: Any = {ROWS: rows if self.choose_backend() == "thread" else encode(rows)}
+        given = self.call_as_often(arrays, arrays, where)
         assert given
         return decode_result(given, rows)
 
-    def _call_as_often(self, arrays: Arrays, before: Arrays, where: str) -> Given:
+    def call_as_often(self, arrays: Arrays, before: Arrays, where: str) -> Given:
         """Calls the function as often as the stage's burden says. If memory runs out, calls it again with all free
         memory, while no other work starts. `before` holds the arrays as they were."""
         try:
             for _ in range(self.stage.burden - 1):
-                self._call({name: copy(array) for name, array in arrays.items()}, where)
-            return self._call(arrays, where)
+                self.call({name: copy(array) for name, array in arrays.items()}, where)
+            return self.call(arrays, where)
         except MemoryError:
             for name, array in arrays.items():
                 if before[name] is not array:
                     np.copyto(array, before[name])
         with self.stage.governor.run_alone() as free:
             try:
-                return self._call(arrays, where)
+                return self.call(arrays, where)
             except MemoryError as error:
                 raise MemoryError(
                     f"{where}: out of memory, also when tried again alone with "
@@ -249,7 +231,7 @@ class TransformWorker:
             self.stage.end(self._worker)
             self._worker = None
 
-    def _call(self, arrays: Arrays, where: str) -> Given:
+    def call(self, arrays: Arrays, where: str) -> Given:
         stage, function = self.stage, self.stage.transform.function
         if stage.transform.added:  # the function does not get the columns that it must add
             arrays = {
@@ -302,118 +284,6 @@ class TransformWorker:
             with stage.governor.lock:
                 stage.counters.cpu_s += cpu_s
                 stage.counters.core_wait_s += core_wait_s
-
-    def _select_columns(self, arrays: Arrays) -> Arrays:
-        """Returns the function's columns, in the order in which they are named."""
-        stage = self.stage
-        if not stage.names:
-            return arrays
-        missing = [name for name in stage.names if name not in arrays]
-        if missing:
-            raise TransformError(
-                f"transform {stage.transform.name!r}: the table has no columns {missing}"
-            )
-        wanted = (
-            part
-            for name in (*stage.names, *stage.transform.added)
-            for part in (name, lengths_name(name))
-        )
-        return {name: arrays[name] for name in wanted if name in arrays}
-
-    def _copy_batch(self, arrays: Arrays) -> Arrays:
-        """Copies the batch, because a function in a thread may write into it and then fail."""
-        transform = self.stage.transform
-        if self._backend != "thread" or transform.pure:
-            return arrays
-        copies = dict(arrays)
-        for name, array in arrays.items():
-            if (
-                transform.outputs
-                and name != MATRIX
-                and name.removesuffix(_LENGTHS) not in transform.outputs
-            ):
-                continue  # the function cannot write there
-            copy = self._batch_copy.get(name)
-            if copy is None or copy.shape != array.shape or copy.dtype != array.dtype:
-                copy = self._batch_copy[name] = np.empty_like(array)
-            np.copyto(copy, array)
-            copies[name] = copy
-        return copies
-
-    def _quarantine_failing_rows(
-        self, error: BaseException, series: BatchSeries, number: int, arrays: Arrays, where: str
-    ) -> Given:
-        """Returns the batch with weight 0 for the rows on which the function fails, which stay as they were. Raises
-        QuarantineError if they may not be quarantined."""
-        stage, rows = self.stage, series.floats.shape[2]
-        weights = series.weights[number]
-        attempted = 0
-
-        def quarantine(error: BaseException, rows: Iterable[int]) -> None:
-            stage.quarantine.quarantine_rows(
-                error,
-                f"transform {stage.transform.name!r}",
-                series.schedule.epoch,
-                series.step + number,
-                [row for row in rows if weights[row]],  # no padding rows, and none twice
-            )
-
-        def attempt(start: int, stop: int) -> Arrays:
-            nonlocal attempted
-            attempted = start
-            part = self._rows(arrays, start, stop)
-            given = self._call(part, f"{where}, rows {start} to {stop}") or {}
-            # Copies, because the next call may overwrite a result.
-            return {**part, **{name: np.array(array) for name, array in given.items()}}
-
-        if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
-            quarantine(error, range(rows))
-            return self._join_rows(arrays, [], range(rows), weights)
-        try:
-            good, failed = isolate(attempt, rows, rows if stage.quarantine.allowed else 0)
-        except Closed:
-            raise
-        except BaseException as first:
-            quarantine(first, [attempted])
-            raise
-        if not failed:  # no single row causes the error
-            raise error
-        by_error: dict[str, list[tuple[int, Exception]]] = {}
-        for row, row_error in failed:
-            by_error.setdefault(repr(row_error), []).append((row, row_error))
-        for same in by_error.values():
-            quarantine(same[0][1], [row for row, _ in same])
-        return self._join_rows(arrays, good, [row for row, _ in failed], weights)
-
-    def _join_rows(
-        self,
-        arrays: Arrays,
-        good: Sequence[tuple[int, int, Arrays]],
-        bad: Sequence[int],
-        weights: npt.NDArray[Any],
-    ) -> Arrays:
-        """Joins the results of the good rows with the unchanged bad rows, which get weight 0."""
-        parts = {start: part for start, _, part in good}
-        parts |= {row: self._rows(arrays, row, row + 1) for row in bad}
-        joined = {
-            name: np.concatenate([np.asarray(parts[start][name]) for start in sorted(parts)])
-            for name in arrays
-        }
-        weights[list(bad)] = 0
-        if self.stage.columns.weight in joined:
-            joined[self.stage.columns.weight][list(bad)] = 0
-        return joined
-
-    def _rows(self, arrays: Arrays, start: int, stop: int) -> Arrays:
-        """Copies some rows."""
-        part = {}
-        for name, array in arrays.items():
-            low, high = start, stop
-            if name in self.stage.columns.bags:
-                ends = np.concatenate(([0], np.cumsum(arrays[lengths_name(name)])))
-                low, high = int(ends[start]), int(ends[stop])
-            part[name] = array[low:high].copy()
-        return part
 
 
 _TORCH_THREADS = threading.Lock()

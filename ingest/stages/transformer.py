@@ -15,8 +15,9 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.flow.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import BatchSeries, Finisher, columns_of, join_ids, lengths_name
+from sluice.ingest.stages.batch_functions import BatchFunctionCaller
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
-from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
+from sluice.ingest.stages.transform_worker import TransformStage
 
 _LENGTHS = lengths_name("")
 
@@ -32,7 +33,7 @@ class Transformer:
     is_last: bool
 
     def __post_init__(self) -> None:
-        self.workers = [TransformWorker(stage) for stage in self.stages]
+        self.callers = [BatchFunctionCaller(stage) for stage in self.stages]
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
         for n in range(series.steps):
@@ -41,22 +42,22 @@ class Transformer:
 
     def close(self) -> None:
         """Releases the worker's processes when the worker stops."""
-        for worker in self.workers:
-            worker.close()
-        self.workers = []
+        for caller in self.callers:
+            caller.worker.close()
+        self.callers = []
 
     def _transform(self, series: BatchSeries, n: int) -> BatchSeries:
         """Runs batch `n` of a series through the stage."""
-        for worker in self.workers:
-            transform = worker.stage.transform
+        for call in self.callers:
+            transform = call.stage.transform
             where = f"transform {transform.name!r}, epoch {series.schedule.epoch}, step {series.step + n}"
             arrays = columns_of(series, n, self.columns)
             changed = apply_result(
                 transform,
-                worker(series, n, arrays, where),
+                call(series, n, arrays, where),
                 arrays,
                 self.columns.bags,
-                worker.stage.cardinalities,
+                call.stage.cardinalities,
                 where,
             )
             if changed:

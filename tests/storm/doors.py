@@ -95,6 +95,7 @@ BY_LINES = tuple(
         "read/reader",
         "read/retry",
         "stages/batch",
+        "stages/batch_functions",
         "stages/counters",
         "stages/cutter",
         "stages/pool",
