@@ -79,8 +79,6 @@ class TextCells:
         self._missing = rf"^[ \t]*(?:{missing})[ \t]*$" if source.null_values else None
         self.quoted_missing = f'"(?:{missing})"' if source.null_values else None
         """A pattern of the texts for missing numbers in JSON."""
-        self.are_special = bool(source.thousands or source.null_values)
-        """Whether Arrow's reader of lines cannot read these texts."""
 
     def column(self, name: str, texts: pa.Array) -> tuple[pa.Array, list[int]]:
         """Returns the numbers, or the times, in a column's texts, and the rows whose text is none. Their value is

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,10 @@ def _field(end: str, line_end: str = "") -> str:
     return rf'(?:"((?:[^"]|"")*+)"({other})|((?:[^"{end}{line_end}]{other})?))'
 
 
+def _bytes_of(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, pa.binary()) for name in names])
+
+
 class Delimited:
     """Cuts lines into cells.
 
@@ -145,10 +149,10 @@ class Delimited:
 
     def __init__(self, source: Input) -> None:
         """A line may end before the input's optional columns. These are then null."""
-        self._schema, self._decimal = source.schema, source.decimal
-        self._least = len(self._schema) - len(source.optional)
+        self._names = list(source.columns)
+        self._least = len(self._names) - len(source.optional)
         self._quoted, self._multiline = source.format == "csv", source.multiline
-        self._delimiter, self._own = source.delimiter.encode(), source.own_format
+        self._delimiter = source.delimiter.encode()
         self._options: dict[str, Any] = {
             "delimiter": source.delimiter,
             "quote_char": '"' if self._quoted else False,
@@ -160,10 +164,8 @@ class Delimited:
         """Lines that Arrow reads as we do: each quoted field ends with its closing quote."""
         self._field = re.compile(rf"{_field(end)}({end}|\Z)".encode(), re.S)
 
-    def find_irregular(self, lines: pa.Array) -> Flags:
+    def _find_irregular(self, lines: pa.Array) -> Flags:
         """Returns which lines must be cut alone."""
-        if self._own:
-            return np.ones(len(lines), bool)
         irregular = find_irregular(lines)
         if self._multiline:
             inner = pc.less(
@@ -175,54 +177,47 @@ class Delimited:
             irregular |= np.asarray(odd)
         return irregular
 
-    def read(self, lines: pa.Array) -> tuple[pa.Table, Reasons]:
-        """Reads lines that are not irregular, as columns of their types. Raises ArrowInvalid if a cell is not of its
-        column's type. A rejected line has nulls."""
-        types = dict(zip(self._schema.names, self._schema.types, strict=True))
-        parts, reasons = self._read(lines, types, np.arange(len(lines)))
-        return place_rows(parts, len(lines)), reasons
-
-    def cut(self, lines: pa.Array, irregular: Flags) -> tuple[pa.Table, Reasons]:
-        """Reads any lines as columns of bytes. An empty field is null, and a rejected line has nulls."""
-        types = dict.fromkeys(self._schema.names, pa.binary())
+    def cut(self, lines: pa.Array) -> tuple[pa.Table, Reasons]:
+        """Reads lines as columns of bytes. An empty field is null, and a rejected line has nulls."""
+        irregular, schema = self._find_irregular(lines), _bytes_of(self._names)
         regular = lines.filter(pa.array(~irregular))
-        parts, reasons = self._read(regular, types, np.flatnonzero(~irregular))
+        parts, reasons = self._cut_together(regular, np.flatnonzero(~irregular))
         rows = dict[int, dict[str, bytes | None]]()
         for number in np.flatnonzero(irregular).tolist():
             cells = self.cells(strip_end(lines[number].as_py()))
-            if cells is None or not self._least <= len(cells) <= len(types):
+            if cells is None or not self._least <= len(cells) <= len(self._names):
                 reasons[number] = OPEN_QUOTE if cells is None else FIELDS
             else:
-                rows[number] = dict(zip(types, cells, strict=False))
-        parts.append((list(rows), pa.Table.from_pylist(list(rows.values()), pa.schema(types))))
+                rows[number] = dict(zip(self._names, cells, strict=False))
+        parts.append((list(rows), pa.Table.from_pylist(list(rows.values()), schema)))
         return place_rows(parts, len(lines)), reasons
 
-    def _read(
-        self, lines: pa.Array, types: Mapping[str, pa.DataType], numbers: npt.NDArray[np.intp]
+    def _cut_together(
+        self, lines: pa.Array, numbers: npt.NDArray[np.intp]
     ) -> tuple[list[Part], Reasons]:
-        """Reads the lines with these numbers in their batch. A line may lack optional columns."""
-        table, others = self._of_width(lines, types)
+        """Cuts the lines with these numbers in their batch. A line may lack optional columns."""
+        table, others = self._of_width(lines, self._names)
         short: dict[int, list[int]] = defaultdict(list)
         reasons: Reasons = {}
         for row, width in others:
-            if self._least <= width < len(types):
+            if self._least <= width < len(self._names):
                 short[width].append(row)
             else:
                 reasons[int(numbers[row])] = FIELDS
         parts: list[Part] = [(np.delete(numbers, [row for row, _ in others]), table)]
         for width, rows in short.items():
-            known = dict(list(types.items())[:width])
-            parts.append((numbers[rows], self._of_width(lines.take(pa.array(rows)), known)[0]))
+            cells, _ = self._of_width(lines.take(pa.array(rows)), self._names[:width])
+            parts.append((numbers[rows], cells))
         return parts, reasons
 
     def _of_width(
-        self, lines: pa.Array, types: Mapping[str, pa.DataType]
+        self, lines: pa.Array, names: list[str]
     ) -> tuple[pa.Table, list[tuple[int, int]]]:
-        """Reads the lines that have as many fields as there are types. For each other line it returns the number of
+        """Cuts the lines that have as many fields as there are names. For each other line it returns the number of
         fields."""
-        wrong: list[tuple[int, int]] = []
+        schema, wrong = _bytes_of(names), list[tuple[int, int]]()
         if not len(lines):
-            return pa.table({name: pa.array([], kind) for name, kind in types.items()}), wrong
+            return schema.empty_table(), wrong
 
         def short_or_long(row: pyarrow.csv.InvalidRow) -> str:
             wrong.append((row.number - 1, row.actual_columns))
@@ -232,15 +227,14 @@ class Delimited:
         table = pyarrow.csv.read_csv(
             pa.BufferReader(content),
             pyarrow.csv.ReadOptions(
-                use_threads=False, block_size=max(_BLOCK, longest + 1), column_names=list(types)
+                use_threads=False, block_size=max(_BLOCK, longest + 1), column_names=names
             ),
             pyarrow.csv.ParseOptions(**self._options, invalid_row_handler=short_or_long),
             # Lines that are not UTF-8 are irregular, and are not among these.
             pyarrow.csv.ConvertOptions(
-                column_types=types,
+                column_types=schema,
                 null_values=[""],
                 strings_can_be_null=True,
-                decimal_point=self._decimal,
                 quoted_strings_can_be_null=False,
                 check_utf8=False,
             ),
@@ -250,9 +244,7 @@ class Delimited:
     def cells(self, line: bytes) -> Sequence[bytes | None] | None:
         """Returns the cells of one line. None if a quote does not end."""
         if not line:  # Arrow also reads all fields as empty
-            return [None] * len(self._schema)
-        if self._own:
-            return self._own.cells(line)
+            return [None] * len(self._names)
         if not self._quoted:
             return [cell or None for cell in line.split(self._delimiter)]
         cells: list[bytes | None] = []

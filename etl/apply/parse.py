@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.cells import WRONG, TextCells, find_false, has_infinity
+from sluice.etl.apply.cells import WRONG, TextCells, find_false
 from sluice.etl.apply.compiled_lines import CompiledLines
 from sluice.etl.apply.json_lines import JsonObjects
 from sluice.etl.apply.lines import Columns, Delimited, ReadLines, Reasons, Unfit
@@ -78,17 +78,8 @@ class LineReader:
         return self._read(lines)
 
     def _read_delimited(self, lines: pa.Array) -> ReadLines:
-        """Reads lines of csv or tsv. Arrow reads them together unless a line or a cell needs a closer look."""
-        irregular = self._delimited.find_irregular(lines)
-        if not irregular.any() and not self.texts.are_special:
-            try:
-                table, reasons = self._delimited.read(lines)
-            except pa.ArrowInvalid:
-                pass
-            else:
-                if not has_infinity(table):
-                    return self._columns(table), reasons, {}
-        cells, reasons = self._delimited.cut(lines, irregular)
+        """Reads lines of csv or tsv: cuts all cells, and then converts each column."""
+        cells, reasons = self._delimited.cut(lines)
         columns, unfit = Columns(), Unfit()
         for name, kind in self._source.read_as.items():
             columns[name], unfit[name] = self.texts.convert(join_chunks(cells[name]), kind)

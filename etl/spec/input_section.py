@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -12,7 +12,6 @@ import pyarrow as pa
 from sluice.common.suggest import nearest
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.columns import read_operator
-from sluice.etl.spec.line_formats import LINE_FORMATS, LineFormat
 from sluice.etl.spec.toml_keys import (
     Columns,
     SpecError,
@@ -81,8 +80,6 @@ class Input:
     """Whether numbers may be texts in JSON and in requests."""
     marks: tuple[str, ...] = ()
     """Columns that do not affect the order of rows. Only the search for leaks in `tests/fuzz` adds such columns."""
-    own_format: LineFormat | None = None
-    """What cuts the lines, if `format` is none of those above."""
     place: str | None = None
     """The name of a column that no file has: the share of the input's rows that lie before a row, files by name."""
 
@@ -137,17 +134,11 @@ def read_input(raw: dict[str, Any]) -> Input:
         raise SpecError(
             f"input.columns: `also` needs names in the files: {form} with header = true, or another format"
         )
-    own: dict[str, Any] = {"own_format": None}
-    if kind := LINE_FORMATS.get(str(form)):
-        names = {key.name for key in fields(kind)} & raw.keys()
-        cut = read_into(kind, {name: raw.pop(name) for name in names}, "input")
-        own = {"own_format": cut, "format": raw.pop("format")}
     source = read_into(
         Input,
         raw,
         "input",
         columns,
-        **own,
         columns=columns,
         was=was,
         also=also,
@@ -156,7 +147,7 @@ def read_input(raw: dict[str, Any]) -> Input:
         marks=(),
     )
     for key, formats in _FORMATS_OF_KEY.items():
-        if key in raw and form not in (*formats, *LINE_FORMATS):
+        if key in raw and form not in formats:
             raise SpecError(
                 f"input.{key}: needs input.format {' or '.join(formats)}, and it is {form!r}"
             )

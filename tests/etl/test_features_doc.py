@@ -22,7 +22,6 @@ def test_every_key_is_documented_and_every_example_reads(repo):
         "times",
         "marks",
         "number_texts",
-        "own_format",
     }
     wanted = {
         *OPERATORS,

@@ -7,7 +7,6 @@ import math
 import random
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply import lines as lines_of_text
-from sluice.etl.spec.line_formats import LineFormat
 from tests.dlrm.serving.stub import decoded
 from tests.etl.tables import batch_of, column, write_spec
 from tests.product import Decoder, InputParser, Parsed, Spec
@@ -39,25 +37,12 @@ def parse(form: str, *lines: bytes):
     return rows_of(parsed), sorted(parsed.rejected)
 
 
-@dataclass(frozen=True)
-class Fixed(LineFormat):
-    """Columns of fixed widths: all that a new format needs."""
-
-    name = "fixed"
-    width: int
-
-    def cells(self, line):
-        return [line[n : n + self.width].strip() or None for n in range(0, len(line), self.width)]
-
-
-FIXED = 'fixed"\nwidth = 4  #'
 ODD_LINES = Path(__file__).with_name("odd_lines.toml")
 TOO_DEEP = "nested more than 100 levels deep"
 GOOD = {
     "tsv": b"1\t%d\t0.5\tgood",
     "csv": b'1,%d,0.5,"go,""od"',
     "json": b'{"label": 1, "I": %d, "F": 0.5, "C": "good"}',
-    FIXED: b"   1%4d 0.5good",
 }
 
 
@@ -73,8 +58,6 @@ GOOD = {
         ("json", b'{"label":1,"more":%b}' % (b"[" * 100 + b"]" * 100), TOO_DEEP),
         ("json", b'{"label":1,"more":%b}' % (b"[" * 99 + b"]" * 99), (1, None, None, None)),
         ("json", b'{"label":1,"C":' + b"[" * 100_000, TOO_DEEP),
-        (FIXED, b"0   -3      abcd", (0, -3, None, "abcd")),
-        (FIXED, b"1   5   zeroabcd", "F: not a number of 64 bits"),
     ],
 )
 def test_an_odd_line_is_the_same_alone_and_beside_others(form, line, result):
