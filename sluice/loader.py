@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
@@ -22,10 +21,9 @@ from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import DECODE, Knobs, nearest, parse_bytes
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.loader_config import LoaderConfig
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.sources import Reading
-from sluice.ingest.row_order import Order, RowsPlan
+from sluice.ingest.row_order import Order
 from sluice.ingest.stages.transform import UserTransform
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ _REPORTED_SKIPS = 0.01
 """A line on standard error reports skipped rows if they are more than this share of an epoch."""
 _KINDS: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(
-        ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "epochs", "version"),
+        ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "version"),
         (Integral, "8"),
     ),
     "memory_limit": ((Integral, str), "'2GiB'"),
@@ -85,8 +83,7 @@ class Loader(BatchLoader):
     - `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
     - `split` is the split to load. `rank` is this loader's number among `ranks`. `seed` and `order` decide the order.
     - `read_ahead_epochs` is N: the loader reads ahead from one epoch into the next only within the first N epochs. Each
-      later epoch is read after the one before has ended. N does not limit the number of epochs. `epochs` is its old
-      name and warns.
+      later epoch is read after the one before has ended. N does not limit the number of epochs.
 
     Columns:
 
@@ -129,7 +126,7 @@ class Loader(BatchLoader):
         example."""
         known = signature(cls.__init__).parameters.keys()
         for name in given.keys() - known:
-            hint = left(name) or nearest(name, known - {"self", "epochs"})
+            hint = left(f"Loader {name}") or nearest(name, known - {"self"})
             for argument, (kind, _) in _KINDS.items():
                 if name in getattr(kind, "__dataclass_fields__", ()):
                     hint = f"; write {argument}={kind.__name__}({name}=…)"
@@ -169,46 +166,73 @@ class Loader(BatchLoader):
         knobs: Knobs | None = None,
         tuning: str | Policy | None = None,
         run_dir: str | os.PathLike[str] | None = None,
-        epochs: int | None = None,
     ):
-        given = locals()  # arguments have the names of the configuration's fields
-        if epochs is not None:
-            warnings.warn(
-                "Loader(epochs=…) is now Loader(read_ahead_epochs=…): it limits read-ahead, not the number of epochs",
-                FutureWarning,
-                stacklevel=2,
-            )
-            given["read_ahead_epochs"] = epochs
-        if tuning is None:
-            tuning = "auto" if knobs is None else "fixed"
-        policy_of(tuning)  # refuses a wrong one before anything starts
+        usual = "auto" if knobs is None else "fixed"
+        policy = policy_of(usual if tuning is None else tuning)  # refuses before anything starts
         if as_ not in FORMS:
             raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
         self._convert = FORMS[as_]
-        given["machine"], given["memory_limit"] = _share_of_host(ranks, memory_limit)
-        names = given.keys() & {field.name for field in fields(LoaderConfig)}
-        super().__init__(**{name: given[name] for name in names})
+        machine, limit = _share_of_host(ranks, memory_limit)
+        super().__init__(
+            source,
+            batch_size=batch_size,
+            split=split,
+            rank=rank,
+            ranks=ranks,
+            seed=seed,
+            order=order,
+            read_ahead_epochs=read_ahead_epochs,
+            roles=roles,
+            hash=hash,
+            spec=spec,
+            fill=fill,
+            errors=errors,
+            history=history,
+            transforms=transforms,
+            version=version,
+            allow_code=allow_code,
+            reading=reading,
+            workers=workers,
+            memory_limit=limit,
+            machine=machine,
+            knobs=knobs,
+        )
+        self._begin(policy, None if rank else run_dir, as_)
+
+    def _begin(self, policy: Policy, run_dir: str | os.PathLike[str] | None, as_: str) -> None:
+        """Starts what needs the opened table. If that fails, the table is closed."""
+        given = self._config
         try:
             if as_ == "kjt":
-                _refuse_without_weights(self.table, order, errors)
-            if knobs is None and policy_of(tuning).name == "fixed":
-                one_each = dict.fromkeys(self.limits.workers, 1)
-                # Remote readers keep their number.
-                kept = {DECODE: self.knobs.workers[DECODE]} if workers is not None else {}
-                super().apply(Knobs(workers=one_each | kept))
-            self._tuned = self._tune(tuning, None if rank else run_dir)
+                _refuse_without_weights(self.table, given.order, given.errors)
+            self._tuned = self._tune(policy, run_dir)
         except BaseException:
             super().close()
             raise
-        if rank == 0:
-            _report_plan(self.table.uri, self.plan, self.huge_group)
+        if given.rank == 0:
+            self._report_plan()
 
-    def _tune(self, tuning: str | Policy, run_dir: str | os.PathLike[str] | None) -> TunedRun:
+    def _report_plan(self) -> None:
+        """Prints what the order of rows costs: a late first batch, and skipped rows."""
+        plan = self.plan
+        if self.huge_group:
+            say(f"{self.table.uri}: {plan.describe_huge_group()}")
+        if plan.dropped > _REPORTED_SKIPS * plan.rows:
+            say(
+                f"{self.table.uri}: each epoch skips {plan.dropped:,} of {plan.rows:,} rows, because they do not fill "
+                f"a batch of {plan.batch_size:,}. Every epoch skips different rows. To keep them, pass "
+                "order=Order(last='pad')"
+            )
+
+    def _tune(self, policy: Policy, run_dir: str | os.PathLike[str] | None) -> TunedRun:
         """Makes the agent and the run folder. The agent starts with the first batch."""
-        policy = policy_of(tuning)
-        folder = None
+        folder, given = None, self._config
+        if given.knobs is None and policy.name == "fixed":
+            one_each = dict.fromkeys(self.limits.workers, 1)
+            if given.workers:
+                del one_each[DECODE]  # remote readers keep their number
+            super().apply(Knobs(workers=one_each))
         if run_dir is not None:
-            given = self._config
             config = {
                 "kind": "load",
                 "data": self.table.uri,
@@ -267,14 +291,11 @@ class Loader(BatchLoader):
             self._tuned.close()
         finally:
             super().close()
-        if was_open and quarantined["rows_set_aside"]:
+        if was_open and (rows := quarantined["rows_set_aside"]):
             reasons = ", ".join(
-                f"{reason}: {rows:,}" for reason, rows in quarantined["reasons"].items()
+                f"{why}: {count:,}" for why, count in quarantined["reasons"].items()
             )
-            say(
-                f"{quarantined['rows_set_aside']:,} rows were quarantined ({reasons}); {quarantined['file']} lists "
-                "them"
-            )
+            say(f"{rows:,} rows were quarantined ({reasons}); {quarantined['file']} lists them")
 
 
 def _refuse_without_weights(
@@ -295,17 +316,6 @@ def _refuse_without_weights(
     )
 
 
-def _report_plan(table: str, plan: RowsPlan, huge_group: int) -> None:
-    """Prints what the order of rows costs: a late first batch, and skipped rows."""
-    if huge_group:
-        say(f"{table}: {plan.describe_huge_group()}")
-    if plan.dropped > _REPORTED_SKIPS * plan.rows:
-        say(
-            f"{table}: each epoch skips {plan.dropped:,} of {plan.rows:,} rows, because they do not fill a batch of "
-            f"{plan.batch_size:,}. Every epoch skips different rows. To keep them, pass order=Order(last='pad')"
-        )
-
-
 def _share_of_host(ranks: int, memory_limit: int | str | None) -> tuple[Machine, int | None]:
     """Returns this rank's part of the host's cores and memory, and its memory limit."""
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -313,6 +323,5 @@ def _share_of_host(ranks: int, memory_limit: int | str | None) -> tuple[Machine,
     machine = Machine(sharers=sharers)
     limits = [] if memory_limit is None else [parse_bytes(memory_limit)]
     if sharers > 1:
-        share = machine.memory_limit() // sharers
-        limits.append(share)
+        limits.append(machine.memory_limit() // sharers)
     return machine, min(limits, default=None)

@@ -255,6 +255,7 @@ class TestWhatItSays:
             ({"window_rows": 10}, TypeError, ["'window_rows'", "order=Order(window_rows=…)"]),
             ({"zz": 1}, TypeError, ["'zz' (known: allow_code,"]),
             ({"tuning": "intune"}, KnobError, ["'intune'", "sluice bench --tuning intune"]),
+            ({"epochs": 2}, TypeError, ["'epochs'", "earlier version: take read_ahead_epochs"]),
             ({"step_threads": 2}, TypeError, ["'step_threads'", "earlier version", "leave it out"]),
             ({"batch_size": "80"}, LoaderError, ["batch_size=8"]),
             ({"order": "shuffle"}, LoaderError, ["order=Order(shuffle=False)"]),
@@ -281,17 +282,6 @@ class TestWhatItSays:
     def test_an_unknown_field_is_answered_with_the_one_that_was_meant(self, kind, wrong, hint):
         with raises(TypeError, kind.__name__, repr(wrong), hint):
             kind(**{wrong: 1})
-
-    def test_the_old_name_of_an_argument_works_with_a_warning(self, clicks):
-        """Both names let the pipeline begin with the second epoch before the first one has ended."""
-        with pytest.warns(
-            FutureWarning, match=r"Loader\(epochs=…\) is now Loader\(read_ahead_epochs=…\)"
-        ):
-            old = loader_of(clicks, epochs=2)
-        with old, loader_of(clicks, read_ahead_epochs=2) as new, loader_of(clicks) as plain:
-            assert old._config.read_ahead_epochs == new._config.read_ahead_epochs == 2
-            assert plain._config.read_ahead_epochs == 1
-            assert [len(list(old)) for _ in range(3)] == [len(list(new)) for _ in range(3)]
 
     def test_rows_that_fill_no_batch_are_reported_and_quarantined_rows_at_the_end(
         self, clicks, tmp_path, capsys

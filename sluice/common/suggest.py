@@ -10,6 +10,7 @@ _LEFT = {
     "intune": "`sluice bench --tuning intune` runs it in a checkout (benchmarks/rivals)",
     "agent_weights": "leave it out; `auto` has no such file",
     "step_threads": "leave it out; whole runs were 1.04 times as fast at most",
+    "Loader epochs": "take read_ahead_epochs, which limits read-ahead, not the number of epochs",
     "sluice serve --tables": "leave it out; tables are held as they were trained",
 }
 """A verb, an option, an argument or a value of 0.3 that left → what to do instead. A name that means
