@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,12 @@ import torch
 from torch import Tensor
 
 from sluice.common.errors import UsageError
-from sluice.dlrm.checkpoint.checkpoint import Checkpoint, TensorPart, layout_of, write_pieces
+from sluice.dlrm.checkpoint.checkpoint import Checkpoint, TensorPart, write_pieces
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import (
     BEST,
     EVALUATED,
     LATEST,
-    LAYOUT,
     META,
     CheckpointMeta,
     check,
@@ -34,7 +32,7 @@ from sluice.dlrm.checkpoint.meta import (
     read_pointer,
     write_pointer,
 )
-from sluice.dlrm.checkpoint.saving import make_folder
+from sluice.dlrm.checkpoint.saving import make_folder, put_layout
 from sluice.dlrm.model.spread_rows import spread_rows, table_name
 from sluice.dlrm.options import Config
 from sluice.etl.table.table import FeatureTable
@@ -129,9 +127,5 @@ def _write(
         TensorPart(key, value, (0,) * value.dim(), value.shape) for key, value in tensors.items()
     )
     written = write_pieces(files, path, f"rank-00000{_TENSORS}", pieces)
-    described = layout_of([written], values)
-    files.write(path / LAYOUT, [described])
-    files.sync_folder(path)
-    sums = {written["file"]: written["sum"], LAYOUT: zlib.crc32(described)}
-    replace(meta, sums=sums).put(path, files)
+    replace(meta, sums=put_layout(path, [written], values, files)).put(path, files)
     return path.name

@@ -215,16 +215,7 @@ class Checkpoints:
         first = self._world.first
 
         def complete() -> None:
-            described = layout_of(written, values)
-            self.files.write(path / LAYOUT, [described])
-            sums = {entry["file"]: entry["sum"] for entry in written} | {
-                LAYOUT: zlib.crc32(described)
-            }
-            _verify_checksums(path, {LAYOUT: sums[LAYOUT]})
-            self.files.sync_folder(
-                path
-            )  # meta.json lists these files, so they are written before it
-            meta.write(path, sums, self.files)
+            meta.write(path, put_layout(path, written, values, self.files), self.files)
 
         self._on_all_ranks(path, complete if first else lambda: None)
         if first:
@@ -288,6 +279,22 @@ def make_folder(folder: Path, step: int, files: CheckpointDisk) -> Path:
         files.clear(path, META)
     files.make(path)
     return path
+
+
+def put_layout(
+    path: Path,
+    written: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Any],
+    files: CheckpointDisk,
+) -> dict[str, int]:
+    """Writes layout.json, from what `write_pieces` returned on each rank. Returns the checksum of each file. meta.json,
+    which lists them, may be written then."""
+    described = layout_of(written, values)
+    files.write(path / LAYOUT, [described])
+    sums = {entry["file"]: entry["sum"] for entry in written} | {LAYOUT: zlib.crc32(described)}
+    _verify_checksums(path, {LAYOUT: sums[LAYOUT]})
+    files.sync_folder(path)
+    return sums
 
 
 def _verify_checksums(folder: Path, sums: Mapping[str, int]) -> None:
