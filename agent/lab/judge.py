@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sluice.agent.lab.tables import with_bounds
 from sluice.agent.lab.yardsticks import describe, make_policy
 from sluice.common.lines import say
 from sluice.common.program import run as program
@@ -33,6 +32,7 @@ _CODE = {
 }
 """Policy → the folders of the agent whose code decides for it. Results of other code are not used again."""
 _POINT = 0.01
+_DRAWS = 4000
 
 
 @functools.cache
@@ -76,6 +76,9 @@ class JudgeOptions:
     count: int = setting(
         0, "drawn pipelines; each second one changes. 0: shipped scenarios", least=0
     )
+    scenario: tuple[str, ...] = setting(
+        (), "these scenarios alone (docs/scenarios.md)", metavar="FILE", again=True
+    )
     python: bool = setting(False, "only pipelines of pure Python that may run in processes")
     folder: Path = setting(Path("build/judge"), "keeps the results", metavar="DIR")
     before: Path | None = setting(
@@ -91,10 +94,11 @@ def file_of(case: str) -> str:
 def scenarios(options: JudgeOptions) -> list[tuple[Scenario, int]]:
     """Returns the scenarios with their seeds."""
     from sluice.agent.lab.simulator.random_pipelines import pipeline
-    from sluice.agent.lab.simulator.scenario_json import shipped
+    from sluice.agent.lab.simulator.scenario_json import load, shipped
 
     if not options.count:
-        return [(scenario, 0) for scenario in shipped()]
+        chosen = [load(path) for path in options.scenario] or shipped()
+        return [(scenario, 0) for scenario in chosen]
     drawn: list[tuple[Scenario, int]] = []
     number = options.first
     while len(drawn) < options.count:
@@ -180,13 +184,21 @@ def _earlier(folder: Path, scenario: Scenario, seed: int) -> Mapping[str, Any] |
 def _compare(name: str, other: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Prints and returns how much better a policy is than another one, by pairs."""
     gained = [row[name]["score"] - row[other]["score"] for row in rows]
-    mean, low, high = (100 * value for value in with_bounds(gained))
+    mean, low, high = (100 * value for value in _with_bounds(gained))
     worse = sum(g < -_POINT for g in gained) / len(gained)
     say(
         f"{name} − {other}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}); "
         f"{100 * worse:.0f} % are worse by more than a point"
     )
     return {"mean": mean, "low": low, "high": high, "worse": worse}
+
+
+def _with_bounds(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the mean difference of pairs, and the ends of its 95 % interval, by drawing the pairs anew."""
+    pairs = np.asarray(differences)
+    means = np.random.default_rng(0).choice(pairs, (_DRAWS, len(pairs))).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(pairs.mean()), float(low), float(high)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
 
     from sluice.agent.lab.simulator.rollout import end_score, reference, run, score
     from sluice.agent.lab.simulator.scenario_json import load, shipped
-    from sluice.agent.lab.tables import round_
 
     scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(
         options.scenario
@@ -64,8 +63,8 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
         "scenario": scenario.name,
         "policy": options.policy,
         "rows": round(outcome.rows),
-        "score": round_(score(outcome, best)),
-        "end_score": round_(end_score(outcome, best)),
+        "score": round(score(outcome, best), 4),
+        "end_score": round(end_score(outcome, best), 4),
         "killed": outcome.killed,
         "changes": sum(outcome.changed),
         "knobs": outcome.knobs.to_dict(),

@@ -1,4 +1,4 @@
-"""Compares policies on live pipelines with fixed settings: `contest`, and how it is scored.
+"""`python -m sluice.benchmarks.rivals.contest` compares policies on live pipelines with fixed settings.
 
 The settings of a set-up are surveyed once each, and each policy tunes a pipeline of its own from one worker a stage, as
 often as there are `starts`, in turns: these show how soon it reaches the best setting's rate.
@@ -26,6 +26,9 @@ from sluice.agent.policies import make
 from sluice.agent.tunable import Policy, Tunable
 from sluice.benchmarks.live_setups import SETUPS, TABLE, LiveError, Session, Turn
 from sluice.benchmarks.small_table import small_table
+from sluice.common.lines import say
+from sluice.common.program import run as program
+from sluice.common.settings import parse, setting
 from sluice.ingest.knobs import Knobs, nearest
 from sluice.ingest.stats import Snapshot
 
@@ -278,19 +281,43 @@ def contest(
     return Contest(survey, turns, settled, begun)
 
 
-def hold(
-    policies: Sequence[str],
-    *,
-    setups: Sequence[str],
-    rounds: int,
-    seconds: float,
-    settle_s: float,
-    starts: int,
-    say: Callable[[str], None],
-) -> dict[str, Contest]:
+@dataclass(frozen=True, kw_only=True)
+class ContestOptions:
+    """The options of `python -m sluice.benchmarks.rivals.contest`."""
+
+    title = "what"
+    policy: tuple[str, ...] = setting(
+        ("auto", "intune", "autotune", "plumber"), "these policies", again=True
+    )
+    setup: tuple[str, ...] = setting(
+        (),
+        "of the live set-ups (benchmarks/live_setups.py) these alone",
+        metavar="NAME",
+        again=True,
+    )
+    rounds: int = setting(10, "turns of each live arm", least=1)
+    starts: int = setting(1, "times that each policy begins anew, in turns", least=1)
+    settle: float = setting(
+        10.0, "seconds in which a policy tunes a live pipeline", metavar="S", above=0
+    )
+    seconds: float = setting(0.4, "least seconds of each live turn", metavar="S", above=0)
+
+
+def main(argv: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the object for the last line of output."""
+    options = parse(
+        ContestOptions,
+        argv,
+        "python -m sluice.benchmarks.rivals.contest",
+        description=__doc__ or "",
+    )
+    return {"live": {name: contest.to_dict() for name, contest in hold(options).items()}}
+
+
+def hold(options: ContestOptions) -> dict[str, Contest]:
     """Runs the contest on these live set-ups (none named: on all), and tells each as soon as it is over."""
     known = [setup.name for setup in SETUPS]
-    for name in setups:
+    for name in options.setup:
         if name not in known:
             raise LiveError(
                 f"there is no live set-up {name!r}{nearest(name, known)}; choose of {', '.join(known)}"
@@ -298,16 +325,16 @@ def hold(
     contests = {}
     with tempfile.TemporaryDirectory() as folder:
         clicks = small_table(Path(folder) / "clicks", **TABLE)
-        for setup in (s for s in SETUPS if not setups or s.name in setups):
+        for setup in (s for s in SETUPS if not options.setup or s.name in options.setup):
             say(f"live: {setup.name}: {setup.about}")
             contests[setup.name] = result = contest(
                 lambda setup=setup: Session(setup, clicks),  # type: ignore[misc]
                 setup.settings,
-                {name: make(name) for name in policies},
-                rounds=rounds,
-                seconds=seconds,
-                settle_s=settle_s,
-                starts=starts,
+                {name: make(name) for name in options.policy},
+                rounds=options.rounds,
+                seconds=options.seconds,
+                settle_s=options.settle,
+                starts=options.starts,
             )
             for name, settled in result.settled.items():
                 say(
@@ -352,3 +379,7 @@ def _told(start: Mapping[str, Any]) -> str:
     return f"{share:>24}" + (
         f"{'never':>12}" if start["to_95_s"] is None else f"{start['to_95_s']:>10.1f} s"
     )
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,4 +1,4 @@
-"""`python -m agent evaluate` and `simulate`."""
+"""`python -m sluice.agent.lab.judge`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import pytest
 
 from sluice.agent.lab import judge
-from sluice.agent.lab import policies as simulated
-from sluice.agent.lab.tables import Row, summary
 
 pytestmark = pytest.mark.slow
 
@@ -21,33 +19,13 @@ SMALL = {
 }
 
 
-def row(policy: str, scenario: str = "a", score: float = 1.0, **values: object) -> Row:
-    given = {
-        "family": "scenario",
-        "seed": 0,
-        "end": score,
-        "start": score / 2,
-        "killed": False,
-    } | values
-    return Row(scenario=scenario, policy=policy, score=score, **given)  # type: ignore[arg-type]
-
-
-def test_the_summary_is_over_all_runs_and_counts_kills():
-    rows = [row("x", score=s, seed=i) for i, s in enumerate([0.5, 0.7, 0.9])]
-    rows += [row("x", "b", 0.1, killed=True)]
-    figures = summary(rows, ["x"])["x"]
-    assert figures["median"] == pytest.approx(0.6)
-    assert figures["start"] == pytest.approx(0.275)
-    assert figures["kills"] == 1
-
-
-def test_policies_are_measured_on_a_scenario_file(tmp_path):
+def test_policies_are_judged_on_a_scenario_file(tmp_path):
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    words = "--policy auto --policy oracle --seeds 2 --processes 1 --scenario"
-    result = simulated.main([*words.split(), str(tmp_path / "small.json")])
+    words = ["--policy", "auto", "--policy", "oracle", "--folder", str(tmp_path / "kept")]
+    result = judge.main([*words, "--scenario", str(tmp_path / "small.json")])
     assert result["policies"].keys() == {"auto", "oracle"}
-    assert result["policies"]["auto"].keys() >= {"mean", "median", "p5", "kills"}
     assert result["policies"]["auto"]["median"] > 0
+    assert result["pairs"].keys() == {"auto"}
 
 
 def test_an_earlier_version_is_compared_case_by_case(tmp_path):
