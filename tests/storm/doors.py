@@ -7,6 +7,7 @@ hundreds of bytes, so that tables of a few rows meet every bound that large ones
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import random
@@ -54,7 +55,11 @@ _INSTEAD = {
         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40)),
     },
     "sluice.ingest.memory.process_memory": {"give_back": lambda: None},
-    "sluice.ingest.stages.transform_worker": {"WORKER_PROCESS_BYTES": 300},
+    "sluice.ingest.stages.transform_worker": {
+        "WORKER_PROCESS_BYTES": 300,
+        # Torch has one thread here. A thread that is passed over in a real lock would stop the others for ever.
+        "_TORCH_THREADS": contextlib.nullcontext(),
+    },
     "sluice.ingest.process.protocol": {"_GRAIN": 64},
     "sluice.etl.table.commit": {
         "DeltaTable": steps.StepTable,

@@ -7,6 +7,8 @@ import dataclasses
 import gc
 import json
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,18 @@ def nothing_of_others_ends_within_a_storm() -> None:
 def test_files_whose_lines_count_are_there():
     root = Path(__file__).parents[2]
     assert all((root / file[1:]).is_file() for file in BY_LINES)
+
+
+def test_no_module_whose_lines_count_has_a_real_lock():
+    """A thread that is passed over while it holds one would stop the others, and the run would not know of it."""
+    real = type(threading.Lock()), type(threading.RLock())
+    with storm():
+        modules = [
+            module for module in sys.modules.values() if by_lines(str(vars(module).get("__file__")))
+        ]
+        held = [value for module in modules for value in vars(module).values()]
+    assert len(modules) == len(BY_LINES)
+    assert not any(isinstance(value, real) for value in held)
 
 
 def test_seeds_deviate_in_nothing():
