@@ -35,7 +35,7 @@ from sluice.ingest.stats import LoaderStats, Snapshot
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.read.source_files import Paths
-    from sluice.ingest.remote.asking import Asking
+    from sluice.ingest.remote.client import RemoteClient
 
 _KEPT_GROUPS = 32
 """The row groups whose columns `stored_rows` keeps: those of all streams, and the next ones."""
@@ -468,7 +468,7 @@ def _refuse_batches_of_batches() -> None:
         frame = frame.f_back
 
 
-def _remote_reads(workers: str, given: LoaderInput) -> Asking:
+def _remote_reads(workers: str, given: LoaderInput) -> RemoteClient:
     """Connects to remote workers."""
     from sluice.ingest.remote.reads import remote_reads  # imports Arrow Flight
 

@@ -47,7 +47,7 @@ from sluice.ingest.stages.transform_worker import (
 from sluice.ingest.stages.transformer import Transformer
 
 if TYPE_CHECKING:
-    from sluice.ingest.remote.asking import Asking
+    from sluice.ingest.remote.client import RemoteClient
 
 
 class Pipeline(StagePools):
@@ -63,7 +63,7 @@ class Pipeline(StagePools):
         share: RankShare,
         machine: Machine,
         quarantine: Quarantine,
-        remote: Asking | None,
+        remote: RemoteClient | None,
     ):
         """`remote` is the workers that can also read row groups and call functions. None: this process does all."""
         self._input, self._share = given, share

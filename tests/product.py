@@ -31,7 +31,7 @@ HOMES = {
     "CommitConflict": "sluice.etl.table.commit",
     "Config": "sluice.dlrm.options",
     "ConfigError": "sluice.dlrm.options",
-    "Connection": "sluice.ingest.remote.client",
+    "Connection": "sluice.ingest.remote.connection",
     "Controller": "sluice.agent.controller",
     "CountSums": "sluice.etl.apply.count_sums",
     "DataFile": "sluice.etl.schema",

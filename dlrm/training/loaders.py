@@ -84,7 +84,7 @@ def _loader(
             order=replace(order, streams=config.streams, window_rows=config.window_rows),
             reading=reading,
             history=config.model.events,
-            errors=replace(errors, finite=False),  # the trainer checks this itself, by --missing
+            errors=replace(errors, finite=False),  # the trainer checks this itself (`BatchChecker`)
             **options,
         )
     except LoaderError as error:

@@ -1,121 +1,291 @@
-"""A loader's connection to one remote worker: `Connection`."""
+"""Reads row groups and calls functions on remote workers: `RemoteClient`.
+
+If a worker is slow, silent, lost or wrong, the request goes to another one. Threads read what comes from outside only
+inside of a `try`, and an error of any kind ends what waits for them."""
 
 from __future__ import annotations
 
-import json
-import re
+import os
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import flight
 
-from sluice.ingest.knobs import format_bytes
-from sluice.ingest.process.protocol import is_count
-from sluice.ingest.remote.calls import Call
-from sluice.ingest.remote.messages import KINDS, PIECE_LIMIT, RemoteError, WrongAnswer, read_answer
-from sluice.ingest.remote.unit import RemoteJob, Unit
+from sluice.ingest.errors import Closed, NoWorkerAnswers, SourceError, warn
+from sluice.ingest.flow.decoded import Decoded, ReadTask
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.remote.calls import Call, source_digest
+from sluice.ingest.remote.connection import WorkerLost
+from sluice.ingest.remote.fleet import Fleet, RemoteWorker
+from sluice.ingest.remote.messages import RemoteError, WrongAnswer
+from sluice.ingest.remote.unit import Unit
+from sluice.ingest.stages.transform import Arrays
 
-_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+_FEW = 8
+_FIRST_S = 10.0
+_LEAST_S = 0.5
+_TIMES = 4
+_TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 20}
+"""How often a unit may fail, for each kind of failure. One worker may reach a store that another cannot. If this many
+working workers are lost in a row with the same unit, the unit is to blame."""
+_TIMEOUT_S, _LOOK_S = 60.0, 0.25
+_NOBODY_S = 20.0  # how long requests wait while no worker answers
+# A worker that was silent for `_QUIET_S` is pinged, and has `_PING_S` to answer.
+_QUIET_S, _PING_S = 0.5, 0.75
+_TELL = 3  # unanswered pings in a row before the user is told; a busy host may miss one
 
 
-class WorkerLost(Exception):
-    """A worker did not answer because it has ended or cannot be reached. The message says why."""
+def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
+    """Returns how long an answer of `rows` rows may take before a second worker is asked too: four times the 95th
+    percentile of recent answers."""
+    if len(seconds_a_row) < _FEW:
+        return _FIRST_S
+    usual = sorted(seconds_a_row)[int(0.95 * (len(seconds_a_row) - 1))]
+    return max(_LEAST_S, _TIMES * usual * rows)
 
 
-class Connection:
-    """Requests units of a job from one worker. Many threads can use it."""
+@dataclass(eq=False)
+class _Race:
+    """One unit or call, and the workers that were asked for it. The first right answer is used."""
+
+    changed: threading.Condition
+    asked: set[RemoteWorker] = field(default_factory=set)
+    failed: set[RemoteWorker] = field(default_factory=set)
+    failures: Counter[type[Exception]] = field(default_factory=Counter)
+    slow_at: float = float("-inf")
+    answer: Any = None
+    error: BaseException | None = None
+    over: bool = False
+    """Whether no thread waits for the answer any more."""
+
+
+class RemoteClient:
+    """Gets units from a fleet of workers, and calls functions there, for a pipeline. Many threads can use it. If no
+    worker answers, `read` and `call` raise `NoWorkerAnswers`."""
 
     def __init__(
         self,
-        address: str,
-        token: str,
-        job: RemoteJob,
+        fleet: Fleet,
+        groups: RowGroupReader,
         *,
-        authority: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        """`address` is HOST:PORT. With `authority` (a certificate in PEM), TLS is used."""
-        self.address = address
-        self._job = job
-        self._tls, self._answered = authority is not None, False
-        self._token = (b"authorization", f"Bearer {token}".encode())
-        self._client = flight.FlightClient(
-            f"{'grpc+tls' if self._tls else 'grpc'}://{address}",
-            tls_root_certs=authority,
-            generic_options=[
-                ("grpc.max_reconnect_backoff_ms", 1000),
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.max_receive_message_length", PIECE_LIMIT),
-            ],
-        )
+        """If a worker cannot read a file, the rescue of `groups` replaces its rows, as for local reads."""
+        self.fleet = fleet
+        self._groups = groups
+        self._clock = clock
+        self._pid = os.getpid()
+        self._at_the_end: int | None = None
+        self._alone_since: float | None = None
+        self._is_alone = False
+        self._rates: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=64))
+        self._over = threading.Event()
+        self.counts: Counter[str] = Counter()
+        """Counts units, calls and bytes. `retries`: repeated requests after a worker was lost, wrong or failed.
+        `hedges`: requests to a second worker because the first was slow or silent. `late`: right answers that came
+        after another worker's. `throttled`: requests of workers that a store refused, because there were too many."""
+        threading.Thread(target=self._watch, daemon=True, name="sluice-remote-watch").start()
 
-    def ask(self, what: Unit | Call, timeout_s: float, expected: int = 0) -> tuple[Any, int]:
-        """Returns the rows of a unit, or the result of a function, and how many requests the worker's store refused.
-        Raises `WorkerLost`, `WrongAnswer`, or the worker's error. `expected` is the memory reserved for a unit."""
-        request = what.request(self._job)
-        most = what.most_bytes(self._job, expected)
+    def read(self, task: ReadTask, charge: Charge) -> Decoded:
+        unit = Unit.of(task)
         try:
-            body = self._take(what.action, request, most, self._options(timeout_s))
-            head, arrays = read_answer(body, request)
-            throttled = head.get("throttled", 0)
-            if not is_count(throttled):
-                raise WrongAnswer("no number of refused requests")
-            result = what.result(head, arrays, self._job)
-        except _ERRORS as error:
-            raise self._error(error) from None
-        except (WrongAnswer, RemoteError, ValueError, TypeError, KeyError) as error:
-            raise WrongAnswer(f"worker {self.address}: {error}") from None
-        self._answered = True
-        return result, throttled
+            rows = pa.Table.from_batches([self.get(unit, charge.bytes)])
+            return Decoded(task, rows, charge, in_order=[part.full for part in unit.parts])
+        except SourceError as error:
+            groups = self._groups
+            rows = groups.rescue.replace_group(error, task.read, groups.schema)
+            return Decoded(task, rows, charge)
 
-    def ping(self, within_s: float) -> int:
-        """Returns how many units the worker makes at once. 0: it does not answer."""
+    def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
+        rows = max((array.shape[0] for array in arrays.values()), default=0)
+        answer: Arrays = self.get(Call(function, source_digest(function), arrays, where, rows))
+        return answer
+
+    def get(self, unit: Unit | Call, expected: int = 0) -> Any:
+        """Returns the rows of a unit, for which `expected` bytes are reserved, or the columns of a call. Raises
+        `Closed` if this was closed meanwhile, and `NoWorkerAnswers` if no worker has answered for a while."""
+        fleet, race = self.fleet, _Race(threading.Condition(self.fleet.lock))
         try:
-            [answer] = self._client.do_action(flight.Action("ping", b""), self._options(within_s))
-            text = answer.body[:8].to_pybytes()
-        except (flight.FlightUnavailableError, flight.FlightTimedOutError):
-            return 0
-        except (*_ERRORS, ValueError):  # any answer shows that the worker is running
-            return 1
-        return max(1, int(text)) if re.fullmatch(rb"\d{1,4}", text) else 1
+            while True:
+                with fleet.lock:
+                    if race.answer is not None:
+                        return race.answer
+                    if self._over.is_set():
+                        raise Closed
+                    if error := race.error or fleet.error:
+                        raise error
+                    now = self._clock()
+                    self._look_for_workers(now)
+                    if self._is_alone:
+                        raise NoWorkerAnswers
+                    wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
+                    # Only the answer wakes this thread early. Everything else is seen at the next look.
+                    if wait_s > 0:
+                        race.changed.wait(min(_LOOK_S, wait_s))
+                        continue
+                    reads = isinstance(unit, Unit)
+                    worker = fleet.lease(race.asked | race.failed, reads) or fleet.lease(
+                        race.asked, reads
+                    )
+                    if worker is None:
+                        fleet.changed.wait(_LOOK_S)
+                        continue
+                    patience_s = slow_after(self._rates[unit.kind], unit.rows)
+                    self.counts["hedges"] += bool(race.asked)
+                    race.asked.add(worker)
+                    race.slow_at = now + patience_s * len(race.asked)
+                threading.Thread(
+                    target=self._ask,
+                    args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s), expected),
+                    daemon=True,
+                    name="sluice-remote-ask",
+                ).start()
+        finally:
+            race.over = True
+
+    def _look_for_workers(self, now: float) -> None:
+        """Notes whether all workers have been gone for too long, and tells the user when that changes. Call it with
+        the lock held."""
+        if any(worker.is_there for worker in self.fleet.workers):
+            if self._is_alone:
+                warn("a worker answers again; row groups are read by workers again")
+            self._alone_since, self._is_alone = None, False
+            return
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        if not self._is_alone and now - self._alone_since > _NOBODY_S:
+            self._is_alone = True
+            warn(
+                f"no worker was there for {_NOBODY_S:g} s ({self.fleet.why_none_answers}); this loader "
+                "reads the rows itself until one answers"
+            )
+
+    def stats(self) -> dict[str, Any]:
+        with self.fleet.lock:
+            return {
+                "workers": len(self.fleet.workers)
+                if self._at_the_end is None
+                else self._at_the_end,
+                **{
+                    name: self.counts[name]
+                    for name in ("units", "calls", "bytes", "retries", "hedges", "late")
+                },
+                "starting": self.fleet.starting,
+                "core_s": round(self.fleet.core_s(), 3),
+                **self.fleet.scale,
+            }
 
     def close(self) -> None:
-        self._client.close()
+        """Ends all waiting and this process's own workers. Does nothing in a fork of the process."""
+        if os.getpid() != self._pid:
+            return
+        with self.fleet.changed:
+            if self._at_the_end is None:
+                self._at_the_end = len(self.fleet.workers)
+            self._over.set()
+            self.fleet.changed.notify_all()
+        self.fleet.close()
 
-    def _take(
-        self, action: str, request: Any, most: int, options: flight.FlightCallOptions
-    ) -> pa.Buffer:
-        """Returns an answer, whose pieces are counted before the next one is taken."""
-        pieces, size = [], 0
-        for piece in self._client.do_action(flight.Action(action, request), options):
-            size += piece.body.size
-            if size > most:
-                raise WrongAnswer(
-                    f"an answer of more than the {format_bytes(most)} that it may have"
-                )
-            pieces.append(piece.body)
-        return pieces[0] if len(pieces) == 1 else pa.py_buffer(b"".join(pieces))
-
-    def _options(self, timeout_s: float) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout_s, headers=[self._token])
-
-    def _error(self, error: Exception) -> Exception:
-        if isinstance(error, flight.FlightUnauthenticatedError):
-            return RemoteError(
-                f"worker {self.address}: refuses this token; give the loader the token that the worker "
-                "was started with (--token-file)"
-            )
+    def _watch(self) -> None:
+        """Pings workers that have been silent for a while."""
         try:
-            details = json.loads(getattr(error, "extra_info", b""))
-            return KINDS.get(details["kind"], RemoteError)(
-                f"worker {self.address}: {details['text']}"
+            self._ping_quiet_workers()
+        except Exception as error:
+            with self.fleet.changed:
+                self.fleet.error = error
+                self.fleet.changed.notify_all()
+
+    def _ping_quiet_workers(self) -> None:
+        while not self._over.wait(_QUIET_S):
+            self.fleet.measure_memory()
+            with self.fleet.lock:
+                since = self._clock() - _QUIET_S
+                quiet = [
+                    w
+                    for w in self.fleet.workers
+                    if (w.asked or not w.is_there or not w.threads)
+                    and not w.pinged
+                    and w.heard <= since
+                ]
+                for worker in quiet:
+                    worker.pinged = True
+            for worker in quiet:
+                threading.Thread(
+                    target=self._ping, args=(worker,), daemon=True, name="sluice-remote-ping"
+                ).start()
+
+    def _ping(self, worker: RemoteWorker) -> None:
+        threads = 0
+        with suppress(Exception):  # whatever it is, the worker has not answered as workers do
+            threads = worker.connection.ping(_PING_S)
+        with self.fleet.lock:
+            worker.pinged, worker.silent = False, 0 if threads else worker.silent + 1
+            if threads:
+                self.fleet.core_s()
+                worker.heard, worker.threads = self._clock(), threads
+                if not worker.leaving:
+                    worker.lost = ""
+            else:
+                self.fleet.last_lost = (
+                    worker.lost or f"worker {worker.connection.address} does not answer a ping"
+                )
+                if worker.silent == _TELL:
+                    self.fleet.report_lost(self.fleet.last_lost)
+            self.fleet.changed.notify_all()
+
+    def _ask(
+        self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float, expected: int
+    ) -> None:
+        """Sends the request to one worker. Runs in its own thread."""
+        began, throttled = self._clock(), 0
+        answer, failed = None, Exception()
+        try:
+            answer, throttled = worker.connection.ask(unit, timeout_s, expected)
+        except Exception as error:
+            failed = error
+        with self.fleet.lock:
+            if answer is None:
+                self._failed(race, worker, unit, failed)
+            else:
+                self.counts["throttled"] += throttled
+                if race.over:
+                    self.counts["late"] += 1
+                else:
+                    race.answer, race.over = answer, True
+                    self.counts[unit.counted] += 1
+                    self.counts["bytes"] += (
+                        sum(array.nbytes for array in answer.values())
+                        if isinstance(answer, dict)
+                        else answer.nbytes
+                    )
+                self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
+            self.fleet.give_back(
+                worker, str(failed) if isinstance(failed, (WorkerLost, WrongAnswer)) else ""
             )
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass  # It is no error of a worker's own.
-        why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
-        if self._tls and "handshake failed" in why:
-            return RemoteError(
-                f"worker {self.address}: its certificate is not from the authority that ca=FILE names, "
-                f"or belongs to another host, or the worker does not use TLS ({why})"
+            race.changed.notify()
+
+    def _failed(
+        self, race: _Race, worker: RemoteWorker, unit: Unit | Call, error: Exception
+    ) -> None:
+        race.asked.discard(worker)
+        race.failed.add(worker)
+        if race.over or self._over.is_set():
+            return
+        kind = type(error)
+        race.failures[kind] += kind is not WorkerLost or worker.answered
+        if race.failures[kind] < _TRIES.get(kind, 1):
+            self.counts["retries"] += 1
+            race.slow_at = float("-inf")
+        elif kind not in (WorkerLost, WrongAnswer):
+            race.error = error
+        elif kind is WrongAnswer or not race.asked:
+            # Other workers that were asked may still answer.
+            race.error = RemoteError(
+                f"{unit.description} was asked for {race.failures[kind]} times in vain; "
+                f"the last error: {error}"
             )
-        hint = "" if self._tls or self._answered else " (if it uses TLS, add &ca=FILE)"
-        return WorkerLost(f"worker {self.address}: {why}{hint}")

@@ -19,7 +19,7 @@ from sluice.ingest.errors import warn
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process.worker import anonymous_bytes
-from sluice.ingest.remote.client import Connection
+from sluice.ingest.remote.connection import Connection
 from sluice.ingest.remote.messages import RemoteError
 from sluice.ingest.remote.unit import RemoteJob
 

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs
 from sluice.common.errors import UsageError
 from sluice.ingest.loader_input import LoaderInput
 from sluice.ingest.read.parquet_files import ParquetFiles
-from sluice.ingest.remote.asking import Asking
-from sluice.ingest.remote.client import Connection
+from sluice.ingest.remote.client import RemoteClient
+from sluice.ingest.remote.connection import Connection
 from sluice.ingest.remote.credentials import read_file, read_token
 from sluice.ingest.remote.fleet import Fleet, StartedFleet, started
 from sluice.ingest.remote.maker import job_of
@@ -20,7 +20,7 @@ from sluice.ingest.remote.unit import RemoteJob
 _MOST = 256
 
 
-def remote_reads(workers: str, given: LoaderInput) -> Asking:
+def remote_reads(workers: str, given: LoaderInput) -> RemoteClient:
     """Makes what one loader reads by, from the text in `workers`."""
     reading = given.config.reading
     local_only = ""
@@ -66,7 +66,7 @@ def remote_reads(workers: str, given: LoaderInput) -> Asking:
         )
     else:
         fleet = Fleet(_connections(workers, job))
-    return Asking(fleet, given.groups)
+    return RemoteClient(fleet, given.groups)
 
 
 def _connections(workers: str, job: RemoteJob) -> list[Connection]:

@@ -44,7 +44,7 @@ from sluice.ingest.stages.transform import (
 )
 
 if TYPE_CHECKING:
-    from sluice.ingest.remote.asking import Asking
+    from sluice.ingest.remote.client import RemoteClient
 
 _LENGTHS = lengths_name("")
 
@@ -65,7 +65,7 @@ class TransformStage:
     """Called with the transform's name when a process took too long to start, so that threads go on."""
     running: Mapping[str, Sequence[TransformStage]]
     """All stages of the pipeline's run. Their processes share its memory."""
-    remote: Asking | None = None
+    remote: RemoteClient | None = None
     """Remote workers that can also call the function."""
     burden: int = 1
     """How often the function runs for each batch. All calls but the last work on a copy."""

@@ -22,9 +22,9 @@ import pytest
 from pyarrow import flight
 
 from sluice.ingest.errors import NoWorkerAnswers
-from sluice.ingest.remote import asking as asking_file
-from sluice.ingest.remote.asking import Asking, slow_after
-from sluice.ingest.remote.client import WorkerLost
+from sluice.ingest.remote import client as client_file
+from sluice.ingest.remote.client import RemoteClient, slow_after
+from sluice.ingest.remote.connection import WorkerLost
 from sluice.ingest.remote.messages import RemoteError, WrongAnswer, answer, cut, decode, encode
 from sluice.ingest.remote.unit import arrays_of
 from sluice.ingest.remote.worker import main as worker_main
@@ -68,11 +68,11 @@ def right(table, job, unit):
 
 @pytest.fixture
 def made():
-    """What makes an `Asking` of a fleet. It is closed with the test."""
+    """What makes a `RemoteClient` of a fleet. It is closed with the test."""
     with contextlib.ExitStack() as stack:
 
         def make(fleet, **how):
-            asker = Asking(fleet, None, **how)
+            asker = RemoteClient(fleet, None, **how)
             stack.callback(asker.close)
             return asker, fleet
 
@@ -129,7 +129,7 @@ class Held(WorkerServer):
 def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(
     serving, worker, asking, right, monkeypatch
 ):
-    monkeypatch.setattr(asking_file, "slow_after", lambda *_: 0.0)
+    monkeypatch.setattr(client_file, "slow_after", lambda *_: 0.0)
     held = serving(Held)
     asker, fleet = asking(held, worker)
     first(fleet)
@@ -322,7 +322,7 @@ def test_a_ping_that_answers_no_number_of_threads_shows_only_that_the_worker_run
 
 def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, monkeypatch):
     """Errors that no version knows: of asking, of a ping, and of looking at the workers."""
-    monkeypatch.setattr(asking_file, "_QUIET_S", 0.001)
+    monkeypatch.setattr(client_file, "_QUIET_S", 0.001)
 
     class Broken(Mortal):
         pinged = 0
@@ -455,19 +455,19 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, as
 def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(
     worker, asking, right, monkeypatch
 ):
-    monkeypatch.setattr(asking_file, "_FIRST_S", 120.0)
+    monkeypatch.setattr(client_file, "_FIRST_S", 120.0)
     with socket.create_server(("127.0.0.1", 0)) as dead:
         asker, fleet = asking(type("Dead", (), {"port": dead.getsockname()[1]}), worker)
         first(fleet)
         began = time.monotonic()
         right(asker)
         assert fleet.workers[0].silent
-        assert time.monotonic() - began < asking_file._FIRST_S / 2, "not by its answer being late"
+        assert time.monotonic() - began < client_file._FIRST_S / 2, "not by its answer being late"
         assert (asker.counts["hedges"], asker.counts["retries"]) == (1, 0)
         for _ in range(3):  # and it is left alone
             right(asker)
         assert asker.counts["hedges"] == 1
-    assert asking_file._QUIET_S * 2 + asking_file._PING_S <= 2
+    assert client_file._QUIET_S * 2 + client_file._PING_S <= 2
 
 
 class Reachable(Held):
@@ -488,7 +488,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
             [part.tolist() for part in (batch.label, batch.values, batch.dense)] for batch in loader
         ]
 
-    monkeypatch.setattr(asking_file, "_NOBODY_S", 0.5)
+    monkeypatch.setattr(client_file, "_NOBODY_S", 0.5)
     held = serving(
         Reachable,
         permission=Permission(functions=frozenset(["tests.ingest.remote.functions:halved"])),
@@ -580,7 +580,7 @@ class Mortal:
 def mortal(monkeypatch, made):
     """Asks four workers that can be killed, and come back."""
     monkeypatch.setattr(
-        asking_file, "_QUIET_S", 0.001
+        client_file, "_QUIET_S", 0.001
     )  # a lost worker is pinged before it is asked again
     return lambda lost: made(Fleet([Mortal(lost) for _ in range(4)]))
 
@@ -598,7 +598,7 @@ def test_kills_for_however_long_end_no_run_while_workers_answer(mortal, unit):
 def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run(mortal, unit):
     deadly = replace(unit, epoch=7)
     asker, _ = mortal(lambda asked: asked == deadly)
-    tries = asking_file._TRIES[WorkerLost]
+    tries = client_file._TRIES[WorkerLost]
     with ThreadPoolExecutor(1) as threads:
         asker.get(unit)
         got = threads.submit(asker.get, deadly)
