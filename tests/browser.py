@@ -1,7 +1,5 @@
 """A headless Chromium, driven over the pipe that its DevTools offer: no port, no other package."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`changed`: a function with a mistake in it, for tests of instruments that must find mistakes."""
 
-from __future__ import annotations
-
 import builtins
 import dis
 import inspect

@@ -3,8 +3,6 @@
 The kernel itself fails them, by a filter of the thread (seccomp), so Arrow's C++ and Python's own files are struck
 alike."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import platform

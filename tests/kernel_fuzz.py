@@ -5,8 +5,6 @@ calls that one. Each access beyond the memory that a caller gave then ends the p
 so damage reaches the code that reads it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

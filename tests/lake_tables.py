@@ -1,7 +1,5 @@
 """Tables of Delta and Iceberg, and folders with partitions in their names, as other programs write them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import uuid

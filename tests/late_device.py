@@ -1,7 +1,5 @@
 """A device that copies as late as it may: `LateLane`. It needs no accelerator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

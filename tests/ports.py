@@ -1,7 +1,5 @@
 """Ports on which a test's program is to listen, where it cannot take whichever is free."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """Processes that may end while a test looks at them."""
 
-from __future__ import annotations
-
 import psutil
 
 

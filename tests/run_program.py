@@ -1,7 +1,5 @@
 """Runs Python programs for tests: `run_program`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Who may know whom (the table in docs/architecture.md), read from the sources; that contracts stay light; and that a
 stranger finds things: small folders, one home for each class name."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Drawn faults (`python -m tests.bed draw`): operators, the order of the draws, and a small project that is judged."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """A user's mistake is a `UsageError`, by which programs end with 2. What else may be raised is listed here."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib

@@ -1,7 +1,5 @@
 """Every extra holds what its programs import: a built wheel, beside exactly the distributions that the extra brings."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

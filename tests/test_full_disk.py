@@ -3,8 +3,6 @@
 The kernel refuses to let files grow beyond a size (RLIMIT_FSIZE): writes come back short and then fail, as on a full
 disk, wherever the tests run. The table's writers are in tests/etl, those of checkpoints in tests/dlrm."""
 
-from __future__ import annotations
-
 import json
 import resource
 import threading

@@ -1,7 +1,5 @@
 """A disk that answers with EIO, at each reader and writer: its message, what survives, that nothing is half written."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The compiled inner loops: how they are built, who may call them, and that they stay within their memory."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys

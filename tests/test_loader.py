@@ -1,7 +1,5 @@
 """`sluice.Loader`: tuned from its first batch, gone with its last, and at home in a stranger's loop."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

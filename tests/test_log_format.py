@@ -1,7 +1,5 @@
 """`--log-format json`: each line on standard error is an object."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

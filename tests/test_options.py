@@ -1,7 +1,5 @@
 """The default, the limits and the spelling of each option stay, until somebody changes them here too."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

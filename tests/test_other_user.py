@@ -1,8 +1,6 @@
 """Another user of the same machine: what of ours he can write into, connect to, or lead astray. What he may read is in
 docs/faults.md."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """One name on the import path: what a wheel installs, and that a checkout and a wheel are imported alike."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`sluice.petastorm`: Petastorm's doors, with our loader behind them: exact, resumable, tuned."""
 
-from __future__ import annotations
-
 import datetime
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """What programs show: names and values from data with their control characters as escapes."""
 
-from __future__ import annotations
-
 import random
 import unicodedata
 

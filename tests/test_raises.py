@@ -1,7 +1,5 @@
 """`tests/raises.py`: a fact is found as a whole word, and an error without it fails the test."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.raises import assert_names, raises

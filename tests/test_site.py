@@ -1,7 +1,5 @@
 """The site's pages: examples run, quoted messages are the sources', links lead somewhere. `make docs` builds it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Structs of Thrift's compact protocol, such as footers of Parquet files, as lists that a test can change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

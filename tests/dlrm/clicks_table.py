@@ -1,7 +1,5 @@
 """Tables with a spec and fitted state, made without Spark: features by the job's own code, all rows at once."""
 
-from __future__ import annotations
-
 import datetime
 from collections import Counter
 from pathlib import Path

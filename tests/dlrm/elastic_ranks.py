@@ -7,8 +7,6 @@ one, the agent dies with it. `hold`: once it has reported a step, it makes LOG/h
 and with `none`, nothing happens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

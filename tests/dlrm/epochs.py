@@ -1,7 +1,5 @@
 """What the ranks of `tests.dlrm.elastic_ranks` trained, over all starts of a run: each row of the epoch once."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A table that names a function of a module of its own, which no program may import unless its user says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

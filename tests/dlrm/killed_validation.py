@@ -5,8 +5,6 @@
 WHEN is `measure` (the checkpoint is saved, and nothing is measured), `BEST` or `EVALUATED` (as that file is about to
 appear), or `test` (all is done but the last evaluation). NUMBER counts these moments from 1."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,8 +1,6 @@
 """What runs on every rank in test_ranks.py: `python -m tests.dlrm.ranks FOLDER` begins two ranks, then one, then four,
 and says what the first of each found. With names of kernels it is one of torchrun's ranks (test_gpu.py)."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

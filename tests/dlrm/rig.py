@@ -1,7 +1,5 @@
 """Parts for the trainer's tests: batches without a loader, and processes under torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Criteo: no header, the label first, counts up to 1e7, categories in hex. Talking
 positive rows have.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Mapping
 from pathlib import Path

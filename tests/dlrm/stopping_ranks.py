@@ -1,8 +1,6 @@
 """The trainer as a user has it, but that its first rank is stopped in the middle of a step, once something was saved
 and it has said that it goes from step to step. An agent (elastic_agent.py) forks the ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """When a rank counts as standing still, by a clock of our own; and what the ranks then do, through torch's store."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A table and a run folder are data: no program imports what they name, unless its user says so."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Errors, stores and faults on purpose in the trainer: as its command line asks for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

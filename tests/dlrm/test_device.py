@@ -1,7 +1,5 @@
 """Pinned staging: on a device that copies as late as it may, and on a GPU where there is one."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 

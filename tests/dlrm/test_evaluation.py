@@ -1,7 +1,5 @@
 """What an evaluation finds, and what is made of it, with a model that says what it is given."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import contextmanager

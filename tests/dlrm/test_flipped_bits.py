@@ -1,7 +1,5 @@
 """Each bit of a run's checkpoints, flipped: what reads them gets the same values, or an error that names the file."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

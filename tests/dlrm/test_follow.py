@@ -1,7 +1,5 @@
 """Taking up newer versions of a table: what changes, what stays, and runs through schema changes and a crash."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

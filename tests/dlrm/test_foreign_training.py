@@ -1,7 +1,5 @@
 """Training on tables and files of other programs, by a spec: the version is part of the run, and a resume keeps it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """`sluice forget --run`: the row of a key is 0 in every checkpoint, with its optimiser's state, and no other row
 changes."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An unedited guess of each stand-in trains about as well as a logistic regression on the same rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

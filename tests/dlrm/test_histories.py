@@ -1,8 +1,6 @@
 """A model that reads histories learns from a plain table what no column of a row says: made sessions, in which a user
 clicks on what the last events had."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

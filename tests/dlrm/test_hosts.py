@@ -1,7 +1,5 @@
 """torchrun on several hosts, by docs/launch.md: with hosts lost or cut off, and then equal to one process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

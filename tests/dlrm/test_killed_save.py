@@ -3,8 +3,6 @@
 As a program, it is the trainer, and kills itself as LATEST is about to move for the second time: the new checkpoint is
 written, and nobody knows of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

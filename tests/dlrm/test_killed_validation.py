@@ -1,8 +1,6 @@
 """A run that is killed after it saved a checkpoint and before it has evaluated it: the resumed run makes that up, so
 that its figures, BEST and its end are those of a run that nobody killed."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 

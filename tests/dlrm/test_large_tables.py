@@ -4,8 +4,6 @@ Their memory is a file with holes. What is never written takes no space in it, a
 were: an index that wrapped around at 2³¹ or 2³² would have written another one.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands of docs/launch.md and docs/workers.yaml are what the programs take, word for word."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two versions of a spec: for which columns an equal value means the same, down to the input."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.dlrm.follow.table_diff import explain_difference

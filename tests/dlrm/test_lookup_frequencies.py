@@ -1,7 +1,5 @@
 """The ETL counts lookups per row; models and placements use these counts."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Runs of the trainer on a table with one value that no float32 arithmetic survives."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

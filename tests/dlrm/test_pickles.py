@@ -2,8 +2,6 @@
 
 What programs make of a run folder full of hostile pickles is in test_serving.py, where there is a run to go through."""
 
-from __future__ import annotations
-
 import ast
 import json
 

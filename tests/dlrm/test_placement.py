@@ -1,7 +1,5 @@
 """Placing tables: what must hold for any tables and machine, and the sizes that others have published."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """Who says what is wrong with a start that all ranks refuse, and where torchrun finds the reason."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """How a batch's ids become rows of a model's tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The sharded model on one, two and four ranks against a plain twin; checkpoints; evaluation. One run each."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.dlrm.rig import KINDS, kinds, last_json

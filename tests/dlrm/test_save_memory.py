@@ -1,7 +1,5 @@
 """How much of the host's memory a checkpoint takes, with a device that counts it and copies as late as it may."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

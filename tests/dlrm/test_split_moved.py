@@ -1,7 +1,5 @@
 """A run does not go on where the rows that it trained on have become its test."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training whose batches go through pinned buffers to a device that copies late."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

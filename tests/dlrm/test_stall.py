@@ -1,7 +1,5 @@
 """Ranks of their own torchrun: one stands still, or torchrun itself is killed. Nothing stays behind."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The threads of a rank's steps: one core is the loader's, but for large steps on two cores."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice.dlrm.step_threads import thread_count, wait_briefly

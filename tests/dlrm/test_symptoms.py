@@ -1,7 +1,5 @@
 """A model at chance is noticed and explained; one that learns is left alone."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

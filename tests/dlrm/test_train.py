@@ -1,7 +1,5 @@
 """The trainer's program as a user has it: under torchrun and alone, broken off, resumed, evaluated, and misused."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

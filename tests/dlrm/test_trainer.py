@@ -1,7 +1,5 @@
 """What the loop measures and when it stops, with a made-up clock and a model that does nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """`--follow parts`: a run that finds several versions waiting takes each part once, in order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

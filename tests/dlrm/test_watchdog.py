@@ -1,7 +1,5 @@
 """What the thread of a rank sees while the main thread is blocked."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import select

@@ -1,7 +1,5 @@
 """A table and a run whose spec has transforms of its own, for the tests of training and of serving."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 
 A writer publishes the next version, and a vacuum removes the one before."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """A rank of examples/distributed_checkpoint.py that writes down the rows on which it trains."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The adapters in examples/: what is ours of them, and each on the real package where `make test-adapters` has made an
 environment with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The demo with few rows: every step for real, and an interrupt in the middle of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

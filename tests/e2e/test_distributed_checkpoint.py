@@ -1,7 +1,5 @@
 """examples/distributed_checkpoint.py: a loader's position in torch's checkpoints, on another number of ranks."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """A feature table asked by key, over tables that a job wrote: against a plain search through the same rows."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every command of the README works: only sizes and places are made small."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

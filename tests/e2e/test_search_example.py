@@ -1,7 +1,5 @@
 """The example that looks for settings: over curves that are known, and two trials of the real trainer."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Set-up on a machine that lacks something: one clear line, exit code 2, and no environment half made."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """One Spark session for all tests of this room; it comes up inside the first test that asks for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows that are drawn for any spec, such as the examples in features/."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Looks for a text in all that a folder holds: in names, in bytes, and in the decoded columns of Parquet."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

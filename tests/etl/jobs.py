@@ -1,7 +1,5 @@
 """Running whole jobs in tests, and reading back what they made."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

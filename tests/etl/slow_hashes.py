@@ -1,7 +1,5 @@
 """The hashes of values and rows, by whole numbers alone: a twin of `sluice.etl.ops.hashing`."""
 
-from __future__ import annotations
-
 G, A = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 M1, M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 NULL, ALL = 0x5851F42D4C957F2D, 2**64 - 1

@@ -1,7 +1,5 @@
 """Specs, rows and lines of tests: what most tests of the ETL begin with."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A server knows what a job knows at a row's time: drawn states against a plain look, and states that cannot tell."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several attempts may write one file. Only the files of successful attempts are published."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Bad lines one by one are in test_parse; other headers, empty files and unsigned numbers in test_jobs; no files, empty
 ones and rejects in test_build."""
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path

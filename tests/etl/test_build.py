@@ -1,7 +1,5 @@
 """Whole jobs on a real Spark session, held against a slow twin that reads, fits and applies row by row in Python."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from functools import partial

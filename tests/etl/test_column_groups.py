@@ -1,7 +1,5 @@
 """A server's features of several columns together: the same values as column by column, and the same errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

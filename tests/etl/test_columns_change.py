@@ -1,7 +1,5 @@
 """Columns come and go in an overwrite with --update-state, and the others keep their ids."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from tests.etl.jobs import build_table, run, words_of

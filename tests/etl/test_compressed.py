@@ -1,7 +1,5 @@
 """Compressed text that is cut short or damaged: never fewer rows without a word, always the file's name."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 

@@ -1,7 +1,5 @@
 """No data file in a table's folder is read by listing: the table may have removed it."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import random

@@ -1,7 +1,5 @@
 """`sluice forget`: a value leaves a table's folder, whole or not at all, and nothing else changes."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import time

@@ -1,7 +1,5 @@
 """A reader's pin: taken, renewed, moved, released; what a killed reader leaves; and a table that cannot be written."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import threading

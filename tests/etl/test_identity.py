@@ -1,7 +1,5 @@
 """By what rows are known: whatever column comes, goes or changes, no row of train becomes one of test."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whole jobs: where rows lie stays, is refused, or is accepted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """The job as a person starts it: spark-submit in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

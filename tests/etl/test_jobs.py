@@ -2,8 +2,6 @@
 
 What both engines do alike (local/test_engines.py) is tried on the local one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter, defaultdict

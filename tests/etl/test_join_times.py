@@ -1,7 +1,5 @@
 """Times of a side table that are texts: read by their format, and checked before Spark starts."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import random

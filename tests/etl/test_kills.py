@@ -1,7 +1,5 @@
 """A writer killed at any moment: readers see the version before, or the new one, whole."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Delta and Iceberg tables of any program, and folders such as `day=2026-01-01`, as input of both engines."""
 
-from __future__ import annotations
-
 import shutil
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Vocabularies that neither the driver nor a worker may hold: kept in files, mapped, the same to the last id."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

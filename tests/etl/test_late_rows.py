@@ -1,7 +1,5 @@
 """Rows of an append that are older than rows of the table: counted, or rejected, by any key and order."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Any bytes between good lines: each line is judged by itself, and all at once as one by one."""
 
-from __future__ import annotations
-
 import base64
 import random
 

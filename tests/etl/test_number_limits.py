@@ -1,7 +1,5 @@
 """No number is changed to fit a type, and none that is not finite is published: its row is rejected with its reason."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

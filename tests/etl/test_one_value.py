@@ -1,7 +1,5 @@
 """A value has one text, key, id and number: as a column, in a history, a lag or a join, and in a request."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import replace

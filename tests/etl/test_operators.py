@@ -1,7 +1,5 @@
 """Operators that learn or meet several columns, lists or times, against slow twins in plain Python."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import itertools

@@ -1,7 +1,5 @@
 """The hash of texts, numbers and rows against a slow twin in plain Python."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Files as other programs write them: both engines make the same rows of them, and name what they cannot read."""
 
-from __future__ import annotations
-
 import datetime
 import json
 

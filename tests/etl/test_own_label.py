@@ -1,8 +1,6 @@
 """No feature of a row depends on its own label: whole jobs against a small program of its own, and with labels
 flipped."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct

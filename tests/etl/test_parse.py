@@ -1,7 +1,5 @@
 """RawInput lines: what parses, and why the rest does not."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

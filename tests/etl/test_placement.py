@@ -1,7 +1,5 @@
 """Operators are applied by the job or by the loader, as the spec says, and the rows that come out are the same."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

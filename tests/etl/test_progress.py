@@ -1,7 +1,5 @@
 """What a person sees of a job at work: on a terminal a line that moves, elsewhere plain lines."""
 
-from __future__ import annotations
-
 from threading import Event
 
 import pytest

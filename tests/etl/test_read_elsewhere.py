@@ -1,7 +1,5 @@
 """docs/read-elsewhere.md: what other programs read is the newest version, with bags as lists."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

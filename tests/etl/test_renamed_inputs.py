@@ -1,7 +1,5 @@
 """A log changes: a column gets another name, a number becomes a text, and CSV follows JSON."""
 
-from __future__ import annotations
-
 import json
 import random
 

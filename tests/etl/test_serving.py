@@ -1,8 +1,6 @@
 """What comes from other rows: of earlier moments, in one job and in two, and asked of a server. No label decides which
 of the rows of one moment comes first."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings, said once: a dataclass is a command line, a record and a check."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 

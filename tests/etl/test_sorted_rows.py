@@ -1,7 +1,5 @@
 """Rows of a file are sorted in memory, or in runs on the disk, with the same result."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

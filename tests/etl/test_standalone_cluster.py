@@ -1,7 +1,5 @@
 """A cluster's processes end with it, and with whoever started it: seen with a script in Spark's place."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

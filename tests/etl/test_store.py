@@ -1,7 +1,5 @@
 """Tables in a bucket, over the real S3 protocol on 127.0.0.1."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The table's contract, on real Delta tables made without Spark."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

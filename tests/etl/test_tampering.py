@@ -1,7 +1,5 @@
 """Fitted state that somebody changed, or half restored: refused by name wherever it is read. No Spark needed."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Spark's workers read text themselves: each task has some ranges of files, and stores its rows in a file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

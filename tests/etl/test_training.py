@@ -1,7 +1,5 @@
 """What is fitted is fitted on the training split alone, and kept only while that stays so."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

@@ -1,7 +1,5 @@
 """[[transform]] and `--transform`: what may be written, what a model then sees, and what each built-in answers."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

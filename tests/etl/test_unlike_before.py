@@ -1,7 +1,5 @@
 """A month that is unlike the table is appended with one warning line: numbers far away, and columns without values."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Values that turn to null: what is counted, and which versions are refused for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -5,8 +5,6 @@ was found. With SEED one seed runs, and its specs are shown and kept. Without FI
 the code draws (`tests.fuzz.seeds`), as in the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools

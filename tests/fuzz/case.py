@@ -1,7 +1,5 @@
 """A spec with rows (`Case`): as the spec's text, as a file, and as a request to a server."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

@@ -1,7 +1,5 @@
 """Draws feature specs and rows from a seed: every operator in chains, roles, types, formats, and odd values."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

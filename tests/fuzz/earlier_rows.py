@@ -5,8 +5,6 @@ the plain look: in a job on Spark, in one that goes on from it, and in a server 
 server refuses a row if and only if its state has lost what the row may see.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ only Spark makes. All must make the same bits of every row, and refuse the same 
 its own time. The server refuses it only if newer rows have taken the place of those that it may see.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import traceback

@@ -4,8 +4,6 @@ A seed draws a declared type, and a form: csv, JSON or Parquet. Each value must 
 refused in all. Equal values must have equal keys.
 """
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import json

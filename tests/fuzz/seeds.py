@@ -1,7 +1,5 @@
 """`seed_of_code`: the first seed that the tests try."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

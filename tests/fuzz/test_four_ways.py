@@ -1,7 +1,5 @@
 """The fuzzer of the four ways finds mistakes that are planted in one of them, and nothing in the code as it is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

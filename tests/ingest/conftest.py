@@ -1,7 +1,5 @@
 """A small feature table that many tests read and none changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ python -m tests.ingest.ending answer TABLE   the same, but that it answers inter
 python -m tests.ingest.ending CODE TABLE     a page's loop; after its fourth batch it waits for the test
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Two tables of the same rows: ids that Spark made, and the numbers of which the loader is to make them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A real S3 protocol server on 127.0.0.1 (moto's), behind a server that can refuse requests."""
 
-from __future__ import annotations
-
 import random
 import socket
 import threading

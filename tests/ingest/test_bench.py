@@ -1,7 +1,5 @@
 """`python -m ingest bench` as a user runs it."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What a person reads while `sluice bench` runs, and at its end."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice import Knobs

@@ -1,7 +1,5 @@
 """Memory that is used again: ours, and what Arrow's allocator holds back from the system."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """What a column may hold. An error names the column, value, file, row group and row."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import sys

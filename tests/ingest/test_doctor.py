@@ -1,7 +1,5 @@
 """The doctor: all well on a good table, and each illness found, named and, if a dead run's, cleaned."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

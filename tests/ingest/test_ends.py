@@ -1,7 +1,5 @@
 """How a program with a running loader ends, and what it tells when asked: in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

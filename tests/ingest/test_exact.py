@@ -1,7 +1,5 @@
 """Every row once, in the table's order, while rows are quarantined and others write to the table."""
 
-from __future__ import annotations
-
 import gc
 import json
 import threading

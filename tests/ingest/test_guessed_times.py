@@ -1,8 +1,6 @@
 """Times since 1970 are recognised by their values, and a column without known values is no time. Where a text has two
 readings as a time, other columns, misfits and the order of rows decide, or the spec has both."""
 
-from __future__ import annotations
-
 import datetime
 from datetime import UTC
 

@@ -1,7 +1,5 @@
 """What `sluice guess` takes columns for: by drawn columns of known kinds, and what tells the label."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Each row's history against a quadratic search: the last events of its user with a smaller time, and none else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Delta and Iceberg tables of any program, and folders such as `day=2026-01-01`, as sources of a loader."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The loader alone needs numpy, psutil, pyarrow and torch: nothing else can be imported in these interpreters."""
 
-from __future__ import annotations
-
 import subprocess
 
 import numpy as np

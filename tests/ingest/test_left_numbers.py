@@ -1,7 +1,5 @@
 """Numbers that operators left to the loader make too large for a batch: an error that names them, or their rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loaders that come and go in one process leave no open file, no thread and no process, closed or not."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Numbers that are left to the loader keep all their bits until its operators have worked on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

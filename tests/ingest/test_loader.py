@@ -1,7 +1,5 @@
 """The loader against its slow twin, and what it promises to a training loop."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

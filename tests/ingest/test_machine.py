@@ -1,7 +1,5 @@
 """Limits and use of a made-up machine: control groups of both versions, containers, and none; and of real processes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The least memory that a run needs: what it is made of, and that it holds in a real control group."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Row groups of one file may store a column in different encodings. Loaders read them as any other file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

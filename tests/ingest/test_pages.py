@@ -1,7 +1,5 @@
 """Columns that stay stored until they are moved give the rows that Arrow decodes, whatever pages a file has."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import mmap

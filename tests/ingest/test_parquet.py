@@ -1,7 +1,5 @@
 """Any Parquet: folders, globs and lists, bags in every layout, missing values, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

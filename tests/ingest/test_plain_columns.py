@@ -1,7 +1,5 @@
 """Plain Parquet as it is: every column of a click log has a role, by names or by a spec."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import json

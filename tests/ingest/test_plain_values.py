@@ -1,7 +1,5 @@
 """Plain Parquet that differs from its spec or roles: no value is changed, left out or lost without a warning."""
 
-from __future__ import annotations
-
 import decimal
 import json
 from decimal import Decimal

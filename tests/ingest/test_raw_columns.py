@@ -1,7 +1,5 @@
 """Any operator left to the loader. The table holds texts and raw numbers; batches are as if the ETL had applied it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, deque
 

@@ -1,7 +1,5 @@
 """Damaged and hostile files: one clear error that names file and row group, no code run, nothing that hangs."""
 
-from __future__ import annotations
-
 import os
 import random
 import traceback

@@ -1,7 +1,5 @@
 """No id below 0 of plain Parquet comes into a batch, whatever its column's type, and however its row group is read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,8 +1,6 @@
 """Transforms that a table leaves to the loader: columns changed and added, in threads and processes, and what is
 refused."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

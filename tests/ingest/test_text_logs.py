@@ -1,7 +1,5 @@
 """Logs as lines of text: `sluice guess` writes a spec by which a job reads them."""
 
-from __future__ import annotations
-
 import bz2
 import datetime
 import gzip

@@ -1,7 +1,5 @@
 """Texts that a file stores in few bytes are counted as they are decoded, in any encoding and row group."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """Functions that the tests' specs name as transforms. Each takes a batch's columns as arrays by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

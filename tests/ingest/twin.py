@@ -1,7 +1,5 @@
 """The slow twin: the rows plan's promise in plain words, read with pyarrow in one thread, gathered with numpy."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What the tests run in worker processes. A function tells through pipes and files in $SLUICE_TEST_DIR what it does, so
 that a test strikes while the worker holds an item, and never by waiting for a while."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,8 +1,6 @@
 """`make storm SEEDS=N [FIRST=M]` and `make storm SEED=N`: runs of the loader under schedules and faults that a seed
 draws. See docs/storm.md."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What users of a storm give their loader: functions that are interrupted, fail on some rows, or want memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The calls themselves are the real ones, on real files. A call may fail as a full disk does, and whoever makes it may be
 killed there."""
 
-from __future__ import annotations
-
 import errno
 import functools
 from collections.abc import Callable

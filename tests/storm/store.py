@@ -3,8 +3,6 @@
 Its reads are slow, fail for a while, or for good, as the run's `Weather` says; they are tried again by the loader's own
 `Retrier` on the run's clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Storms: some seeds without a deviation, each the same whenever it is run; and that storms find what is
 wrong: every mutant below is found, those of mistakes that were there once included."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

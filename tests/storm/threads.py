@@ -2,8 +2,6 @@
 
 Each object belongs to the run that was current when it was made, and does nothing once that run is over."""
 
-from __future__ import annotations
-
 import sys
 import uuid
 from collections.abc import Callable, Iterator

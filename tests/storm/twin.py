@@ -1,7 +1,5 @@
 """What a storm's loader has to deliver: by the one-thread twin of the rows plan (tests.ingest.twin), batch by batch."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How policies on live pipelines are scored, on a pipeline that exists only in numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from sluice import Knobs

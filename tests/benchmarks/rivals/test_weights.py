@@ -1,7 +1,5 @@
 """Weights in a file: what is written is read, and other content is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 python -m tests.dlrm.serving.no_pickles RUN
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Requests without a model: `decoded` gives their features, and `scorer` answers each row with its own values."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyarrow as pa

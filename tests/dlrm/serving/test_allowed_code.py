@@ -1,7 +1,5 @@
 """The server runs what its user allows, and nothing that a table or a run folder names."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """What a rank tells Prometheus, and that the dashboard asks for nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

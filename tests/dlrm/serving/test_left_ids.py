@@ -1,7 +1,5 @@
 """A model is served the ids that it was trained on, whether Spark made them or the loader."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

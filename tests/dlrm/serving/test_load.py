@@ -1,7 +1,5 @@
 """A server under load, decided without sockets: how large a batch is, what is refused, which connection goes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

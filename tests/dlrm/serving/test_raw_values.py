@@ -1,7 +1,5 @@
 """The same raw value is the same feature to a job and to a server, whatever format the job reads."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

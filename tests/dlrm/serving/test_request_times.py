@@ -1,7 +1,5 @@
 """A request may write a time as the input has it, or as seconds since 1970."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

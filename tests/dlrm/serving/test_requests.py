@@ -1,7 +1,5 @@
 """Requests over HTTP that are not as they should be: each gets the status that says what to change."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Probabilities of a model whose table keeps only a share of the rows with label 0."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The server's program on a real socket: what it prints, slow and broken clients, a port in use, and how it leaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every tower, and tables of every type, from a checkpoint into a server: the logits of the model that wrote it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

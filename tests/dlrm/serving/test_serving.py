@@ -1,7 +1,5 @@
 """A trained run served: features and probabilities as in training, and requests that are not as they should be."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle  # noqa: TID251  it makes what must not be read

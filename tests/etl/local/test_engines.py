@@ -1,7 +1,5 @@
 """Both engines make the same table of the same input: rows, files, order, states, records, schema and rejects."""
 
-from __future__ import annotations
-
 import decimal
 from pathlib import Path
 

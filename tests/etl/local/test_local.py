@@ -1,7 +1,5 @@
 """The local engine: the tests of whole jobs that Spark passes, and what is its own. Nothing here needs Java."""
 
-from __future__ import annotations
-
 import bz2
 import decimal
 import gzip

@@ -6,8 +6,6 @@ It has an environment of its own, which holds Ray, and a network namespace that 
 this host's address in that one's place (`resolve_ip_for_localhost` in `ray/_private/services.py`, which `ray start`
 calls with its --node-ip-address), and listens where others can reach it."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """Asking workers: one that is slow, wrong, lost, late or unknown costs a request, never a row."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

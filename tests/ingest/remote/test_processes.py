@@ -1,7 +1,5 @@
 """Real worker processes: killed, more and fewer of them while a loader runs, and none that survives its run."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """A unit of work: the same batches by workers as without them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
