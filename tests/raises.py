@@ -1,9 +1,14 @@
-"""`raises` and `assert_names`: a message is asserted by the facts that it names, not by its wording."""
+"""`raises`, `assert_names`, `MISTAKES`: a message is asserted by the facts that it names, not by its wording."""
 
 import re
+import tomllib
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("utf-8"))
+"""Mistakes that are refused: each has what is written, and what the message names."""
 
 
 @contextmanager

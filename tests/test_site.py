@@ -11,7 +11,7 @@ import sluice
 from docs.site import built, pages
 from tests.e2e.test_adapters import ADAPTERS
 from tests.e2e.test_readme import blocks
-from tests.raises import assert_names, raises
+from tests.raises import MISTAKES, assert_names, raises
 from tests.test_architecture import tree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,16 +139,7 @@ def test_the_reference_names_what_is_there():
 
 @pytest.mark.parametrize(
     ("file", "content", "facts"),
-    [
-        (
-            "index.html",
-            '<script src="https://a.org/x.js"></script>',
-            ["fetches", "https://a.org/x.js"],
-        ),
-        ("index.html", '<img src="lost.png">', ["fetches", "lost.png"]),
-        ("index.html", '<a href="other.html#lost">', ["links", "other.html#lost"]),
-        ("x.css", "@import 'https://a.org/font.css';", ["fetches", "https://a.org/font.css"]),
-    ],
+    MISTAKES["site"],
 )
 def test_a_page_that_fetches_from_other_sites_or_links_nowhere_is_found(
     tmp_path, file, content, facts

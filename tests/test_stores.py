@@ -10,7 +10,7 @@ from sluice import FeatureTable
 from sluice.common.program import run
 from sluice.common.stores import _s3
 from tests.product import Place, StoreError, TableError, say
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,7 @@ def test_a_store_that_nothing_opens_is_named_with_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize(
     ("uri", "shown"),
-    [
-        ("s3://KEY:SE%2FCRET@bucket/t", "s3://***@bucket/t"),
-        ("s3://KEY:SE%2FCRET@bucket/t@v3?region=eu", "s3://***@bucket/t@v3?region=eu"),
-        ("sftp://me:SECRET@host/t and s3://b/t", "sftp://***@host/t and s3://b/t"),
-        ("az://c/t?a=b&secret_key=SECRET&c=d", "az://c/t?a=b&secret_key=***&c=d"),
-        ("x://c?access_key=KEY&token=SECRET: no", "x://c?access_key=***&token=***"),
-        ("s3://bucket/t@v3", "s3://bucket/t@v3"),
-        ("https://host:80/a@b", "https://host:80/a@b"),
-        ("me:KEY@host", "me:KEY@host"),
-    ],
+    MISTAKES["uri_with_keys"],
 )
 def test_messages_show_no_keys_of_a_uri(uri, shown, capsys):
     """Errors, the lines of programs, their last line, and the traceback of an unexpected error."""

@@ -7,7 +7,7 @@ from torch import nn
 from sluice.dlrm.optim.clip import clip
 from sluice.dlrm.optim.schedule import LearningRates, RateSchedule
 from tests.product import ConfigError
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 # ---- schedules
 
@@ -35,16 +35,7 @@ def test_a_schedule_rises_stays_falls_and_stays():
 
 @pytest.mark.parametrize(
     ("text", "facts"),
-    [
-        ("warmpu=10", ["'warmup'"]),
-        ("warmup=soon", ["'soon'", "number"]),
-        ("warmup", ["NAME=NUMBER"]),
-        ("warmup=10,decay_start=5,decay=1", ["begins at 5", "warm-up of 10"]),
-        ("decay_start=5", ["length", 0]),
-        ("floor=2", ["base rate"]),
-        ("warmup=-1", ["warmup", -1]),
-        ("warmup=1,by=epoch", ["'by=epoch'", "in steps"]),
-    ],
+    MISTAKES["schedule"],
 )
 def test_a_wrong_schedule_says_what_is_wrong(text, facts):
     with raises(ConfigError, *facts):

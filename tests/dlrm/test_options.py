@@ -14,7 +14,7 @@ from tests.product import (
     UsageError,
     tables_of,
 )
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 
 def said(*words: str):
@@ -138,12 +138,7 @@ def test_an_option_that_would_train_another_model_is_refused_on_resume(words, fa
 
 @pytest.mark.parametrize(
     ("words", "facts"),
-    [
-        (("--lr", "nan"), ["lr", "nan"]),
-        (("--over-layers", "4,-1"), ["--over-layers", -1, "whole number"]),
-        (("--tuning", "shado"), ["'shadow'"]),
-        (("--epoch", "2"), ["'--epoch'", "'--epochs'"]),
-    ],
+    MISTAKES["training"],
 )
 def test_nonsense_is_named(words, facts):
     with raises(UsageError, *facts):

@@ -12,7 +12,7 @@ from sluice.dlrm.model import ranker
 from sluice.dlrm.model.item_history import with_item_table
 from tests.dlrm.rig import FakeBatch
 from tests.product import ConfigError, ModelConfig, Ranker, Spec, Table, TableLayout, spread_rows
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 COLUMNS = [
     Table(name="a", rows=50, width=8),
@@ -127,13 +127,7 @@ def test_a_wide_part_takes_the_ids_themselves():
 
 @pytest.mark.parametrize(
     ("settings", "facts"),
-    [
-        ({"history": "hh", "target": "b"}, ["history", "'hh'", "'h'"]),
-        ({"history": "h", "target": "h"}, ["target", "'h'"]),
-        ({"history": "h", "target": "b", "history_table": "target"}, ["'h'", "60", "'b'", "9 ids"]),
-        ({}, ["--model dien", "--history COLUMN", "--target COLUMN"]),
-        ({"kind": "dcn", "history": "h"}, ["--history", "--target", "--model dien", "dcn"]),
-    ],
+    MISTAKES["ranker"],
 )
 def test_a_model_that_cannot_be_made_for_these_columns_is_refused(settings, facts):
     with raises(ConfigError, *facts):

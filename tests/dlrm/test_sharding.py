@@ -7,7 +7,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 from sluice.dlrm.sharding.apply import asked, describe, torchrecs_plan
 from tests.product import Config, ConfigError, Table, TrainingMachine, place, placed
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 TABLES = [
     Table(name=f"C{i}", rows=n, width=16) for i, n in enumerate([300, 500, 20_000, 6000, 100], 1)
@@ -34,12 +34,7 @@ def test_a_file_decides_for_the_tables_it_names(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "facts"),
-    [
-        ('{"C33": "row"}', ["'C33'", "'C3'"]),
-        ('{"C3": "rows"}', ["'C3'", "'rows'", "'row'"]),
-        ("[1]", ["object"]),
-        ("{", ["JSON"]),
-    ],
+    MISTAKES["sharding"],
 )
 def test_a_wrong_file_says_what_is_wrong(tmp_path, text, facts):
     file = tmp_path / "plan.json"

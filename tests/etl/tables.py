@@ -1,7 +1,6 @@
 """Specs, rows and lines of tests: what most tests of the ETL begin with."""
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice import FeatureTable
-
-MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("utf-8"))
-"""Mistakes that are refused: each has what is written, and what the message names."""
 
 
 def column(name: str, role: str, ops: str = "", source: str | Sequence[str] = "") -> str:

@@ -16,7 +16,7 @@ from tests.etl.forgotten import files_with
 from tests.etl.jobs import build_table, opened, rows_of, run, words_of
 from tests.etl.tables import column, section, write_rows, write_spec
 from tests.product import NOTHING, CommitConflict, JobRecord, Pin, Serving, TableStore, UsageError
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 GONE = "visitor-4711"
 CHAINS = {
@@ -244,13 +244,7 @@ def test_a_value_that_is_nowhere_is_said_and_old_versions_go_all_the_same(tmp_pa
 
 @pytest.mark.parametrize(
     ("key", "facts"),
-    [
-        ("user", ("COLUMN=VALUE",)),
-        ("user=", ("COLUMN=VALUE",)),
-        ("usr=a", ("usr=", "no input column", "'user'")),
-        ("item=a", ("int",)),
-        ("row=3", ("'row'", 'role = "key"')),
-    ],
+    MISTAKES["forget"],
 )
 def test_a_wrong_key_is_refused_by_name(tmp_path, key, facts):
     small(tmp_path)

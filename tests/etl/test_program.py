@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from sluice.common.program import run
-from tests.etl.tables import MISTAKES
 from tests.product import UsageError
-from tests.raises import assert_names, raises
+from tests.raises import MISTAKES, assert_names, raises
 from tests.run_program import run_program
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from tests.product import (
     SpecError,
     StateError,
 )
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 SPEC = """
 [input]
@@ -213,11 +213,7 @@ def test_a_loader_of_parquet_reads_each_file_by_the_name_that_it_has(tmp_path, r
 
 @pytest.mark.parametrize(
     ("old", "new", "facts"),
-    [
-        ('also = ["user.id"', 'also = ["price"', ["'price'"]),
-        ('"uid:text"', '"u1..u2:text"', ["range", "'u1..u2'"]),
-        ('"json"', '"tsv"', ["also", "header"]),
-    ],
+    MISTAKES["renamed_input"],
 )
 def test_other_names_that_cannot_be_are_named(old, new, facts):
     text = SPEC.replace(', "all:texts"', "")

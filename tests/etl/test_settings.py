@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from sluice.common.settings import check, make, parse, read, replaced, setting
-from tests.etl.tables import MISTAKES
 from tests.product import UsageError
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 
 def size(text: str) -> int:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.etl.tables import MISTAKES, column, section, write_spec
+from tests.etl.tables import column, section, write_spec
 from tests.product import BY_WAY, Categorify, Fill, FittedState, Log, Spec, SpecError, cardinalities
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 GOOD = """
 [input]
@@ -61,12 +61,7 @@ def test_a_mistake_is_named_by_its_path(old, new, facts):
 
 @pytest.mark.parametrize(
     ("old", "new", "path"),
-    [
-        ("seed = 3", 'seed = 3\npartition = "C1"', "table.partition"),
-        ("[table]", "[placement]\nI1 = []\n[table]", "placement"),
-        ('"log", shift = 3', '"boxcox", power = 3', "ops[1].op = 'boxcox'"),
-        ('"log", shift = 3', '"count", past = true', "ops[1].past"),
-    ],
+    MISTAKES["spec_of_0_2"],
 )
 def test_what_only_0_2_had_is_refused_by_name(old, new, path):
     with raises(SpecError, "my.toml", path, BY_WAY):

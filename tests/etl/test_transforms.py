@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.spec.table_transform import stored
-from tests.etl.tables import MISTAKES, column, write_spec
+from tests.etl.tables import column, write_spec
 from tests.product import (
     Field,
     Fingerprint,
@@ -16,7 +16,7 @@ from tests.product import (
     step,
     transformed,
 )
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 HEAD = write_spec(
     "label:int I1:int I2:int C1:text C2:text tags:texts",

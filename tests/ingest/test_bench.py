@@ -22,7 +22,7 @@ from tests.agent.run_figures import assert_same_figures
 from tests.etl.tables import column, write_rows, write_spec
 from tests.open_loader import open_loader
 from tests.product import Run, RunFolder, UsageError, tell
-from tests.raises import assert_names, raises
+from tests.raises import MISTAKES, assert_names, raises
 from tests.run_program import run_program
 
 pytestmark = pytest.mark.slow
@@ -207,17 +207,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
 
 @pytest.mark.parametrize(
     ("arguments", "facts"),
-    [
-        ("{table} --inject kil-worker@3s", ("--inject", "'kill-worker'")),
-        ("latency://{table}", ("?latency_ms=50",)),
-        ("latency://{table}?latency=50", ("'latency'", "'latency_ms'")),
-        ("{table} --knobs xxxx=2", ("'xxxx'", "decode")),
-        ("{table} --save-knobs {table}/no/best.json", ("best.json", "knobs", "No such file")),
-        ("{table} --transform tests.nothing:f", ("tests.nothing",)),
-        ("{table} --roles label=label", ("roles", "plain Parquet")),
-        ("{table} --batch-size 4000000", ("batch_size 4000000",)),
-        ("{table} --memory-limit 1MiB", ("memory limit 1 MiB",)),
-    ],
+    MISTAKES["bench"],
 )
 def test_wrong_usage_is_an_error_for_people(table, arguments, facts):
     with raises(UsageError, *facts):

@@ -6,7 +6,7 @@ from sluice import Knobs
 from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.report.format import measurement
 from sluice.agent.tuning import TuningStatus, advice
-from tests.raises import assert_names
+from tests.raises import MISTAKES, assert_names
 
 
 def test_a_line_has_rate_waiting_cores_memory_and_stages_and_how_often_work_was_held_back():
@@ -20,13 +20,7 @@ def test_a_line_has_rate_waiting_cores_memory_and_stages_and_how_often_work_was_
 
 @pytest.mark.parametrize(
     ("stall", "cpu", "tuning", "facts"),
-    [
-        (0.01, 1.0, {}, ["1.0 %", "brings nothing"]),
-        (0.5, 1.0, {}, ["50 %", "2 times the rows", "decode (90 %)", "--knobs decode=5"]),
-        (0.5, 1.0, {"mode": "auto"}, ["decode (90 %)", "more --seconds"]),
-        (0.5, 1.0, {"mode": "auto", "settled": True}, ["decode (90 %)", "has settled"]),
-        (0.5, 1.5, {}, ["decode (90 %)", "1.5 of 2 cores", "--workers"]),
-    ],
+    MISTAKES["advice"],
 )
 def test_the_advice_names_the_gain_and_the_busiest_workers(stall, cpu, tuning, facts):
     def stage(busy: float, workers: int) -> StageRates:

@@ -13,7 +13,7 @@ import pytest
 from sluice.ingest.faults.faults import Fault, FaultError, due, parse
 from sluice.ingest.faults.injection import Injection, kill_workers
 from tests.product import Machine
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 CORES = os.sched_getaffinity(0)
 
@@ -41,21 +41,7 @@ def test_the_text_becomes_faults():
 
 @pytest.mark.parametrize(
     ("text", "facts"),
-    [
-        ("kill-worker", ("kill-worker@30s",)),
-        ("kill-worker@30", ("'30'", "time")),
-        ("kil-worker@3s", ("'kil-worker'", "'kill-worker'")),
-        ("corrupt", ("corrupt@part-0",)),
-        ("corrupt=2@x", ("strength",)),
-        ("stall-store=5@1s", ("'5'", "time")),
-        ("stall-store=5%@1s", ("'5%'", "time")),
-        ("kill-worker@%", ("'%'", "time")),
-        ("kill-worker=0@1s", ("workers",)),
-        ("@3s", ("''",)),
-        ("slow-transform=all@1s", ("'all'", "times")),
-        ("cores=0@1s", ("'0'", "cores")),
-        ("cores=0.5@1s", ("'0.5'", "whole", "cores")),
-    ],
+    MISTAKES["inject"],
 )
 def test_wrong_text_is_refused_by_name(text, facts):
     with raises(FaultError, text, *facts):

@@ -13,7 +13,7 @@ from sluice.ingest.read.parquet_files import ParquetError
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.product import BatchLoader, ColumnError, Hash, ParquetFiles, Recipe
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 SIZE = 1_000_000
 # Computed once by hand from the definition in etl/ops/hashing.py; ids in written tables depend on them.
@@ -132,14 +132,7 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
 
 @pytest.mark.parametrize(
     ("wanted", "facts"),
-    [
-        ({"usr": 5}, ("'usr'", "'user'")),
-        ({"number": 5}, ("'number'", "float", "whole")),
-        ({"user": 0}, ("0 for", "'user'", "1 to 4,294,967,293")),
-        ({"user": True}, (True, "'user'", "1 to 4,294,967,293")),
-        ({"user": "5"}, ("'5'", "'user'", "1 to 4,294,967,293")),
-        ({"label": 5}, ("'label'", "as label")),
-    ],
+    MISTAKES["hashed_ids"],
 )
 def test_what_cannot_be_hashed_is_refused(files, wanted, facts):
     with raises(ParquetError, *facts):

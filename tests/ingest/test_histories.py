@@ -20,7 +20,7 @@ from tests.etl.jobs import build_table
 from tests.etl.jobs import rows_of as stored_rows
 from tests.open_loader import open_loader
 from tests.product import LoadingError, ParquetFiles, PetastormOptions, UsageError
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 ROLES = "label=label;dense=duration;sparse=item,row"
 BATCH = 16
@@ -478,12 +478,7 @@ def test_missing_statistics_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "facts"),
-    [
-        ({"last": 0}, ("last", 0)),
-        ({"columns": "item"}, ("columns", "item")),
-        ({"columns": ["item", "item"]}, ("columns", "item")),
-        ({"time": "user"}, ("time", "user")),
-    ],
+    MISTAKES["history"],
 )
 def test_a_history_checks_itself(given, facts):
     with raises(UsageError, *facts):

@@ -30,7 +30,7 @@ from tests.product import (
     TableStore,
     guessed_spec,
 )
-from tests.raises import assert_names, raises
+from tests.raises import MISTAKES, assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -242,16 +242,7 @@ def test_roles_take_any_type_of_column(clicks):
 
 @pytest.mark.parametrize(
     ("roles", "facts"),
-    [
-        ("label=score >= many;dense=price", ("'score >= many'", "number")),
-        ("label=country != de;dense=price", ("'country'", "string", "==")),
-        ("label=scor >= 4;dense=price", ("'scor'", "'score'")),
-        ("label=clicked;dense=score,score", ("'score'", "dense and as dense", "once")),
-        ("label=clicked;dense=score;dense=price", ("'dense'", "twice")),
-        ("label=clicked;dense=score%10", ("'score'", "double", "hashed")),
-        ("label=clicked;dense=score;sparse=device.so%10", ("'device.so'", "'device.os'")),
-        ("label=clicked;dense=score;sparse=blob%0", ("hash: 0", "'blob'", "1 to 4,294,967,293")),
-    ],
+    MISTAKES["roles"],
 )
 def test_roles_that_cannot_be_are_refused(clicks, roles, facts):
     with raises(ParquetError, *facts):
@@ -316,32 +307,7 @@ class TestSpecs:
 
     @pytest.mark.parametrize(
         ("old", "new", "facts"),
-        [
-            (
-                '{op = "hash", size = 50}',
-                '{op = "categorify"}',
-                ("mine.toml", "'country'", "categorify"),
-            ),
-            ('format = "parquet"', 'format = "json"', ("input.format", "'json'", "parquet")),
-            ('"day:float"', '"dya:float"', ("input.columns", "'dya'", "'day'")),
-            ('"tags:texts"', '"tags:floats"', ("'tags'", "list<element: string>", "floats")),
-            (
-                '[[column]]\nname = "clicked"',
-                '[sample]\nnegatives = 0.5\n[[column]]\nname = "clicked"',
-                ("mine.toml", "[sample]"),
-            ),
-            (
-                'format = "parquet"\n',
-                'format = "parquet"\nplace = "place"\n',
-                ("input.place", "`sluice etl --spec`"),
-            ),
-            (
-                '"price:float"',
-                '{name = "price:float", format = "%Y"}',
-                ("a format of input.columns", "jobs"),
-            ),
-            ('split_by = "user_id"', "", ("table.split_by", "table.key", "split = {train = 1}")),
-        ],
+        MISTAKES["only_a_job"],
     )
     def test_what_only_a_job_can_do_is_refused(self, clicks, old, new, facts):
         changes = [(old, new)]

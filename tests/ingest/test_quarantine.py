@@ -13,7 +13,7 @@ from sluice import Errors
 from sluice.ingest.stages.quarantine import isolate, kinds_of
 from tests.open_loader import open_loader
 from tests.product import Quarantine, QuarantineError, Read
-from tests.raises import assert_names, raises
+from tests.raises import MISTAKES, assert_names, raises
 
 SET_ASIDE = Errors(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
 
@@ -65,11 +65,7 @@ def test_errors_of_the_program_are_never_quarantined(error):
 
 @pytest.mark.parametrize(
     ("options", "facts"),
-    [
-        ({"on_error": "skip"}, ("on_error", "'skip'", "quarantine, raise")),
-        ({"max_rows": -1}, ("max_rows=-1",)),
-        ({"max_rate": 1.5}, ("max_rate", 1.5)),
-    ],
+    MISTAKES["errors"],
 )
 def test_a_policy_is_checked(options, facts):
     with raises(ValueError, *facts):

@@ -23,7 +23,7 @@ from tests.product import (
     Store,
     TableStore,
 )
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})
 GROUPS = 10
@@ -166,15 +166,7 @@ def test_wrong_keys_are_not_tried_again(bucket):
 
 @pytest.mark.parametrize(
     ("uri", "disturbed", "facts"),
-    [
-        ("/x", "eror_rate=1", ("'eror_rate'", "'error_rate'")),
-        ("/x", "error_rate=2", ("error_rate", 2.0)),
-        ("/x", "latency_ms=slow", ("latency_ms=slow",)),
-        ("/x", "fast", ("fast",)),
-        ("latency://", "", ("no path",)),
-        ("file://x", "", ("file:///path",)),
-        ("s3://bucket?regoin=x", "", ("'regoin'", "'region'")),
-    ],
+    MISTAKES["uri"],
 )
 def test_wrong_uris_are_refused_by_name(uri, disturbed, facts):
     with raises(ValueError, *facts):

@@ -17,7 +17,7 @@ from tests.etl.tables import write_rows
 from tests.ingest import transform_functions
 from tests.open_loader import open_loader
 from tests.product import BatchLoader, QuarantineError, SpecError, TransformError, short_transforms
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 pytestmark = pytest.mark.slow
 
@@ -144,13 +144,7 @@ def test_a_command_lines_transforms_come_on_top_also_over_plain_parquet(made, tm
 
 @pytest.mark.parametrize(
     ("short", "facts"),
-    [
-        ("fewer_rows:I1>x", ("'x'", "(79,)", "(80,)")),
-        ("other_type:I1>x=5", ("'x'", "float64", "int32")),
-        ("beyond:I1>x=9", ("'x'", "id 9", "number 3", "cardinality is 9", "0 to 8")),
-        ("nothing:I1>x=9", ("no column 'x'", "outputs")),
-        ("unasked:C1>x=4000", ("'C1'", "changed", "outputs", "(x)")),
-    ],
+    MISTAKES["table_transform"],
 )
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_what_does_not_fit_is_refused_by_name(plain, short, facts, backend):

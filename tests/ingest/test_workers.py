@@ -25,7 +25,7 @@ from tests.product import (
     WorkerCrashed,
     WorkerProcess,
 )
-from tests.raises import assert_names, raises
+from tests.raises import MISTAKES, assert_names, raises
 
 pytestmark = pytest.mark.slow
 
@@ -93,15 +93,7 @@ def test_items_of_one_size_share_their_memory_and_the_last_result_outlives_the_w
 
 @pytest.mark.parametrize(
     ("kind", "type_", "text"),
-    [
-        ("value", "ValueError", "row 5 is bad"),
-        ("unpicklable", "Unpicklable", ""),
-        ("huge", "ValueError", "left out"),
-        ("mute", "Mute", "cannot be made"),
-        ("exit", "SystemExit", "3"),
-        ("list", "TypeError", "not a dict"),
-        ("objects", "TypeError", "column 'out' is of dtype object"),
-    ],
+    MISTAKES["worker_error"],
 )
 def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
     with WorkerProcess(NAME + "fail") as worker:
