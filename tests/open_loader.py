@@ -1,5 +1,6 @@
-"""Opens a BatchLoader from keywords that may come from a dictionary: `open_loader`."""
+"""Opens a BatchLoader from keywords that may come from a dictionary: `open_loader`, `load_epoch`."""
 
+from collections import deque
 from dataclasses import fields
 
 from sluice import Order, Reading
@@ -14,3 +15,10 @@ def open_loader(source, *, epochs=1, **options):
         for kind in (Order, Reading)
     )
     return BatchLoader(source, read_ahead_epochs=epochs, order=order, reading=reading, **options)
+
+
+def load_epoch(source, batch_size=80, **options):
+    """Loads one epoch, and returns its order's hash and the figures of its store."""
+    with open_loader(source, batch_size=batch_size, **options) as loader:
+        deque(loader, maxlen=0)
+        return loader.order_hash, loader.store

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.small_table import small_table
 from tests.dlrm.rig import SMALL_MODEL, last_json, launch
 from tests.product import Run, RunFolder, TableStore, latest, read_lines, vacuum
-from tests.raises import assert_names
+from tests.raises import MISTAKES, assert_names
 
 pytestmark = pytest.mark.slow
 
@@ -264,18 +264,7 @@ def test_an_interrupt_ends_all_ranks(folder, forks, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "facts"),
-    [
-        (["--data", "{}/nothing"], ["no feature table"]),
-        (["--batch-size", "100000", "--last", "drop"], ["5120 rows"]),
-        (
-            ["--ranks", "3", "--batch-size", "240"],
-            ["3 ranks", "240 rows", "8 streams", "take 1, 2, 4, 8"],
-        ),
-        (["--ranks", "8", "--ranks-per-host", "3"], ["--ranks-per-host 3", "8 ranks"]),
-        (["--width", 2**30], ["1 ranks", "missing"]),
-        (["--table-optimiser", "adam"], ["'adam'", "CPU"]),
-        (["--run-dir", "{}/two"], ["already holds a run", "--resume"]),
-    ],
+    MISTAKES["training_check"],
 )
 def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, words, facts):
     given = f"--data {folder}/table --run-dir {folder}/never --batch-size {BATCH} --check".split()

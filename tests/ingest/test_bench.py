@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import re
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from sluice.ingest.options import table_named
 from sluice.tools.bench_run import consume
 from tests.agent.run_figures import assert_same_figures
 from tests.etl.tables import column, write_rows, write_spec
-from tests.open_loader import open_loader
+from tests.open_loader import load_epoch, open_loader
 from tests.product import Run, RunFolder, UsageError, tell
 from tests.raises import MISTAKES, assert_names, raises
 from tests.run_program import run_program
@@ -33,14 +32,19 @@ def bench(words):
     return done.returncode, done.stdout, done.stderr
 
 
+def figures_of(words):
+    """Runs a bench to its end, and returns its last line and what else it has said."""
+    code, out, err = bench(words)
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1]), err
+
+
 def test_bench_ends_with_its_figures_and_leaves_a_run(table, tmp_path):
-    code, out, err = bench(
+    last, err = figures_of(
         f"bench {table.uri} --batch-size 160 --seconds 1.5 --tuning auto --knobs decode=1"
         f" --store-latency-ms 5 --run-dir {tmp_path / 'run'}"
         " --transform tests.ingest.twin:halve --streams 16 --window-rows 300",
     )
-    assert code == 0, err
-    last = json.loads(out.splitlines()[-1])
     assert {
         "rows_per_s",
         "rows_per_s_settled",
@@ -65,15 +69,8 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(table, tmp_path):
     ]
     begun = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (begun["reader"], begun["streams"], begun["window_rows"]) == ("petastorm", 16, 300)
-    with open_loader(
-        table,
-        batch_size=160,
-        streams=16,
-        window_rows=300,
-        reader="arrow",
-    ) as loader:
-        deque(loader, maxlen=0)
-        assert last["order_hash"] == loader.order_hash
+    expected, _ = load_epoch(table, batch_size=160, streams=16, window_rows=300, reader="arrow")
+    assert last["order_hash"] == expected
 
 
 def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
@@ -132,24 +129,20 @@ def test_a_spec_permits_functions_of_a_feature_table_and_describes_other_files(t
 
 
 def test_faults_on_purpose_happen_and_change_no_order(table, tmp_path):
-    code, out, err = bench(
+    last, err = figures_of(
         f"bench latency://{table.uri}?error_rate=0.3&latency_ms=1 --batch-size 160"
         " --seconds 1.5 --knobs shifted.backend=process,shifted=2 --on-error quarantine"
         " --transform tests.ingest.worker_functions:shifted --inject"
         " kill-worker@0.1s,kill-worker=all@0.6s,stall-store=0.1s@0.3s,kill-worker@1000s"
         f" --quarantine {tmp_path / 'aside'}",
     )
-    assert code == 0, err
-    last = json.loads(out.splitlines()[-1])
     assert last["faults"]["missed"] == ["kill-worker=1@1000s"]
     assert_names(err, "kill-worker=1@0.1s", "SIGKILL")
     assert last["worker_restarts"] >= 1
     assert last["store"]["retries"] > 0, last["store"]
     assert last["quarantined"]["rows_set_aside"] == 0
     assert last["memory"]["minimum"] <= last["memory"]["limit"]
-    with open_loader(table, batch_size=160, reader="arrow") as loader:
-        deque(loader, maxlen=0)
-        assert last["order_hash"] == loader.order_hash
+    assert last["order_hash"] == load_epoch(table, batch_size=160, reader="arrow")[0]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
@@ -159,15 +152,13 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     """The trainer takes a batch in 20 ms, the transform 4 ms for one, and 40 later: one worker is not enough then."""
     knobs = "decode=1,shifted.backend=process,prefetch_bytes=1MiB"
     # The worker is killed first: later the tuner may have moved the transform out of its process.
-    code, out, err = bench(
+    last, err = figures_of(
         f"bench {table.uri} --batch-size 400 --seconds 15 --step-ms 20 --tuning auto"
         " --reader arrow --transform tests.ingest.worker_functions:waits"
         f" --transform tests.ingest.worker_functions:shifted --knobs {knobs}"
         " --inject kill-worker@0.2s,slow-transform=10@3s,cores=1@10s,cores=2@12s"
         f" --run-dir {tmp_path / 'run'}",
     )
-    assert code == 0, err
-    last = json.loads(out.splitlines()[-1])
     assert last["faults"]["missed"] == []
     # A busy machine may change the costs of a row, too: such an incident has no fault.
     noticed = [incident for incident in last["incidents"] if "@" in incident["text"]]
@@ -200,9 +191,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     for waits in (text, tell(run)):
         waited = rf"waited (for input )?{percent(outcome['stall_last'])}"
         assert re.search(waited, waits) or outcome["stall_last"] <= NO_STALL
-    with open_loader(table, batch_size=400, reader="arrow") as loader:
-        deque(loader, maxlen=0)
-        assert last["order_hash"] == loader.order_hash
+    assert last["order_hash"] == load_epoch(table, batch_size=400, reader="arrow")[0]
 
 
 @pytest.mark.parametrize(

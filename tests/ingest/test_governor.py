@@ -16,11 +16,20 @@ MIB = 2**20
 LIMIT = 213  # 200, and the margin
 
 
+@dataclasses.dataclass
 class Process:
     """What a governor senses."""
 
-    def __init__(self):
-        self.now, self.used, self.idle, self.pressure, self.given_back = 0.0, 0, 0, 0.0, 0
+    now: float = 0.0
+    used: int = 0
+    idle: int = 0
+    pressure: float = 0.0
+    given_back: int = 0
+
+    def governor(self, **senses):
+        """Returns a governor that leaves 80 of the limit for early work."""
+        readings = dataclasses.replace(self.senses(), **senses)
+        return Governor(limit=LIMIT, minimum=20, base=100, readings=readings)
 
     def senses(self):
         return MemoryReadings(
@@ -38,8 +47,7 @@ class Process:
 
 def test_a_limit_that_falls_during_a_run_holds_back_early_work_until_it_rises():
     process, limits = Process(), [LIMIT]
-    senses = dataclasses.replace(process.senses(), limit=lambda: limits[0])
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=senses)
+    governor = process.governor(limit=lambda: limits[0])
     governor.admit(10, due=False).release()
     for limit, is_admitted in ((LIMIT - 60, False), (LIMIT, True), (10 * LIMIT, True)):
         limits[0] = limit
@@ -52,9 +60,7 @@ def test_a_limit_that_falls_during_a_run_holds_back_early_work_until_it_rises():
 
 
 def test_uncharged_memory_leaves_less_for_early_work():
-    process = Process()
-    process.used = 100 + 30
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
+    governor = Process(used=100 + 30).governor()
     assert governor.admit(51, due=False) is None, "30 of the 80 are overhead"
     charge = governor.admit(50, due=False)
     assert charge is not None
@@ -62,9 +68,8 @@ def test_uncharged_memory_leaves_less_for_early_work():
 
 
 def test_overhead_fades_when_it_is_gone():
-    process = Process()
-    process.used = 160
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
+    process = Process(used=160)
+    governor = process.governor()
     assert governor.admit(30, due=False) is None
     process.used = 100
     seen = []
@@ -77,20 +82,14 @@ def test_overhead_fades_when_it_is_gone():
 
 
 def test_unused_memory_is_given_back_before_work_waits():
-    process = Process()
-    process.used, process.given_back = 160, 60
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
+    governor = Process(used=160, given_back=60).governor()
     assert governor.admit(80, due=False) is not None
     assert governor.overhead == 0
 
 
 def test_each_thread_gives_back_what_its_allocator_keeps_for_due_work_too():
-    process, calls = Process(), []
-    senses = dataclasses.replace(
-        process.senses(), reclaim=lambda: calls.append(threading.get_ident())
-    )
-    process.used = 500
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=senses)
+    process, calls = Process(used=500), []
+    governor = process.governor(reclaim=lambda: calls.append(threading.get_ident()))
 
     def ask():
         for due in (True, False, True):
@@ -107,9 +106,7 @@ def test_each_thread_gives_back_what_its_allocator_keeps_for_due_work_too():
 
 
 def test_due_work_is_admitted_always():
-    process = Process()
-    process.used, process.pressure = 500, 100.0
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
+    governor = Process(used=500, pressure=100.0).governor()
     assert governor.admit(20, due=True) is not None
     assert governor.admit(1, due=False) is None
 
@@ -134,9 +131,8 @@ def test_due_work_above_the_minimum_leaves_early_work_less_from_then_on(early):
 
 
 def test_pressure_holds_early_work_back_until_it_is_over():
-    process = Process()
-    process.pressure = 50.0
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
+    process = Process(pressure=50.0)
+    governor = process.governor()
     assert governor.admit(1, due=False) is None
     process.pressure = 0.0
     assert governor.admit(1, due=False) is None, "not asked again yet"
@@ -145,9 +141,7 @@ def test_pressure_holds_early_work_back_until_it_is_over():
 
 
 def test_nothing_early_begins_while_one_item_has_all_that_is_free():
-    process = Process()
-    process.used, process.given_back = 160, 40
-    governor = Governor(limit=LIMIT, minimum=20, base=100, readings=process.senses())
+    governor = Process(used=160, given_back=40).governor()
     with governor.run_alone() as free:
         assert free == LIMIT - 100 - 20, "what was unused is given back first"
         assert governor.admit(1, due=False) is None

@@ -17,7 +17,7 @@ from sluice.ingest.read import remote_files
 from sluice.ingest.read.range_files import ArrowFile
 from tests.ingest import twin
 from tests.ingest.s3 import with_bucket
-from tests.open_loader import open_loader
+from tests.open_loader import load_epoch, open_loader
 from tests.product import (
     BatchLoader,
     Clock,
@@ -57,16 +57,10 @@ def bucket(server, table, monkeypatch):
     )
 
 
-def order_of(source, **options):
-    with open_loader(source, batch_size=80, **options) as loader:
-        deque(loader, maxlen=0)
-        return loader.order_hash, loader.store
-
-
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
 def test_a_table_in_s3_is_read_as_a_local_one(table, bucket, reader):
-    order, store = order_of(bucket, reader=reader)
-    assert (order, {}) == order_of(table)
+    order, store = load_epoch(bucket, reader=reader)
+    assert (order, {}) == load_epoch(table)
     assert store["reads"] > 10
     assert store["retries"] == 0
 
@@ -94,8 +88,8 @@ def test_errors_and_short_reads_change_nothing(table, monkeypatch):
     monkeypatch.setattr(
         ArrowFile, "read", lambda *at: whole(*at)[: None if next(calls) % 5 else -1]
     )
-    order, store = order_of(table, files=files)
-    assert order == order_of(table)[0]
+    order, store = load_epoch(table, files=files)
+    assert order == load_epoch(table)[0]
     assert store["retries"] > 0
 
 

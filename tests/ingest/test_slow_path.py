@@ -9,7 +9,7 @@ import pytest
 from sluice import FeatureTable, Knobs
 from sluice.common.stores import plain_path
 from sluice.ingest.read.parquet_files import ParquetError
-from tests.open_loader import open_loader
+from tests.open_loader import load_epoch
 from tests.product import (
     BatchLoader,
     FileOpener,
@@ -20,12 +20,6 @@ from tests.product import (
     UsageError,
 )
 from tests.raises import raises
-
-
-def taken(source, **more):
-    with open_loader(source, batch_size=80, **more) as loader:
-        deque(loader, maxlen=0)
-        return loader.order_hash, loader.store
 
 
 @pytest.mark.parametrize(
@@ -69,8 +63,8 @@ def test_a_feature_table_gives_the_same_rows_through_a_slow_store(table):
     assert slow.uri == f"latency://1ms{table.uri}"
     assert slow.version == table.version
     assert slow.files_of("train")[0].path == f"latency://1ms{table.files_of('train')[0].path}"
-    order, store = taken(slow)
-    assert order == taken(table)[0] == taken(slow.uri)[0]
+    order, store = load_epoch(slow)
+    assert order == load_epoch(table)[0] == load_epoch(slow.uri)[0]
     assert store["reads"] > 0
 
 
@@ -80,8 +74,11 @@ def test_plain_files_do_so_too(table, tmp_path):
         for n, f in enumerate(table.files_of("train"))
     ]
     roles = "label=label;dense=I*;sparse=C*"
-    assert taken([f"latency://1ms{f}" for f in here], roles=roles)[0] == taken(here, roles=roles)[0]
-    assert taken(f"latency://1ms{tmp_path}/*.parquet", roles=roles)[1]["reads"] > 0
+    assert (
+        load_epoch([f"latency://1ms{f}" for f in here], roles=roles)[0]
+        == load_epoch(here, roles=roles)[0]
+    )
+    assert load_epoch(f"latency://1ms{tmp_path}/*.parquet", roles=roles)[1]["reads"] > 0
     with raises(ParquetError, "none-*", "no file matches"):
         ParquetFiles.open(f"latency://1ms{tmp_path}/none-*")
     with raises(ParquetError, "latency://1ms", "one delay"):

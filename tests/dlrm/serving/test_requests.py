@@ -13,7 +13,7 @@ from sluice.dlrm.serving.scorer import Answer
 from tests.dlrm import clicks_table
 from tests.dlrm.serving import stub
 from tests.product import HttpApp, Scorer, ServerLimits, Spec
-from tests.raises import assert_names
+from tests.raises import MISTAKES, assert_names
 
 JSON = "application/json"
 GOOD = b'{"rows": [{"C1": "a:b"}, {}]}'
@@ -88,30 +88,12 @@ def test_another_content_type_is_415(content_type, fact):
 @pytest.mark.parametrize(
     ("body", "status", "facts"),
     [
-        (b'{"rows": [{"C1": "a"}, {"C1": "a", "C5": "b", "C1": "c"}]}', 422, ["'C1'", "twice"]),
-        (b'{"rows": [{"C1": "a:b", "C\\u0031": "a"}]}', 422, ["'C1'", "twice"]),
-        (b'{"rows": [], "rows": [{}]}', 422, ["'rows'", "twice"]),
-        (b'{"rows": [{"C1": {}}]}', 422, ["rows[0]", "'C1'", "text"]),
-        (b'{"rows": [{"C1": [12]}]}', 422, ["rows[0]", "'C1'", "text"]),
+        *((body.encode(), *rest) for body, *rest in MISTAKES["request"]),
         (b'{"rows": [{"C1": "a:b", "I1": ' + b"1" * 5000 + b"}]}", 422, ["rows[0]", "'I1'"]),
-        (b'{"rows": [{}, {"I5": 1e999}]}', 422, ["rows[1]", "'I5'", "64 bits"]),
-        (b'{"rows": [{"I1": "three"}]}', 422, ["rows[0]", "'I1'", '"three"', "without quotes"]),
-        (b'{"rows": [{"I1": NaN}]}', 422, ["'I1'", "NaN", "whole number"]),
-        (b'{"rows": [{"I5": -NaN}]}', 400, ["not JSON"]),
         (b'{"rows": [{"C1": "\xe9"}]}', 400, ["not JSON", "utf-8"]),
         (GOOD.decode().encode("utf-16"), 400, ["not JSON", "utf-8"]),
-        (b"", 400, ["not JSON"]),
         (b"{" * 100_000, 400, ["not JSON"]),
-        (b'{"rows": 3}', 400, ['{"rows"']),
-        (b'{"rows": [3]}', 400, ["rows[0]", "object"]),
-        (b'{"rows": [], "more": 1}', 400, ["'more'"]),
         (b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 422, ["rows[0]", "whole number"]),
-        (b'{"rows": [{"I1": 1.5}]}', 422, ["whole number"]),
-        (b'{"rows": [{"I1": 9223372036854775808}]}', 422, ["whole number of 64 bits"]),
-        (b'{"rows": [{"C1": ["x"]}]}', 422, ["UTF-8 text"]),
-        (b'{"rows": [{"tags": ["x", {}]}]}', 422, ["list of texts"]),
-        (b'{"rows": [{}, {"C26": "x"}]}', 422, ["rows[1]", "'C26'"]),
-        (b'{"rows": [], "fingerprint": "of last year"}', 409, ["'of last year'"]),
         (json.dumps({"rows": [{}] * 100}).encode(), 413, [100, 99]),
     ],
 )
