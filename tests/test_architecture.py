@@ -326,8 +326,7 @@ for name in {LIGHT!r}:
 importlib.import_module("sluice.ingest.remote.maker")
 assert "torch" not in sys.modules, "remote workers would take seconds to start"
 """
-    done = run_program("-c", code)
-    assert done.returncode == 0, done.stderr
+    run_program("-c", code, check=True)
 
 
 def test_the_image_holds_what_set_up_installs_and_every_package():

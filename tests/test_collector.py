@@ -5,8 +5,7 @@ from tests.run_program import run_program
 
 
 def _last_line(code: str) -> str:
-    done = run_program("-c", code)
-    assert done.returncode == 0, done.stderr
+    done = run_program("-c", code, check=True)
     return done.stdout.splitlines()[-1]
 
 

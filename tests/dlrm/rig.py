@@ -1,6 +1,5 @@
 """Parts for the trainer's tests: batches without a loader, and processes under torchrun."""
 
-import json
 import os
 import subprocess
 import sys
@@ -221,9 +220,3 @@ def command(ranks: int, *words: object) -> list[str]:
 def environment(tmp: Path) -> dict[str, str]:
     """torchrun's own files go to the test's folder; one thread a rank, so that two ranks fit two cores."""
     return {**os.environ, "TMPDIR": str(tmp), "OMP_NUM_THREADS": "1"}
-
-
-def last_json(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    lines = process.stdout.strip().splitlines()
-    assert lines, process.stderr[-3000:]
-    return json.loads(lines[-1])

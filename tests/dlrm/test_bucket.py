@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm import train
-from tests.dlrm.rig import last_json
 from tests.dlrm.test_conditions import MODEL
 from tests.ingest.s3 import LOST, S3Server, with_bucket
 from tests.product import RunError, RunFolder
 from tests.raises import raises
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 WORDS = [*MODEL, *["--epochs", "2", "--batch-size", "128"]]

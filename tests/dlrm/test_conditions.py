@@ -12,9 +12,10 @@ from sluice.common.settings import make
 from sluice.dlrm import options
 from sluice.dlrm.training import loaders
 from sluice.ingest.options import RunOptions
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
 from tests.product import Config, KnobMemory, UsageError
 from tests.raises import raises
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

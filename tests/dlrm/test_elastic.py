@@ -3,7 +3,7 @@
 import pytest
 
 from tests.dlrm import epochs
-from tests.dlrm.rig import last_json
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

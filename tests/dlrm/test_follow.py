@@ -24,7 +24,7 @@ from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
 from tests import ports
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import META, SMALL_MODEL, last_json, written
+from tests.dlrm.rig import META, SMALL_MODEL, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.product import (
     LASTS_S,
@@ -50,6 +50,7 @@ from tests.product import (
     world,
 )
 from tests.raises import assert_names, raises
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,10 @@ from deltalake import write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.foreign_table import open_table
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
 from tests.product import Config, ConfigError, ModelConfig, guessed_spec, latest
 from tests.raises import assert_names, raises
+from tests.run_program import last_json
 
 ROWS = 2400
 

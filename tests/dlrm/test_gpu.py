@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.rig import launch
+from tests.run_program import last_json
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,11 +7,11 @@ import torch
 
 from sluice import FeatureTable
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import last_json
 from tests.dlrm.stand_ins import STAND_INS, logistic_auc
 from tests.etl.jobs import run
 from tests.product import Spec, guessed_spec
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 ROWS = 16_000

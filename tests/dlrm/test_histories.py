@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.dlrm.rig import last_json
 from tests.product import Config, ConfigError, Field, ModelConfig, auc
 from tests.raises import assert_names, raises
+from tests.run_program import last_json
 
 USERS, EVENTS, ITEMS, LAST = 400, 50, 12, 2
 SPEC = """

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
 from tests.product import latest, program
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import signal
 import pytest
 
 from benchmarks.small_table import small_table
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
 from tests.product import best, complete_checkpoints, is_evaluated, latest, read_lines
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,11 @@ import pytest
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
 from tests.dlrm.test_train import spoil
 from tests.product import Checkpoint, complete_checkpoints, latest
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

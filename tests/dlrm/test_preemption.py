@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.dlrm.rig import KINDS, kinds, last_json
+from tests.dlrm.rig import KINDS, kinds
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

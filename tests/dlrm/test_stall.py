@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import ROOT, SMALL_MODEL, command, environment, last_json
+from tests.dlrm.rig import ROOT, SMALL_MODEL, command, environment
 from tests.processes import alive
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,5 @@
 """Tables of 16 bits: rounding by chance, updates against the formula; and what a backward pass holds at its peak."""
 
-import json
 import os
 
 import pytest
@@ -13,7 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from sluice.dlrm.optim.torch_tables import _DROPPED_BITS, TorchTables, round_at_random
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 KINDS = {
     torch.float32: SparseType.FP32,
@@ -175,9 +174,11 @@ def test_the_backward_pass_holds_at_its_peak_what_the_plan_says(repo):
     """Memory is handed back at once (blocks of 64 KiB are mapped), so the process's size is what is in use. The plan
     says 48 MiB; a table's own gradients would be 73 MiB more in float32."""
     done = run_program(
-        "-c", PEAK, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(repo)}
+        "-c",
+        PEAK,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(repo)},
+        check=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
     planned = 4 * 3 * 32_768 * 8 * 16
-    for dtype, peak in json.loads(done.stdout.splitlines()[-1]).items():
+    for dtype, peak in last_json(done).items():
         assert 0.6 * planned < peak < 1.1 * planned, f"{dtype}: {peak / 2**20:.1f} MiB"

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
-from tests.dlrm.rig import SMALL_MODEL, last_json, launch
+from tests.dlrm.rig import SMALL_MODEL, launch
 from tests.product import Run, RunFolder, TableStore, latest, read_lines, vacuum
 from tests.raises import MISTAKES, assert_names
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
+from tests.run_program import last_json
 
 MODULE = "tests.ingest.transform_functions"
 ROWS = 3000

@@ -1,6 +1,5 @@
 """The demo with few rows: every step for real, and an interrupt in the middle of it."""
 
-import json
 import os
 import re
 import signal
@@ -18,7 +17,7 @@ from sluice.agent.report import narrative
 from tests import processes
 from tests.product import Run, UsageError
 from tests.raises import assert_names, raises
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +36,9 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
         "1",
         timeout=390,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=True,
     )
-    assert result.returncode == 0, result.stderr[-4000:]
-    last = json.loads(result.stdout.splitlines()[-1])
+    last = last_json(result)
     assert 0.5 < last["auc"] < last["bayes_auc"] < 1
     assert last["rows"] == 50_000
     report = Path(last["report"]).read_text()

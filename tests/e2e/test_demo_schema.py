@@ -10,7 +10,7 @@ import pytest
 from examples.demo.schema_change import AGENT, Comparison
 from tests.product import Run
 from tests.raises import assert_names
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 RANKS, BATCH = 2, 4096
 
@@ -104,9 +104,9 @@ def test_two_trainings_take_up_new_columns_and_one_page_tells_of_both(tmp_path):
         "1",
         timeout=590,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=True,
     )
-    assert result.returncode == 0, result.stderr[-4000:]
-    last = json.loads(result.stdout.splitlines()[-1])
+    last = last_json(result)
     page = Path(last["report"]).read_text()
     for name in ("agent", "frozen"):
         (followed,) = Run.read(tmp_path / "out" / f"run-{name}").of("follow")

@@ -1,7 +1,6 @@
 """How programs end: seen from outside, as a shell sees it."""
 
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from sluice.common.program import run
 from tests.product import UsageError
 from tests.raises import MISTAKES, assert_names, raises
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 CRITEO = f"--spec {ROOT}/features/criteo.toml"
@@ -63,7 +62,7 @@ def test_exit_codes_and_messages(body, code, error):
     assert result.returncode == code, result.stderr
     assert error in result.stderr
     if code == 0:
-        assert json.loads(result.stdout.splitlines()[-1]) == {"rows": 3}
+        assert last_json(result) == {"rows": 3}
     else:
         assert result.stdout == ""
 

@@ -186,8 +186,7 @@ def test_no_reader_is_in_a_users_function_when_the_interpreter_is_taken_down(tmp
     """The function never returns, and six readers are in it when the program ends."""
     table = pa.table({"label": [0, 1] * 500, "x": np.arange(1000.0)})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
-    ended = run_program("-c", _BUSY, tmp_path, door)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_program("-c", _BUSY, tmp_path, door, check=True)
     after_close, at_last = map(eval, ended.stdout.splitlines())
     assert len(after_close) == 6
     assert at_last == []

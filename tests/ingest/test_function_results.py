@@ -1,7 +1,5 @@
 """What a user's function returns is checked before anything believes it."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,14 +9,13 @@ from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
 from tests.product import ColumnError
 from tests.raises import raises
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 
 @pytest.mark.parametrize("seed", [1])
 def test_an_arrow_array_with_drawn_faults_is_refused_wherever_a_function_may_return_it(seed):
-    done = run_program("-m", "tests.ingest.invalid_arrow", seed)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    done = run_program("-m", "tests.ingest.invalid_arrow", seed, check=True)
+    result = last_json(done)
     assert result["wrong"] == []
     assert len(result["refused"]) == 9
     assert all(result["refused"][place] > 30 for place in result["refused"])

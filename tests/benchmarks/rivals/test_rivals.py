@@ -1,7 +1,5 @@
 """The rivals are found by their names wherever the product's policies are, and keep what every policy keeps."""
 
-import json
-
 import pytest
 
 from sluice.agent import policies
@@ -9,7 +7,7 @@ from sluice.agent.policies import PRODUCT, RIVALS, make
 from tests.agent.policy_contract import PolicyContract
 from tests.product import KnobError
 from tests.raises import raises
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -42,5 +40,5 @@ def test_a_program_finds_them_from_anywhere(tmp_path, repo):
         check=True,
         env={"PYTHONPATH": str(repo)},
     )
-    assert json.loads(done.stdout.splitlines()[-1])["policy"] == "cores"
+    assert last_json(done)["policy"] == "cores"
     assert "one a core" in done.stderr

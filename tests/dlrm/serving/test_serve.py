@@ -24,9 +24,10 @@ from sluice.dlrm.serve import main
 from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks, Started
-from tests.dlrm.rig import SMALL_MODEL, last_json
+from tests.dlrm.rig import SMALL_MODEL
 from tests.product import ServerOptions, TableStore, pins
 from tests.raises import assert_names
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from sluice.dlrm.serving.reload import take_newer
 from sluice.dlrm.training import assemble, loaders
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import SMALL_MODEL, Bomb, last_json
+from tests.dlrm.rig import SMALL_MODEL, Bomb
 from tests.dlrm.rig import written as rewritten
 from tests.dlrm.serving.stub import decoded
 from tests.e2e.test_readme import blocks
@@ -47,6 +47,7 @@ from tests.product import (
     world,
 )
 from tests.raises import assert_names, raises
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,5 @@
 """Local jobs in processes of their own: killed or interrupted, nothing of them is published, or all."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import pytest
 
 import tests.etl.test_build as build
 from tests.etl.tables import column, write_spec
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +58,7 @@ def test_it_needs_neither_pyspark_nor_java(tmp_path, repo):
     )
     words = f"--spec {tmp_path}/spec.toml --input {tmp_path}/rows.tsv --output {tmp_path}/t".split()
     done = run_program("-c", code, *words, check=True, env={"PYTHONPATH": str(repo)})
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = last_json(done)
     assert (
         " ".join(said)
         == "rows_in rows_out rejected version fingerprint files splits ways engine inputs late seconds"

@@ -17,7 +17,7 @@ from tests.ingest.remote.conftest import halving_loader, remote_knobs
 from tests.open_loader import open_loader
 from tests.product import WorkerServer
 from tests.raises import assert_names
-from tests.run_program import run_program
+from tests.run_program import last_json, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +187,7 @@ def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_se
         worker.send_signal(signal.SIGINT)
         assert worker.wait(60) == 130
     assert done.returncode == 0, done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
+    last = last_json(done)
     assert (last["order_hash"], last["order_hashes"]) == (expected[-1], expected)
     assert last["faults"]["missed"] == ["kill-remote=1@1000s"]
     assert_names(done.stderr, "kill-remote=all@0.3s", "SIGKILL")
