@@ -8,7 +8,6 @@ parsed. Otherwise it is known only after all operators have learned.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,15 +17,13 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import Arrays, as_number, as_one_column, plain
-from sluice.etl.ops.chain import applied, step
+from sluice.etl.ops.chain import applied
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ROLE_KINDS, ColumnSpec
 
 NUMBERS = ("dense", "weight", "time")
 """The roles of columns that are published as numbers."""
-_SAFE = 1e38
-"""A number up to this size is finite in float32, even after an operator has rounded it."""
 _NO_ROWS: Flags = np.zeros(0, bool)
 
 
@@ -73,8 +70,6 @@ def unfit(numbers: npt.NDArray[np.floating], column: ColumnSpec) -> Flags:
 def early_unfit(column: ColumnSpec, columns: Arrays) -> Flags:
     """Returns which rows of a column that is not `is_late` have a number that must not be published. No flags: none."""
     values = plain(as_one_column([columns[name] for name in column.sources], column.sources))
-    if len(column.sources) == 1 and has_safe_ends(values, column):
-        return _NO_ROWS
     return unfit_after(column, lambda ops: applied(ops, values))
 
 
@@ -84,26 +79,3 @@ def unfit_after(column: ColumnSpec, run: Callable[[Sequence[Operator]], pa.Array
         bad for ops, kind in forms(column) if len(bad := unfit(as_stored(run(ops), kind), column))
     ]
     return np.any(flags, axis=0) if flags else _NO_ROWS
-
-
-def has_safe_ends(values: pa.Array, column: ColumnSpec) -> bool:
-    """Returns whether the least and the largest value, a missing value and NaN show that all numbers of the column may
-    be published. This saves the check of all rows.
-
-    It needs operators that keep the order of numbers. No number may become infinite on the way, because a later
-    operator may take an infinite number for a missing one."""
-    number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
-    if not number or not column.ops or not all(op.keeps_order for op in column.ops):
-        return False
-    ends = [end for end in pc.min_max(values).as_py().values() if end is not None]
-    probes = pa.array([None, math.nan, *map(float, ends)], pa.float64())
-    kinds = {len(ops): kind for ops, kind in forms(column)}
-    for number_of_ops, op in enumerate((None, *column.ops)):
-        probes = probes if op is None else step(op, probes, None, {})
-        if not np.isfinite(np.asarray(probes[2:])).all():
-            return False
-        if number_of_ops in kinds:
-            numbers = as_stored(probes, kinds[number_of_ops])
-            if len(unfit(numbers, column)) or np.abs(numbers).max() > _SAFE:
-                return False
-    return True

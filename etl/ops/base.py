@@ -109,8 +109,6 @@ class Operator(ABC):
     reads: ClassVar[bool] = False
     """Whether it makes null of a value that it cannot read. Each job counts these values: see
     `sluice.etl.apply.counts.unread`."""
-    keeps_order: ClassVar[bool] = False
-    """Whether it is monotonic. The results of the least and the largest value of a batch then bound all its results."""
     online_too: ClassVar[bool] = False
     """Whether it only needs numbers of a fixed size without nulls. A sparse column whose operators are left to the
     loader from this one on is then stored as such numbers."""

@@ -47,7 +47,6 @@ class Fill(Operator):
     name = "fill"
     may_be_null = False
     replaces_missing = True
-    keeps_order = True
     value: Annotated[float, FINITE] = 0.0
     indicator: bool = False
 
@@ -90,7 +89,6 @@ class Clip(NumberMap):
     """Keeps values within `low` and `high`; nulls stay."""
 
     name = "clip"
-    keeps_order = True
     online_too = True
     low: float | None = None
     high: float | None = None
@@ -113,7 +111,6 @@ class Scale(NumberMap):
     """(x - `minus`) / `by`, for instance to convert milliseconds to seconds; nulls stay."""
 
     name = "scale"
-    keeps_order = True
     by: Annotated[float, FINITE, Limit(bool, "must not be 0")]
     minus: Annotated[float, FINITE] = 0.0
 
@@ -126,7 +123,6 @@ class Log(NumberMap):
     """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
 
     name = "log"
-    keeps_order = True
     online_too = True
     shift: Annotated[float, FINITE] = 1.0
     floor: Annotated[float, POSITIVE] = 1e-6

@@ -7,9 +7,7 @@ file, and one whose records may take several lines, is read from its beginning b
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -41,25 +39,6 @@ _FAULTS = {
 }
 
 
-class PieceBuffers:
-    """Buffers for pieces, which threads use again. New memory would cost a page fault for every page."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._free = size, deque[bytearray]()
-
-    @contextlib.contextmanager
-    def lend(self) -> Iterator[bytearray]:
-        """Yields a free buffer, or a new one."""
-        try:
-            buffer = self._free.pop()
-        except IndexError:
-            buffer = bytearray(self._size)
-        try:
-            yield buffer
-        finally:
-            self._free.append(buffer)
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some lines of a file."""
@@ -69,7 +48,6 @@ class Piece:
     """The number of the piece in its file."""
     size: int
     """The number of the file's bytes. They may be compressed."""
-    buffers: PieceBuffers
     start: int = 0
     content: bytes | None = None
     """The lines, if they were read already."""
@@ -81,47 +59,38 @@ class Piece:
         return self.file.name_in_rejects, self.number
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields the lines with their ends as a column `line`. The batch is valid until the next one is requested,
-        because its memory is used again."""
-        with (
-            self.buffers.lend()
-            if self.content is None
-            else contextlib.nullcontext(bytearray()) as buffer
-        ):
-            content = memoryview(self._read(buffer) if self.content is None else self.content)
-            ends = self.ends
-            if not self.number and content[: len(_MARK)] == _MARK:
-                content = content[len(_MARK) :]
-                ends = None if ends is None else ends - len(_MARK)
-            if len(content):
-                # The Arrow array uses these bytes. They are copied only if the last line has no end.
-                if content[-1] != ord("\n"):
-                    content = memoryview(bytes(content) + b"\n")
-                if ends is None:
-                    ends = _line_ends(np.frombuffer(content, np.uint8))
-                offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
-                lines = pa.Array.from_buffers(
-                    pa.binary(), len(ends), [None, offsets, pa.py_buffer(content)]
-                )
-                yield pa.record_batch([lines], ["line"])
+        """Yields the lines with their ends as a column `line`."""
+        content = memoryview(self._read() if self.content is None else self.content)
+        ends = self.ends
+        if not self.number and content[: len(_MARK)] == _MARK:
+            content = content[len(_MARK) :]
+            ends = None if ends is None else ends - len(_MARK)
+        if len(content):
+            # The Arrow array uses these bytes. They are copied only if the last line has no end.
+            if content[-1] != ord("\n"):
+                content = memoryview(bytes(content) + b"\n")
+            if ends is None:
+                ends = _line_ends(np.frombuffer(content, np.uint8))
+            offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
+            lines = pa.Array.from_buffers(
+                pa.binary(), len(ends), [None, offsets, pa.py_buffer(content)]
+            )
+            yield pa.record_batch([lines], ["line"])
 
-    def _read(self, buffer: bytearray) -> memoryview | bytes:
+    def _read(self) -> memoryview | bytes:
         """Returns the bytes of the lines that begin in this part of a plain file."""
-        with self.file.open() as stream, memoryview(buffer) as view:
+        with self.file.open() as stream:
             # The byte before the piece may be the end of the line before.
             before = min(1, self.start)
             stream.seek(self.start - before)
-            end, count = before + self.size, 0
-            while got := stream.readinto(view[count : end + _BEYOND]):
-                count += got
-            first = buffer.find(b"\n", 0, min(count, end - 1)) + 1 if before else 0
+            end = before + self.size
+            content = stream.read(end + _BEYOND)
+            first = content.find(b"\n", 0, end - 1) + 1 if before else 0
             if before and not first:  # no line begins in this piece
                 return b""
-            last = buffer.find(b"\n", end - 1, count) + 1
+            last = content.find(b"\n", end - 1) + 1
             return (
-                memoryview(buffer)[first:last]
-                if last
-                else bytes(view[first:count]) + _to_line_end(stream)
+                memoryview(content)[first:last] if last else content[first:] + _to_line_end(stream)
             )
 
 
@@ -136,13 +105,13 @@ class FileRange:
     delimiter: str = ""
     """Of records that may take several lines. Empty: a record is a line."""
 
-    def pieces(self, buffers: PieceBuffers) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Piece]:
         if self.delimiter or is_compressed(self.file):
-            yield from _read_in_order(self, buffers)
+            yield from _read_in_order(self)
             return
         for start in range(self.start, self.start + self.size, self.piece_bytes):
             size = min(self.piece_bytes, self.file.size - start)
-            yield Piece(self.file, start // self.piece_bytes, size, buffers, start)
+            yield Piece(self.file, start // self.piece_bytes, size, start)
 
 
 def pieces_of(files: Iterable[InputFile], piece_bytes: int, delimiter: str = "") -> Iterator[Piece]:
@@ -151,11 +120,8 @@ def pieces_of(files: Iterable[InputFile], piece_bytes: int, delimiter: str = "")
 
 
 def pieces_of_ranges(ranges: Iterable[FileRange]) -> Iterator[Piece]:
-    """Yields the pieces of ranges, which have the same `piece_bytes`."""
-    buffers = None
     for part in ranges:
-        buffers = buffers or PieceBuffers(1 + part.piece_bytes + _BEYOND)
-        yield from part.pieces(buffers)
+        yield from part.pieces()
 
 
 def split_into_tasks(
@@ -223,7 +189,7 @@ def _to_line_end(stream: Any) -> bytes:
     return collected[: collected.find(b"\n") + 1] or collected
 
 
-def _read_in_order(part: FileRange, buffers: PieceBuffers) -> Iterator[Piece]:
+def _read_in_order(part: FileRange) -> Iterator[Piece]:
     """Yields the pieces of a whole file."""
     file = part.file
     with file.open() as stream:
@@ -245,7 +211,7 @@ def _read_in_order(part: FileRange, buffers: PieceBuffers) -> Iterator[Piece]:
             if cut:
                 place = stream.tell() if chunk else file.size
                 content = bytes(collected[:cut])
-                yield Piece(file, number, place - before, buffers, content=content, ends=ends)
+                yield Piece(file, number, place - before, content=content, ends=ends)
                 collected = collected[cut:]
                 number += 1
                 before = place

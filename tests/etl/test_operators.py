@@ -267,7 +267,6 @@ def test_an_operator_that_cannot_be_is_refused(kind, values, facts):
         ("fill fill_mean fill_median missing one_hot target", lambda kind: not kind.may_be_null),
         ("fill missing", lambda kind: kind.replaces_missing),
         ("hour parse_time weekday", lambda kind: kind.reads),
-        ("clip fill log scale", lambda kind: kind.keeps_order),
         ("hash", lambda kind: kind.takes_stored),
     ],
 )

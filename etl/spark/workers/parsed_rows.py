@@ -113,7 +113,7 @@ class ParsedRows:
                 yield from pa.ipc.open_stream(stored, options=READ)
 
     def rows_of_task(self, task: int) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-        """Yields the rows before parsing, each batch with its part. It is valid until the next one is requested."""
+        """Yields the rows before parsing, each batch with its part."""
         for piece in pieces_of_task(self.parts()[task]):
             for batch in piece.batches():
                 yield piece.part, batch
