@@ -83,20 +83,10 @@ class RegionLayout:
     def __init__(self, columns: Columns, start: int = 0, lying: Mapping[int, Place] | None = None):
         """`lying` has the places of arrays (by id) that are already in the region. These are not moved."""
         lying = lying or {}
-        for name, array in columns.items():
-            if (
-                array.dtype.hasobject
-                or array.dtype.names
-                or not _SENDABLE.fullmatch(array.dtype.str)
-            ):
-                raise TypeError(
-                    f"column {name!r} is of dtype {array.dtype}: process workers only take numbers, dates and "
-                    "fixed-size bytes; use backend=thread for other types"
-                )
         self._arrays = columns
         self._places, self._new, self._index, self._at = _arrange(
             tuple(
-                (name, array.dtype.str, array.shape, lying.get(id(array)))
+                (name, array.dtype, array.shape, lying.get(id(array)))
                 for name, array in columns.items()
             ),
             start,
@@ -114,17 +104,22 @@ class RegionLayout:
 # Items of a run have the same columns, so the layout is cached. With 39 columns that halves an item's cost.
 @functools.lru_cache(maxsize=64)
 def _arrange(
-    columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...], start: int
+    columns: tuple[tuple[str, np.dtype[Any], tuple[int, ...], Place | None], ...], start: int
 ) -> tuple[dict[str, Place], list[str], bytes, int]:
     """Returns the places, the names of arrays to copy, the index as bytes, and the index's position."""
     places: dict[str, Place] = {}
     new = []
     at = -(-start // _ALIGN) * _ALIGN
     for name, dtype, shape, lies in columns:
-        places[name] = lies or (dtype, shape, at)
+        if dtype.hasobject or dtype.names or not _SENDABLE.fullmatch(dtype.str):
+            raise TypeError(
+                f"column {name!r} is of dtype {dtype}: process workers only take numbers, dates and "
+                "fixed-size bytes; use backend=thread for other types"
+            )
+        places[name] = lies or (dtype.str, shape, at)
         if lies is None:
             new.append(name)
-            at = -(-(at + math.prod(shape) * np.dtype(dtype).itemsize) // _ALIGN) * _ALIGN
+            at = -(-(at + math.prod(shape) * dtype.itemsize) // _ALIGN) * _ALIGN
     return places, new, json.dumps(places).encode(), at
 
 
