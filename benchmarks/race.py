@@ -3,6 +3,7 @@
     python -m benchmarks.race                 # ours, a torch DataLoader, binary files mapped into memory
     python -m benchmarks.race --full          # and every peer that `make bench-peers` has installed
     python -m benchmarks.race --only tf.data --only SPDL --rounds 5
+    python -m benchmarks.race --before ../sluice-0.3 --rounds 20   # and the loader of another checkout
 
 Every loader gives the same: batches of 8,192 shuffled rows as tensors, 13 float32 features of which the logarithm is
 taken, 26 int32 ids and a label; each in its best form, at the best of a few settings, which is looked for first. Then
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from sluice.ingest.columns import Columns
 
 BATCH_SIZE = 8192
 MAPPED = "mapped binary files"
+BEFORE = "the other checkout"
 _TRIED_S = 1.0  # of each setting, when the best is looked for
 _LABEL = 35
 _LINE = 0.8  # of the bar's width
@@ -262,6 +264,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument(
         "--only", action="append", default=[], metavar="PEER", help="these peers; may be repeated"
     )
+    parser.add_argument(
+        "--before", type=Path, metavar="FOLDER", help="a checkout with its environment in .venv"
+    )
     arguments = parser.parse_args(argv)
     if arguments.seconds <= 0 or arguments.rounds < 1 or arguments.rows < 8 * BATCH_SIZE:
         raise UsageError(
@@ -269,6 +274,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         )
     known = (BY_HAND, *PEERS)
     peers = installed(known, arguments.only or ([] if arguments.full else [BY_HAND.name]))
+    if before := arguments.before:
+        peers = [*peers, replace(OURS, name=BEFORE, environment=".venv", root=before.resolve())]
     screen = Screen()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         table = made_table(Path(folder), arguments.rows)

@@ -1,33 +1,27 @@
-"""Makes a policy for a simulated pipeline: any policy, or a yardstick that knows the true costs."""
+"""Makes a policy for a simulated pipeline: any policy, or the yardstick that knows the true costs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sluice.agent import policies
-from sluice.agent.policies import CEILING
 
 if TYPE_CHECKING:
     from sluice.agent.lab.simulator.scenario import Scenario
     from sluice.agent.tunable import Policy
 
 ORACLE = "oracle"
-YARDSTICKS = (ORACLE, CEILING)
-"""Policies that only the simulator has, because they know the true costs. The second is one of the rivals."""
+"""A policy that only the simulator has, because it knows the true costs."""
 
 
 def make_policy(name: str, scenario: Scenario) -> Policy:
     """Returns the policy of this name for a simulated pipeline.
 
-    The yardsticks get the scenario, and `intune` its machine."""
+    The yardstick gets the scenario, and `intune` its machine."""
     if name == ORACLE:
         from sluice.agent.lab.simulator.oracle import Oracle
 
         return Oracle(scenario.truth_at)
-    if name == CEILING and policies.has_rivals():
-        from sluice.benchmarks.rivals.intune_ceiling import Ceiling
-
-        return Ceiling(scenario.truth_at)
     if name == "intune" and policies.has_rivals():
         from sluice.benchmarks.rivals.intune import InTune, MachineSpeed
 
@@ -38,9 +32,8 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
 def default_policies() -> list[str]:
     """Returns the names of the policies that are compared by default.
 
-    `shadow` is left out because it changes nothing. The yardsticks are included, although they know the true costs."""
-    yardsticks = YARDSTICKS if policies.has_rivals() else (ORACLE,)
-    return [*(name for name in policies.names() if name != "shadow"), *yardsticks]
+    `shadow` is left out because it changes nothing. The yardstick is included, although it knows the true costs."""
+    return [*(name for name in policies.names() if name != "shadow"), ORACLE]
 
 
 def describe(text: str | None) -> str:

@@ -36,8 +36,6 @@ RIVALS = {
     "plumber": "sluice.benchmarks.rivals.plumber:Plumber",
 }
 """The policies of `benchmarks/rivals`, which a wheel leaves out."""
-CEILING = "intune-ceiling"
-"""A rival that only the simulator has, because it knows the true costs."""
 
 
 def names() -> list[str]:
@@ -60,7 +58,7 @@ def renamed(name: str) -> str:
 def make(name: str) -> Policy:
     """Returns the policy of that name."""
     name = renamed(name)
-    if name in (*RIVALS, CEILING) and not has_rivals():
+    if name in RIVALS and not has_rivals():
         raise KnobError(
             f"the policy {name!r} is not part of the installed package: it is in benchmarks/rivals of "
             f"the repository, as are {', '.join(rival for rival in RIVALS if rival != name)}"

@@ -1,4 +1,7 @@
-"""Grain: row groups as a random-access source, read and shuffled by its threads or by its processes."""
+"""Grain: row groups as a random-access source, read and shuffled by its threads or by its processes.
+
+Its usual batches are of one row group. With our shuffle, a batch has equally many rows of each of eight row groups, and
+each row group is permuted by a seed of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import numpy as np
 from benchmarks.peers.arrow import read
 from benchmarks.peers.serve import Arm, Job, Prepared, serve
 from benchmarks.peers.torch_loader import cut, transformed
+
+MIXED = 8
 
 
 class RowGroups:
@@ -25,10 +30,44 @@ class RowGroups:
         return list(cut(self.job, read(self.job, *self.groups[number], np.random.default_rng())))
 
 
+class MixedRowGroups:
+    """Each element is the batches of eight row groups."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        groups = job.row_groups
+        groups = [groups[number] for number in np.random.default_rng(0).permutation(len(groups))]
+        self.mixes = [groups[at : at + MIXED] for at in range(0, len(groups) - MIXED + 1, MIXED)]
+
+    def __len__(self) -> int:
+        return len(self.mixes)
+
+    def __getitem__(self, number: int) -> list[tuple[np.ndarray, ...]]:
+        lanes = [
+            read(self.job, *group, np.random.default_rng([0, number, lane]))
+            for lane, group in enumerate(self.mixes[number])
+        ]
+        each = self.job.batch_size // MIXED
+        starts = range(0, min(len(floats) for floats, _, _ in lanes) - each + 1, each)
+        return [
+            tuple(map(_joined, zip(*(_part(lane, at, each) for lane in lanes), strict=True)))
+            for at in starts
+        ]
+
+
+def _part(lane: tuple[np.ndarray, ...], at: int, rows: int) -> tuple[np.ndarray, ...]:
+    return tuple(block[at : at + rows] for block in lane)
+
+
+def _joined(parts: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Column by column underneath, as the parts are."""
+    return np.concatenate([part.T for part in parts], axis=-1).T
+
+
 def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
-    def run(options: dict[str, int], processes: int) -> Iterator[int]:
+    def run(options: dict[str, int], processes: int, source: type = RowGroups) -> Iterator[int]:
         data = (
-            grain.MapDataset.source(RowGroups(job))
+            grain.MapDataset.source(source(job))
             .seed(0)
             .shuffle()
             .repeat()
@@ -47,6 +86,12 @@ def arms(job: Job, _prepared: Prepared) -> dict[str, Arm]:
         "2 threads, 8 row groups ahead": lambda: run(few, 0),
         "1 process": lambda: run(few, 1),
         "2 processes": lambda: run(few, 2),
+        "our shuffle, 2 threads, 2 ahead": lambda: run(
+            {"num_threads": 2, "prefetch_buffer_size": 2}, 0, MixedRowGroups
+        ),
+        "our shuffle, 4 threads, 4 ahead": lambda: run(
+            {"num_threads": 4, "prefetch_buffer_size": 4}, 0, MixedRowGroups
+        ),
     }
 
 

@@ -34,26 +34,28 @@ class Kind:
     environment: str
     apart: str = ""
     """Settings whose names begin so have a line of their own."""
+    root: Path = ROOT
+    """The checkout that it is part of."""
 
     @property
     def python(self) -> Path:
         if not self.environment:
             return Path(sys.executable)
-        return ROOT / f".venv-peers-{self.environment}" / "bin" / "python"
+        return self.root / self.environment / "bin" / "python"
 
 
 OURS = Kind("Sluice", "sluice_loader", "")
 BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")
 PEERS = (
-    Kind("tf.data", "tf_data", "tf", "AUTOTUNE"),
-    Kind("Ray Data", "ray_data", "ray"),
-    Kind("petastorm BatchedDataLoader", "petastorm_batched", "petastorm"),
-    Kind("Hugging Face datasets", "hf_datasets", "torch", "mapped Arrow"),
-    Kind("mosaicml-streaming", "mosaic_streaming", "torch"),
-    Kind("SPDL", "spdl", "torch"),
-    Kind("LanceDB", "lancedb_streaming", "torch", "scan"),
-    Kind("litData", "litdata_streaming", "torch", "from Parquet"),
-    Kind("Grain", "grain_data", "grain"),
+    Kind("tf.data", "tf_data", ".venv-peers-tf", "AUTOTUNE"),
+    Kind("Ray Data", "ray_data", ".venv-peers-ray"),
+    Kind("petastorm BatchedDataLoader", "petastorm_batched", ".venv-peers-petastorm"),
+    Kind("Hugging Face datasets", "hf_datasets", ".venv-peers-torch", "mapped Arrow"),
+    Kind("mosaicml-streaming", "mosaic_streaming", ".venv-peers-torch"),
+    Kind("SPDL", "spdl", ".venv-peers-torch"),
+    Kind("LanceDB", "lancedb_streaming", ".venv-peers-torch", "scan"),
+    Kind("litData", "litdata_streaming", ".venv-peers-torch", "from Parquet"),
+    Kind("Grain", "grain_data", ".venv-peers-grain", "our shuffle"),
 )
 
 
@@ -84,19 +86,20 @@ class Peer:
         job: Job,
         memory: Memory | None = None,
         patience_s: float = 600.0,
+        root: Path = ROOT,
     ):
         """`memory` limits it. An answer that takes longer than `patience_s` and the turn itself ends it."""
         self._memory, self._limit_s = memory, patience_s
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it is closed with the peer
         self._process = subprocess.Popen(
             memory.command(command) if memory else command,
-            cwd=ROOT,
+            cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             stderr=self._log,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"},
         )
         if memory:
             memory.watch(self._process.pid)
@@ -113,7 +116,8 @@ class Peer:
 
     @classmethod
     def start(cls, kind: Kind, job: Job, **how: Any) -> Peer:
-        return cls([str(kind.python), "-m", f"benchmarks.peers.{kind.module}"], job, **how)
+        command = [str(kind.python), "-m", f"benchmarks.peers.{kind.module}"]
+        return cls(command, job, root=kind.root, **how)
 
     def turn(self, arm: str, seconds: float) -> Turn:
         turn = Turn(**self._ask([arm, seconds], seconds))

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import race, tuned_race
 from benchmarks.peers import functions, serve, sluice_loader, torch_loader
 from benchmarks.peers.far_store import KEYS, FarStore
-from benchmarks.peers.peer import Kind, Peer
+from benchmarks.peers.peer import OURS, Kind, Peer
 from benchmarks.tuned_race import BATCH_ROWS, LANES, Entry, Pace, TunedRace, make_table, means
 from tests.raises import assert_names
 
@@ -108,10 +108,14 @@ def test_two_lanes_are_run_and_written_down(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_race_of_decoders_is_run_and_drawn(command, monkeypatch, capsys):
+def test_the_race_of_decoders_is_run_and_drawn(command, tmp_path, monkeypatch, capsys):
+    programs = {OURS.python: command, tmp_path / ".venv/bin/python": command}
     monkeypatch.setattr(
-        Peer, "start", lambda kind, job: Peer(command if kind is race.OURS else ["false"], job)
+        Peer, "start", lambda kind, job: Peer(programs.get(kind.python, ["false"]), job)
     )
-    result = race.main(["--rows", "65536", "--seconds", "1e-9", "--rounds", "1"])
-    assert result["rows_per_s"].keys() == {"ours", race.MAPPED}
+    monkeypatch.setattr(race, "BY_HAND", Kind("broken", "", "bin"))
+    monkeypatch.setattr(race, "installed", lambda known, _: known[:1])
+    paces = ["--rows", "65536", "--seconds", "1e-9", "--rounds", "1"]
+    result = race.main([*paces, "--before", str(tmp_path)])
+    assert result["rows_per_s"].keys() == {"ours", race.BEFORE, race.MAPPED}
     assert_names(capsys.readouterr().err, "medians", "it ended", "10 MB")
