@@ -124,8 +124,8 @@ def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on_
     with open_loader(table, batch_size=160, reader="arrow") as loader:
         [expected] = hashes(loader, 1)
     code = (
-        "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import asking\n"
-        "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
+        "import sys; from tests.open_loader import open_loader; from sluice.ingest.remote import client\n"
+        "client._TIMEOUT_S, client._FIRST_S, client._LEAST_S = 1.0, 0.05, 0.05\n"
         f"how = {{'batch_size': 160, 'reader': 'arrow'}}; loader = open_loader({table.uri!r}, "
         f"workers={named(server)!r}, **how)\n"
         "rows = sum(batch.label.shape[0] for batch in loader)\n"
