@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 ROLES = ("label", "weight", "dense", "sparse", "id_list", "time", "key")
@@ -134,4 +134,3 @@ class Version:
     """`create`, `append` or `overwrite`."""
     job: str
     rows: int
-    fields: tuple[Field, ...] = field(default=(), repr=False)
