@@ -87,14 +87,6 @@ class CodeOptions:
         own = _functions(self.own_spec) if self.own_spec else frozenset()
         return Permission(frozenset(self.allow_code), named | own)
 
-    @property
-    def words(self) -> list[str]:
-        """The options as words of another program's command line."""
-        return [
-            *(word for module in self.allow_code for word in ("--allow-code", module)),
-            *(("--spec", self.own_spec) if self.own_spec else ()),
-        ]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformOptions:
