@@ -100,6 +100,8 @@ class Sighting:
     at: float
     cpu_share: float = 0.0
     """Processor time as a share of the useful time."""
+    bound: int = 0
+    """1: some of its items began before the change point, so a row costs at least this. -1: at most this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,6 +151,7 @@ def _posterior(seen: tuple[Sighting, ...], now: int, at: float | None) -> Poster
     newest = max(s.at for s in seen) if at is None else at
     shapes = _log_shapes(tuple(s.workers for s in seen))
     epoch_of = np.array([s.epoch for s in seen])
+    bounds = np.array([s.bound for s in seen])
     log_s = np.array([s.log_s for s in seen])
     spread = np.array(
         [1 / s.weight + _MISFIT**2 + _DRIFT**2 * max(0.0, newest - s.at) for s in seen]
@@ -160,14 +163,18 @@ def _posterior(seen: tuple[Sighting, ...], now: int, at: float | None) -> Poster
         own = epoch_of == epoch
         surest = shapes[own][np.argmin(spread[own])]
         weight = 1 / (spread[own, None] + (_COARSE * (shapes[own] - surest)) ** 2)
-        mean = (weight * off[own]).sum(0) / weight.sum(0)
+        sides = bounds[own, None]
+        counts = weight * (sides == 0) if (sides == 0).any() else weight
+        mean = (counts * off[own]).sum(0) / counts.sum(0)
         off[own] -= mean
+        # A bound only contradicts a cost on its other side.
+        off[own] = np.where(sides * off[own] < 0, 0.0, off[own])
         if own.sum() > 1:
             misfit = weight * off[own] ** 2 - np.log(weight * spread[own, None])
             log_p -= 0.5 * misfit.sum(0)
-        epochs.append((mean, 1 / weight.sum(0), surest))
+        epochs.append((mean, 1 / counts.sum(0), surest))
         if epoch == now:
-            level, variance = mean, 1 / weight.sum(0)
+            level, variance = mean, 1 / counts.sum(0)
             shares = np.array([s.cpu_share for s in seen])[own, None]
             log_p -= _misfit_of_shares(shares, np.exp(-shapes[own] * ~COMPUTES))
     for before, after in itertools.pairwise(epochs):
@@ -250,6 +257,7 @@ class StageModel:
     """Back end → its sightings and their epoch."""
     suspicion: Suspicion | None = None
     _from: tuple[StageStats, float] | None = None
+    _bound_to: float = 0.0  # until then, items end that began before the last change point
     _skip_to: int = 0  # items that began before a resize end until this count
 
     @property
@@ -400,6 +408,9 @@ class StageModel:
         """Returns the model with one measured cost: a sighting, a suspicion or a change point."""
         if not self.known:
             return replace(self, seen=(*self.seen[1 - _KEPT :], new))
+        sides = [s.bound for s in self.seen if s.epoch == self.epoch]
+        if all(sides):  # how large the last change was is not known yet
+            return self._average(replace(new, bound=sides[-1] * (new.at < self._bound_to)))
         log_s, variance = new.log_s, 1 / new.weight
         error = log_s - self.level(new.workers, new.at)[0]
         learned = self._learn_noise(error, items)
@@ -423,7 +434,9 @@ class StageModel:
         suspicion = Suspicion(mean, spread, odds, looks) if is_step and odds > _WEAK else None
         if is_step and odds > _ODDS:
             sure = self if self.measured > _DOUBTFUL_LOOKS else learned  # an event is no noise
-            return sure._begin_epoch(replace(new, log_s=mean, weight=1 / spread))
+            side = 1 if mean > log_s - error else -1
+            began = sure._begin_epoch(replace(new, log_s=mean, weight=1 / spread, bound=side))
+            return replace(began, _bound_to=new.at + math.exp(mean) * self.item_rows)
         if suspicion is not None and suspicion.is_strong:
             return replace(self, suspicion=suspicion)
         likely = suspicion is not None and suspicion.log_odds > 0  # an event is no noise
@@ -459,7 +472,9 @@ class StageModel:
         kept = []
         surest = 1 / max(_SUREST, self.sway / 3) ** 2
         for s in self.seen:
-            if (s.epoch, s.workers) == (new.epoch, new.workers):
+            if (s.epoch, s.workers) != (new.epoch, new.workers):
+                kept.append(s)
+            elif not s.bound:
                 total = 1 / (1 / s.weight + _DRIFT**2 * max(0.0, new.at - s.at)) + new.weight
                 share = new.weight / total
                 new = replace(
@@ -468,8 +483,6 @@ class StageModel:
                     cpu_share=s.cpu_share + (new.cpu_share - s.cpu_share) * share,
                     weight=min(total, surest),
                 )
-            else:
-                kept.append(s)
         return replace(self, seen=(*kept, new)[-_KEPT:])
 
     def _begin_epoch(self, new: Sighting) -> StageModel:

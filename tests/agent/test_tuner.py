@@ -80,6 +80,22 @@ def test_items_that_are_older_than_items_get_are_evidence_before_they_end():
     assert 100 * math.exp(stage.model.level(6)[0]) == pytest.approx(0.875, rel=0.3)
 
 
+@pytest.mark.parametrize("factor", [1.8, 2.3, 3.5])
+def test_a_fault_of_which_the_first_look_shows_a_part_is_not_blamed_on_more_workers(factor):
+    """Some of the items that end in the first second began before the fault."""
+    stage = _Stage(0.3)
+    for workers in (6, 6, 6, 11, 11, 11, 17, 17, 17):
+        stage.work(0.5, workers)
+    stage.item_s = 0.3 * (1 + 0.55 * (factor - 1))
+    stage.work(0.8, 17)
+    assert stage.model.epoch == 1
+    stage.item_s = 0.3 * factor
+    for _ in range(4):
+        stage.work(0.5, 22)
+    few, many = (22 / n * math.exp(stage.model.level(n)[0]) for n in (17, 22))
+    assert few > 1.15 * many, "a row costs as much with 17 as with 22, so 17 make fewer rows"
+
+
 def test_costs_that_rise_at_each_of_our_changes_are_blamed_on_the_shape():
     stage = _Stage(0.004)
     # At first few of the sixteen workers had work, so they did not disturb each other.
