@@ -101,10 +101,10 @@ def test_a_run_that_never_began_leaves_a_folder_that_can_be_begun_anew(tmp_path)
 def test_a_full_folder_is_reported_once_and_stops_nothing(tmp_path, capsys, monkeypatch):
     folder = RunFolder.create(tmp_path, {"kind": "load"})
 
-    def full(_line):
+    def full(_folder, _line):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "metric", full)
+    monkeypatch.setattr(RunFolder, "metric", full)
     pipeline, policy = Moving(), Climbing()
     run = started(pipeline, policy, folder=folder)
     eventually(lambda: policy.asked > 5)
