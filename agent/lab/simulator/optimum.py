@@ -21,11 +21,10 @@ class _Search:
     """The search for the best numbers of workers, with the rates that it has computed."""
 
     def __init__(
-        self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float, most: float
+        self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float
     ) -> None:
         self.truth = truth
         self.fill = fill
-        self.most = most
         # Most of these are the same object, and each is checked once.
         self.also = list(dict.fromkeys((truth, *also)))
         self.names = [s.name for s in truth.stages]
@@ -62,11 +61,9 @@ class _Search:
         return (min(max(int(ahead), low_a), high_a), min(max(int(fetch), low_p), high_p))
 
     def fits(self, workers: Sequence[int], backends: Sequence[str], flow: Flow) -> bool:
-        """Returns whether the memory and the limit on all workers are enough.
+        """Returns whether the memory is enough.
 
         Each busy worker holds an item, and the queues before the slowest stage are full."""
-        if sum(workers) > self.most:
-            return False
         slowest = max((i for i, busy in enumerate(flow.busy) if busy > 0.98), default=0)
         for truth in self.also:
             sizes = [s.buffer_items * s.rows_per_item * s.bytes_per_row for s in truth.stages]
@@ -199,13 +196,12 @@ def best_knobs(
     also: Sequence[TrueCosts] = (),
     start_from: Knobs | None = None,
     fill: float = 0.95,
-    most: float = math.inf,
 ) -> Knobs:
     """Returns the knobs with the highest steady rate, in `truth` and in each of `also`.
 
-    They fill at most the share `fill` of the memory and have at most `most` workers in all. Among equal rates they have
-    the fewest workers, and a little headroom. The search also starts from `start_from`."""
-    search = _Search(truth, limits, also, fill, most)
+    They fill at most the share `fill` of the memory. Among equal rates they have the fewest workers, and a little
+    headroom. The search also starts from `start_from`."""
+    search = _Search(truth, limits, also, fill)
     names = search.names
     starts = [[low for low, _ in search.range]]
     if start_from is not None:

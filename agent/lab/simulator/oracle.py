@@ -7,7 +7,6 @@ workers like every policy. Neither changes a knob for a negligible gain.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,17 +61,12 @@ class Oracle(Policy):
             also=truths[1:],
             start_from=state.knobs,
             fill=self._fill,
-            most=self._most_workers(snapshot.cpu_quota),
         )
         return (
             knobs,
             OracleState(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at),
             Reason(text="the best setting for the true costs"),
         )
-
-    def _most_workers(self, cores: float) -> float:
-        """Returns the most workers in all stages together."""
-        return math.inf
 
 
 class ForesightOracle(Oracle):
