@@ -430,12 +430,13 @@ class StageModel:
             log_new = -0.5 * error * error / jumped - 0.5 * math.log(jumped)
             odds = math.log(_HAZARD) + log_new - max(log_same, -9.0 if items < 30 else -14.0)
         looks = 1 + (before.looks if before is not None and before.log_odds > _SUSPECT else 0)
-        is_step = abs(mean - log_s + error) > _LEAST_STEP
+        step = mean - (log_s - error)  # from the expected cost
+        is_step = abs(step) > _LEAST_STEP
         suspicion = Suspicion(mean, spread, odds, looks) if is_step and odds > _WEAK else None
         if is_step and odds > _ODDS:
             sure = self if self.measured > _DOUBTFUL_LOOKS else learned  # an event is no noise
-            side = 1 if mean > log_s - error else -1
-            began = sure._begin_epoch(replace(new, log_s=mean, weight=1 / spread, bound=side))
+            first = replace(new, log_s=mean, weight=1 / spread, bound=1 if step > 0 else -1)
+            began = sure._begin_epoch(first)
             return replace(began, _bound_to=new.at + math.exp(mean) * self.item_rows)
         if suspicion is not None and suspicion.is_strong:
             return replace(self, suspicion=suspicion)
