@@ -83,13 +83,13 @@ class Forecast:
         limits: Limits,
         costs: Mapping[str, StageCost],
         *,
+        contention: Contention,
         other_cpu_s: float,
         demand: float,
         requests_a_core: float = 0.0,
     ) -> Forecast:
         """Returns the forecast for the back ends of `knobs`. `rates` are the latest ones, at these knobs."""
         known = {name: cost for name, cost in costs.items() if cost.points}
-        contention = Contention.of(rates)
         without_base = cls(
             knobs=knobs,
             limits=limits,

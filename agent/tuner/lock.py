@@ -95,12 +95,13 @@ class LockModel:
         return {n: drawn[:, i] for i, n in enumerate(self.names)}, drawn[:, -1]
 
     def _fit(self, shares: ndarray) -> ndarray:
-        """Returns possible shares: from 0 to 1, with no more of the lock held than was."""
+        """Returns possible shares: from 0 to 1, with no more of the lock held than was.
+
+        A look tells nothing of a stage that uses no core in threads."""
         shares = np.clip(shares, 0.0, 1.0)
         most = (self.held or 0.0) + _NOISE / 3
-        return np.asarray(
-            shares * np.minimum(1.0, most / np.maximum(shares @ self.cores, 1e-12))[:, None]
-        )
+        fitting = np.minimum(1.0, most / np.maximum(shares @ self.cores, 1e-12))[:, None]
+        return np.asarray(np.where(self.cores > 0, shares * fitting, shares))
 
     def share(self, name: str) -> float:
         """Returns the expected share of a stage's processor time under the lock."""

@@ -14,8 +14,7 @@ from sluice.agent.tuner.outlook import Outlook
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 
-_HELD = 0.2  # of the time: if the lock is held less, no stage moves to processes because of it
-_COMPUTES = 0.05  # of the running cores: a stage with less gains nothing in processes
+_HELD = 0.03  # of the time: a stage that holds the lock less gains nothing in processes
 
 
 def candidates(seen: Outlook) -> Iterator[tuple[str, Knobs]]:
@@ -66,32 +65,25 @@ def _fits(seen: Outlook, knobs: Knobs) -> bool:
 
 def _layouts(seen: Outlook) -> Iterator[tuple[str, Knobs]]:
     """Yields each stage on its other back end, and growing sets of the lock's holders in processes."""
-    forecast, limits = seen.forecast, seen.limits
+    forecast, limits, stages = seen.forecast, seen.limits, seen.recent.stages
     movable = [n for n, stage in seen.known.items() if limits.movable(n, stage.backend)]
     for name in movable:
         if seen.known[name].backend == "process":
             yield from _best_of("threads", seen, [name])
-    if (seen.recent.lock or 0.0) < _HELD or seen.recent.cpu_quota <= 1:
+    if seen.recent.cpu_quota <= 1:
         return
-    stages, running = seen.recent.stages, max(seen.recent.running, 1e-9)
-    holders = [
-        n
+    held = {
+        n: seen.state.lock.share(n) * stages[n].cpu
         for n in movable
-        if seen.known[n].backend == "thread" and stages[n].cpu >= _COMPUTES * running
-    ]
-    holders.sort(key=lambda n: -seen.state.lock.share(n) * stages[n].cpu)
+        if seen.known[n].backend == "thread"
+    }
+    holders = sorted((n for n in held if held[n] >= _HELD), key=lambda n: -held[n])
     tried: list[list[str]] = [[name] for name in holders]
     tried += [holders[:count] for count in range(2, len(holders) + 1)]
     for group in tried:
-        needed = sum(2 * _process_bytes(seen, name) for name in group)
+        needed = sum(2 * (seen.process_bytes(n) or WORKER_PROCESS_BYTES) for n in group)
         if needed <= forecast.free_bytes:
             yield from _best_of("processes", seen, group)
-
-
-def _process_bytes(seen: Outlook, name: str) -> float:
-    """Returns the size of a stage's process. One that never ran is taken to be like the others."""
-    most = max(stage.process_bytes for stage in seen.known.values())
-    return float(seen.known[name].process_bytes or most or WORKER_PROCESS_BYTES)
 
 
 def _best_of(kind: str, seen: Outlook, group: list[str]) -> Iterator[tuple[str, Knobs]]:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from sluice import Knobs
+from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast, what_if
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.ingest.knobs import Limits
@@ -41,7 +42,9 @@ def _best(limit, *, wait_s=1.0):
             name="collate", points={1: Point(busy_s=1e-4, cpu_s=1e-4)}, item_bytes=64 * MIB
         ),
     }
-    look = Forecast.of(seen, knobs, limits, costs, other_cpu_s=0, demand=math.inf)
+    look = Forecast.of(
+        seen, knobs, limits, costs, contention=Contention.of(seen), other_cpu_s=0, demand=math.inf
+    )
     best, rate = look.best({"decode": (1, 32), "collate": (1, 1)}, fewest=False)
     return best, rate, look.fits(best)
 
@@ -56,7 +59,15 @@ def test_other_resources_are_estimated_only_with_the_cost_of_every_stage(missing
     seen = pipeline_rates(cpu=1, cpu_quota=8, memory_used=600 * MIB, memory_limit=6000 * MIB)
     costs = {n: StageCost(name=n, points={} if n in missing else cost) for n in names}
     slow, fast = (
-        Forecast.of(seen, knobs, limits, costs, other_cpu_s=0.1, demand=demand)
+        Forecast.of(
+            seen,
+            knobs,
+            limits,
+            costs,
+            contention=Contention.of(seen),
+            other_cpu_s=0.1,
+            demand=demand,
+        )
         for demand in (10, math.inf)
     )
     cases = what_if(slow)
@@ -89,5 +100,13 @@ def test_processes_that_idle_hold_their_memory_once():
     )
     limits = Limits(workers={"t": (1, 8)}, backends={"t": ("thread", "process")})
     known = StageCost(name="t", points={4: Point(busy_s=1e-6, cpu_s=1e-6)})
-    look = Forecast.of(seen, knobs, limits, {"t": known}, other_cpu_s=0, demand=math.inf)
+    look = Forecast.of(
+        seen,
+        knobs,
+        limits,
+        {"t": known},
+        contention=Contention.of(seen),
+        other_cpu_s=0,
+        demand=math.inf,
+    )
     assert look.memory(knobs) == 1026 * MIB

@@ -7,6 +7,7 @@ import pytest
 
 from sluice import Knobs
 from sluice.agent.costs import forecast as forecasts
+from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.remote_work import at_work
 from sluice.agent.costs.stage_cost import Point, StageCost
@@ -60,11 +61,13 @@ def test_the_last_worker_has_to_bring_its_price(monkeypatch, price, least, most)
         Knobs(workers={"decode": 2}, backend={"decode": "remote"}),
     )
     points = {n: Point(busy_s=1e-3 * (1 + 0.08 * (n - 2)), cpu_s=1e-6) for n in (2, 40, 64)}
+    seen = pipeline_rates(memory_limit=2**34, stages={"decode": stage_rates(busy=2.0, workers=2)})
     forecast = Forecast.of(
-        pipeline_rates(memory_limit=2**34, stages={"decode": stage_rates(busy=2.0, workers=2)}),
+        seen,
         knobs,
         limits,
         {"decode": StageCost(name="decode", points=points, backend="remote")},
+        contention=Contention.of(seen),
         other_cpu_s=0.0,
         demand=math.inf,
         requests_a_core=REQUESTS_A_CORE,

@@ -1,6 +1,7 @@
 """`next`: a fault moves a level and workers move along a shape; the lock's holder is not the stage that waits for it; a
 worse setting is left again; both faults of the demo are answered at the first look that can show them."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -14,12 +15,13 @@ from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import SimMachine, SimStage
 from sluice.agent.lab.simulator.random_pipelines import pipeline
 from sluice.agent.lab.simulator.scenario import Scenario
+from sluice.agent.tuner.lock import LockModel
 from sluice.agent.tuner.outlook import Outlook
 from sluice.agent.tuner.propose import candidates
 from sluice.agent.tuner.stage_model import StageModel
 from sluice.agent.tuner.state import take_in
 from sluice.agent.tuner.tuner import Tuner
-from tests.agent.made_figures import stage_stats
+from tests.agent.made_figures import snapshot, stage_stats
 
 
 def _simulator(scenario, kind=Simulator, seed=0):
@@ -136,6 +138,33 @@ def test_the_holder_of_the_lock_moves_and_not_the_stage_that_waits_for_it(waiter
     level = math.exp(state.stages["waiter"].level(1)[0])
     assert level < 0.5 * waiter.busy_s / waiter.rows, "its waits for the lock count as its own"
     assert len(log) < 6
+
+
+def test_what_a_stage_in_processes_held_of_the_lock_is_not_forgotten():
+    """Nobody holds the lock then, which tells nothing of that stage. It must not come back to its threads for it."""
+    lock = LockModel.of(_pure_python(waiter_first=False).limits)
+    lock = replace(lock, mean=np.array([0.8, *lock.mean[1:]]))
+    looks = [
+        snapshot(
+            at,
+            stage_stats("holder", backend="process", busy_s=at, cpu_s=at),
+            stage_stats("waiter", workers=4, busy_s=3 * at, cpu_s=3 * at),
+            lock_held_s=0.0,
+        )
+        for at in (1.0, 2.0, 3.0, 4.0)
+    ]
+    for before, now in itertools.pairwise(looks):
+        lock = lock.observe(before, now)
+    assert lock.share("holder") == pytest.approx(0.8)
+    assert lock.share("waiter") < 0.01
+
+
+def test_a_process_that_never_ran_is_taken_to_be_as_large_as_the_others():
+    policy = Tuner()
+    state = _state_after(policy, _simulator(_pure_python(waiter_first=True)), 6)
+    stages = {**state.stages, "waiter": replace(state.stages["waiter"], process_bytes=9_000_000)}
+    seen = Outlook(policy.settings, replace(state, stages=stages), state.recent())
+    assert {cost.process_bytes for cost in seen.forecast.costs.values()} == {9_000_000}
 
 
 def _state_after(policy, simulator, looks):
