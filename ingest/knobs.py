@@ -212,6 +212,8 @@ class Limits:
     prefetch_bytes: tuple[int, int] = (2**20, 2**40)
     fetch_bytes: int = 1
     """The bytes of one row group in flight."""
+    cores: int | None = None
+    """The most cores that all stages together use. None: those of the machine."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "backends"):
@@ -220,7 +222,7 @@ class Limits:
     def to_dict(self) -> dict[str, Any]:
         """Returns the limits as a dict for JSON. `from_dict` reads it back."""
         mappings = {name: dict(getattr(self, name)) for name in ("workers", "backends")}
-        return mappings | {name: getattr(self, name) for name in (*SIZES, "fetch_bytes")}
+        return mappings | {name: getattr(self, name) for name in (*SIZES, "fetch_bytes", "cores")}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Limits:
@@ -230,6 +232,7 @@ class Limits:
             read_ahead_bytes=tuple(values["read_ahead_bytes"]),
             prefetch_bytes=tuple(values["prefetch_bytes"]),
             fetch_bytes=values.get("fetch_bytes", 1),
+            cores=values.get("cores"),
         )
 
     @property

@@ -46,6 +46,7 @@ class LoaderConfig:
     version: int | None = None
     fill: Mapping[str, float] | float | None = None
     memory_limit: int | None = None
+    cores: int | None = None
     workers: str | None = None
     machine: Machine | None = None
     allow_code: Permission | Iterable[str] = ()
@@ -56,6 +57,8 @@ class LoaderConfig:
             raise LoaderError(
                 f"epochs to read ahead: {self.read_ahead_epochs} is not a positive number"
             )
+        if self.cores is not None and self.cores < 1:
+            raise LoaderError(f"cores={self.cores} is not a positive number of cores")
         if self.history is not None and self.errors.on_error != "raise":
             raise LoaderError(
                 f"history with on_error={self.errors.on_error!r}: a row that is left out would also be missing in the "

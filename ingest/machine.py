@@ -37,6 +37,13 @@ class Machine:
         """Returns the number of cores that may be used, by affinity and quota."""
         return max(0.01, self._control.cores() / self.sharers)
 
+    def some_cores(self, count: int | None, rank: int) -> set[int]:
+        """Returns the numbers of `count` cores that may be used, other ones for the next rank. Empty: all of them."""
+        allowed = sorted(self._control.allowed())
+        if count is None or count >= len(allowed):
+            return set()
+        return {allowed[(rank * count + n) % len(allowed)] for n in range(count)}
+
     def model(self) -> str:
         """Returns the processor's name, or `unknown` if the system does not report it."""
         for line in (self._text("proc/cpuinfo") or "").splitlines():

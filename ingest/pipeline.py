@@ -84,7 +84,10 @@ class Pipeline(StagePools):
         self.ended = False
         """Whether the interpreter exits. Epochs that end later leave the pipeline alone."""
         self._called = group_into_stages(given.transforms)
-        super().__init__(self._stages(reads_remotely), machine, groups)
+        config = given.config
+        super().__init__(
+            self._stages(reads_remotely), machine, groups, cores=config.cores, rank=config.rank
+        )
         defaults = stage_spec.first_knobs(self._specs.values(), self._cores)
         if remote and reads_remotely:
             defaults = defaults.with_workers(decode=remote.fleet.requests)

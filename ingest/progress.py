@@ -22,6 +22,7 @@ from sluice.ingest.stats import (
     Durations,
     LoaderStats,
     Snapshot,
+    core_s_per_million,
 )
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ class Progress:
             "rows_per_s": round(rows / seconds) if seconds > 0 else None,
             "stall_fraction": round(wait_s / seconds, 4) if seconds > 0 else None,
             "first_batch_s": round(first[1], 3),
+            "core_s_per_million": round(core_s_per_million(self._pipeline.stats(), self._rows), 3),
         }
 
     def _since(self, before: tuple[int, float, float]) -> tuple[int, float, float]:

@@ -203,6 +203,11 @@ class StageStats:
         _check_counts(self)
 
 
+def core_s_per_million(stages: Sequence[StageStats], rows: int) -> float:
+    """Returns the processor seconds that stages took for a million rows: what the input costs the trainer's host."""
+    return 1e6 * sum(stage.cpu_s for stage in stages) / max(1, rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state of the whole pipeline at one moment."""

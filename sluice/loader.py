@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from sluice.ingest.read.source_files import Paths
 
 
-_RECORDED = ("batch_size", "split", "ranks", "seed", "memory_limit")
+_RECORDED = ("batch_size", "split", "ranks", "seed", "memory_limit", "cores")
 """The settings that a run folder has as they are."""
 _REPORTED_SKIPS = 0.01
 """A line on standard error reports skipped rows if they are more than this share of an epoch."""
 _KINDS: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(
-        ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "version"),
+        ("batch_size", "rank", "ranks", "seed", "read_ahead_epochs", "version", "cores"),
         (Integral, "8"),
     ),
     "memory_limit": ((Integral, str), "'2GiB'"),
@@ -109,6 +109,7 @@ class Loader(BatchLoader):
     - `workers` lets other processes read and shuffle row groups, with the same rows in the same order. `local:4`
       starts four processes on this host, `ray://HOST:PORT` lets a Ray cluster place them, and
       `HOST:PORT,…?token=FILE` uses workers that `sluice worker` runs.
+    - `cores` is the most that reading and functions use. Threads and processes of the loader run on no others.
     - `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
 
     Tuning: `knobs` is the setting at the start.
@@ -163,12 +164,12 @@ class Loader(BatchLoader):
         reading: Reading = Reading(),
         workers: str | None = None,
         memory_limit: int | str | None = None,
+        cores: int | None = None,
         knobs: Knobs | None = None,
         tuning: str | Policy | None = None,
         run_dir: str | os.PathLike[str] | None = None,
     ):
-        usual = "auto" if knobs is None else "fixed"
-        policy = policy_of(usual if tuning is None else tuning)  # refuses before anything starts
+        policy = _policy(tuning, knobs)  # refuses before anything starts
         if as_ not in FORMS:
             raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
         self._convert = FORMS[as_]
@@ -194,6 +195,7 @@ class Loader(BatchLoader):
             reading=reading,
             workers=workers,
             memory_limit=limit,
+            cores=cores,
             machine=machine,
             knobs=knobs,
         )
@@ -296,6 +298,11 @@ class Loader(BatchLoader):
                 f"{why}: {count:,}" for why, count in quarantined["reasons"].items()
             )
             say(f"{rows:,} rows were quarantined ({reasons}); {quarantined['file']} lists them")
+
+
+def _policy(tuning: str | Policy | None, knobs: Knobs | None) -> Policy:
+    usual = "auto" if knobs is None else "fixed"
+    return policy_of(usual if tuning is None else tuning)
 
 
 def _refuse_without_weights(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.agent.costs.rates import PipelineRates
 
@@ -47,8 +47,14 @@ class Contention:
     """How many times longer our threads take than on free cores, if we run as many threads as there are cores."""
 
     @classmethod
-    def of(cls, rates: PipelineRates, earlier: Sequence[Crowd] = ()) -> Contention:
-        """Returns the contention during the interval of `rates`. `earlier`: in other settings, with the same cores."""
+    def of(
+        cls, rates: PipelineRates, earlier: Sequence[Crowd] = (), most: int | None = None
+    ) -> Contention:
+        """Returns the contention during the interval of `rates`.
+
+        `earlier`: in other settings, with the same cores. `most`: on how many cores our threads may run."""
+        if most is not None:
+            rates = replace(rates, cpu_quota=min(rates.cpu_quota, most))
         now = cls._of_fair_shares(rates)
         if rates.idle is not None and rates.idle > _FREE:
             return now

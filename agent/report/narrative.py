@@ -103,6 +103,8 @@ class RunOutcome:
     stall_whole: float | None = None
     first_batch_s: float = 0.0
     """How long the trainer waited for the first batch. `stall_whole` usually excludes it."""
+    core_s_per_million: float | None = None
+    """The processor seconds that the input took for a million rows."""
     evaluation_s: float = 0.0
     huge_row_group: int = 0
     """The rows of the largest row group, if it is huge."""
@@ -135,6 +137,7 @@ def outcome(run: Run) -> RunOutcome:
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
         stall_whole=counted.get("stall_fraction"),
         first_batch_s=counted.get("first_batch_s") or 0.0,
+        core_s_per_million=counted.get("core_s_per_million"),
         evaluation_s=sum(m.get("seconds", 0.0) for m in run.of("eval")),
         huge_row_group=run.config.get("huge_row_group", 0),
         looks=len(looks),
@@ -277,6 +280,8 @@ def headline(figures: RunOutcome) -> str:
         return ""
     name, lost_s = largest_loss(figures)
     whole = f"{count(figures.rows_per_s_whole)} rows/s over the whole run"
+    if figures.core_s_per_million:
+        whole += f", {seconds(figures.core_s_per_million)} of a core for a million rows of input"
     if name == "waiting":
         return f"{whole}, {percent(figures.stall_whole)} waiting for input."
     what = "evaluation" if name == "evaluation" else "the wait for the first batch"

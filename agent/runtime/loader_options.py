@@ -33,6 +33,9 @@ class LoaderOptions:
         metavar="BYTES",
         parse=parse_bytes,
     )
+    cores: int | None = setting(
+        None, "the most that the loader uses, of one rank in a training (default: all)", metavar="N"
+    )
     knobs: str = setting(
         "",
         f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote",

@@ -51,7 +51,7 @@ class Outlook:
         self.other_cpu_s = spent / rows if rows > 0 else 0.0
         self.demand = max((d for _, d in state.demands), default=math.inf)
         lately = [crowd for crowd in state.crowds if self.at - crowd.at < _CROWD_S]
-        self.contention = Contention.of(recent, lately)
+        self.contention = Contention.of(recent, lately, self.limits.cores)
         self._draw()
         self.forecast = self.forecast_with()
         self.ranges: Ranges = {n: self._range(n) for n in self.forecast.costs}

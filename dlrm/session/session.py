@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -41,6 +42,7 @@ from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.table import LostVersion
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.stats import core_s_per_million
 
 
 @dataclass(kw_only=True)
@@ -345,15 +347,18 @@ class TrainingSession:
                 else "asked to stop before the first step: there is nothing to save"
             )
         set_aside = trainer.feed.quarantined["rows_set_aside"]
-        peaks_bytes, first_batches_s, rows_set_aside = zip(
-            *self.ranks.gather_objects((timed.peak_bytes, timed.first_batch_s or 0.0, set_aside)),
-            strict=True,
+        seen = trainer.feed.snapshot()
+        core_s = core_s_per_million(seen.stages, seen.rows)
+        own = (timed.peak_bytes, timed.first_batch_s or 0.0, core_s, set_aside)
+        peaks_bytes, first_batches_s, cores_s, rows_set_aside = zip(
+            *self.ranks.gather_objects(own), strict=True
         )
         return {
             **figures,
             "samples_per_s": round(timed.samples_per_s, 1),
             "stall_fraction": round(timed.stall, 5),
             "first_batch_s": round(max(first_batches_s), 3),
+            "core_s_per_million": round(statistics.fmean(cores_s), 3),
             "peak_bytes": sum(peaks_bytes),
             "steps": meta.step,
             "epochs": meta.epoch,

@@ -81,6 +81,7 @@ def _loader(
             rank=rank,
             ranks=config.ranks,
             memory_limit=limit,
+            cores=config.cores,
             order=replace(order, streams=config.streams, window_rows=config.window_rows),
             reading=reading,
             history=config.model.events,

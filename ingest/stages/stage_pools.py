@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sluice.ingest.knobs import Knobs, Limits
@@ -39,12 +40,21 @@ class StagePools:
     _minimum: tuple[int, str]
     """The least memory of a run, and its parts."""
 
-    def __init__(self, specs: Sequence[StageSpec], machine: Machine, groups: RowGroupReader):
+    def __init__(
+        self,
+        specs: Sequence[StageSpec],
+        machine: Machine,
+        groups: RowGroupReader,
+        cores: int | None = None,
+        rank: int = 0,
+    ):
+        """`cores`: the most that all stages together use. Their threads run on no others, nor do their processes."""
         self._specs = {stage.name: stage for stage in specs}
         """The properties of all stages, in order."""
         self.machine, self._groups = machine, groups
         self._pid = os.getpid()
-        self._cores = max(1, math.ceil(machine.cores()))
+        self._most_cores, self._own_cores = cores, machine.some_cores(cores, rank)
+        self._cores = self._count_cores()
         self._counters = {name: StageCounters(name) for name in self._specs}
         self._buffers = Buffers()
         self._remote_bytes = 0
@@ -65,8 +75,12 @@ class StagePools:
     def limits(self) -> Limits:
         """The limits of the knobs. They rise when the process gets more cores. If processes of a stage start too
         slowly, it loses them. The current knobs always stay valid."""
-        self._cores = max(self._cores, math.ceil(self.machine.cores()))
-        return limits_of(tuple(self._specs.values()), self._cores, self._backends)
+        self._cores = max(self._cores, self._count_cores())
+        limits = limits_of(tuple(self._specs.values()), self._cores, self._backends)
+        return replace(limits, cores=self._most_cores)
+
+    def _count_cores(self) -> int:
+        return max(1, math.ceil(min(self.machine.cores(), self._most_cores or math.inf)))
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -101,10 +115,18 @@ class StagePools:
         **options: Any,
     ) -> Pool:
         """Starts the workers of one stage. `options` are further arguments of `Pool`."""
+
+        def make() -> Callable[..., Any]:
+            if self._own_cores:
+                os.sched_setaffinity(
+                    0, self._own_cores
+                )  # of this thread, and of all that it starts
+            return make_work()
+
         pool = self._pools[name] = Pool(
             self._counters[name],
             upstream,
-            make_work,
+            make,
             workers=self.knobs.workers[name],
             limit_bytes=self._buffer_bytes(name),
             governor=self._governor,

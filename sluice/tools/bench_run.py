@@ -107,6 +107,7 @@ def _open(options: BenchOptions, conditions: RunConditions) -> BatchLoader:
         seed=options.seed,
         read_ahead_epochs=options.epochs or sys.maxsize,
         memory_limit=options.memory_limit,
+        cores=options.cores,
         fill=options.fill,
         order=Order(
             shuffle=options.shuffle, streams=options.streams, window_rows=options.window_rows

@@ -72,3 +72,10 @@ def test_one_setting_or_one_crowd_tells_no_fixed_share():
     assert Contention.of(_seen(1.0, 7.0)).slow > 2
     idle = Crowd(wanting=1.0, running=1.0, others=0.0)
     assert Contention.of(_seen(1.0, 7.0), [idle]) == Contention.of(_seen(1.0, 7.0))
+
+
+def test_threads_that_may_run_on_one_core_wait_for_each_other_there():
+    """Four of ours on one of four cores, and the trainer on another: nobody else takes any."""
+    seen = _seen(1.0, 3.0)
+    assert Contention.of(dataclasses.replace(seen, cpu=2.0), most=1) == Contention(cores=1)
+    assert Contention.of(seen).others > 0

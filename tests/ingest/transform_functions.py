@@ -1,5 +1,6 @@
 """Functions that the tests' specs name as transforms. Each takes a batch's columns as arrays by name."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -55,3 +56,8 @@ def fails_on_some(columns: Arrays) -> Arrays:
     if ((columns["number"] > 4) & (columns["number"] < 4.1)).any():
         raise ValueError("a row that it cannot take")
     return {"x": np.full(len(columns["number"]), 5, np.int32)}
+
+
+def cores_here(columns: Arrays) -> Arrays:
+    """Tells on how many cores this thread may run."""
+    return {"cores": np.full(len(columns["x"]), len(os.sched_getaffinity(0)), np.float32)}
