@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.etl.spec.permission import Permission
+from sluice.ingest.cache.made_rows import CachePlace
 from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import Knobs
@@ -47,6 +48,7 @@ class LoaderConfig:
     fill: Mapping[str, float] | float | None = None
     memory_limit: int | None = None
     cores: int | None = None
+    cache: CachePlace | None = None
     workers: str | None = None
     machine: Machine | None = None
     allow_code: Permission | Iterable[str] = ()

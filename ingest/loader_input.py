@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.common.native import require_kernel
 from sluice.etl.schema import Fingerprint, digest
+from sluice.ingest.cache.made_rows import cache_of
 from sluice.ingest.choices import AUTO, history_name
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
@@ -164,7 +165,7 @@ def _row_groups(  # noqa: PLR0917 # called once
         stored = first_schema(files, opener, located)
         wanted = needed_before(names, functions)
         functions = (*spec_functions(transform_spec, wanted, stored), *functions)
-    return RowGroupReader(
+    groups = RowGroupReader(
         files,
         names,
         opener,
@@ -177,6 +178,8 @@ def _row_groups(  # noqa: PLR0917 # called once
         history=histories,
         functions=functions,
     )
+    groups.cache = cache_of(config.cache, groups.functions, names, files, groups.local)
+    return groups
 
 
 def _bound_transforms(table: FeatureTable | ParquetFiles) -> Sequence[Transform]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sluice.ingest import stage_spec
-from sluice.ingest.errors import NoWorkerAnswers, warn
+from sluice.ingest.errors import NoWorkerAnswers, SourceError, warn
 from sluice.ingest.flow.decoded import Decoded, Placed, ReadTask
 from sluice.ingest.flow.number_columns import count_converted
 from sluice.ingest.flow.placer import Placer
@@ -76,7 +76,7 @@ class Pipeline(StagePools):
         self._decoding = groups.decoding
         held = self._held_bytes()
         budget = machine.memory_limit(given.config.memory_limit) - machine.memory_used()
-        self._early, self._late = split_functions(given.functions, held, budget)
+        self._early, self._late = split_functions(given.functions, held, budget, groups.kept)
         late_columns = groups.call_late(self._late)
         if reads_remotely:  # the workers send each row's own history
             sent = self._decoding.row_bytes + columns.history_bytes
@@ -313,24 +313,20 @@ class Pipeline(StagePools):
         def place(decoded: Decoded, charge: Charge) -> Placed:
             return self._placer.place(decoded, chunks, charge)
 
-        def decode(task: ReadTask, charge: Charge) -> Decoded:
-            """Reads on a remote worker if the knobs say so now and a worker answers, otherwise here."""
-            if self._remote and self.knobs.backend.get(DECODE) == REMOTE:
-                with contextlib.suppress(NoWorkerAnswers):
-                    return self._remote.read(task, charge)
-            return given.rows.work(task, charge)
+        def read(task: ReadTask, charge: Charge) -> Decoded | Placed:
+            """Places rows if nothing is left to call on them: there is no function, or an earlier pass has kept it."""
+            decoded = self._decode(task, charge)
+            return place(decoded, charge) if len(decoded.made_by) == len(functions) else decoded
 
-        def read(task: ReadTask, charge: Charge) -> Placed:
-            return place(decode(task, charge), charge)
-
+        cache = given.groups.cache
+        is_placed = len(functions) == given.groups.kept
         row_bytes = given.columns.window_row_bytes
         reads: Iterator[Any] = self._pool(
             DECODE,
             tasks,
-            lambda: decode if functions else read,
+            lambda: read,
             size=lambda task: (
-                self._decoding.at_work(task.read.rows)
-                + task.read.rows * row_bytes * (not functions)
+                self._decoding.at_work(task.read.rows) + task.read.rows * row_bytes * is_placed
             ),
             measure=_size_of_read,
             gatherer=None if functions else gatherer,
@@ -341,13 +337,32 @@ class Pipeline(StagePools):
                 function.name,
                 reads,
                 self._row_function(
-                    function, functools.partial(RowFunctionWorker, place=place if is_last else None)
+                    function,
+                    functools.partial(
+                        RowFunctionWorker, place=place if is_last else None, cache=cache
+                    ),
                 ),
-                size=lambda piece: piece.rows.nbytes + piece.rows.num_rows * row_bytes,
+                size=lambda piece: (
+                    piece.nbytes
+                    if isinstance(piece, Placed)
+                    else piece.rows.nbytes + piece.rows.num_rows * row_bytes
+                ),
                 measure=_size_of_read,
                 gatherer=gatherer if is_last else None,
             )
         return reads
+
+    def _decode(self, task: ReadTask, charge: Charge) -> Decoded:
+        """Takes what functions made of the rows in an earlier pass, if it was kept. Otherwise, reads on a remote worker
+        if the knobs say so now and a worker answers, else here."""
+        given = self._input
+        if (made := given.groups.kept_rows(task.read)) is not None:
+            with contextlib.suppress(SourceError):  # what follows says what is wrong with the file
+                return given.groups.work_made(task, made, charge)
+        if self._remote and self.knobs.backend.get(DECODE) == REMOTE:
+            with contextlib.suppress(NoWorkerAnswers):
+                return self._remote.read(task, charge)
+        return given.rows.work(task, charge)
 
     def _call_late(self, series: Iterator[BatchSeries], chunks: Chunks) -> Iterator[BatchSeries]:
         """Starts the stages that call functions over the rows of batches."""

@@ -269,6 +269,7 @@ class Progress:
             "rows_per_s": round(rows / seconds) if seconds > 0 else None,
             "stall_fraction": round(wait_s / seconds, 4) if seconds > 0 else None,
             "first_batch_s": round(first[1], 3),
+            **({"cache": cache.outcome()} if (cache := self._pipeline.cache) else {}),
             "core_s_per_million": round(core_s_per_million(self._pipeline.stats(), self._rows), 3),
         }
 

@@ -17,6 +17,7 @@ from sluice.common.lines import say
 from sluice.common.suggest import left
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import FORMS, Batch
+from sluice.ingest.cache.made_rows import place_of
 from sluice.ingest.choices import Errors, History
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.knobs import DECODE, Knobs, nearest, parse_bytes
@@ -44,6 +45,8 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
         (Integral, "8"),
     ),
     "memory_limit": ((Integral, str), "'2GiB'"),
+    "cache": ((str, os.PathLike), "'auto'"),
+    "cache_limit": ((Integral, str), "'20GiB'"),
     "roles": ((Mapping, str), "'label=click;dense=I*;sparse=C*'"),
     "hash": (Mapping, "{'user': 1_000_000}"),
     "knobs": (Knobs, "Knobs(workers={'decode': 2})"),
@@ -109,6 +112,8 @@ class Loader(BatchLoader):
     - `workers` lets other processes read and shuffle row groups, with the same rows in the same order. `local:4`
       starts four processes on this host, `ray://HOST:PORT` lets a Ray cluster place them, and
       `HOST:PORT,…?token=FILE` uses workers that `sluice worker` runs.
+    - `cache` keeps what pure functions over rows make, in this folder or, with `auto`, in one of the user's, up to
+      `cache_limit`.
     - `cores` is the most that reading and functions use. Threads and processes of the loader run on no others.
     - `memory_limit` is for the whole process tree, in bytes or as "2GiB", and never more than the machine's.
 
@@ -165,15 +170,14 @@ class Loader(BatchLoader):
         workers: str | None = None,
         memory_limit: int | str | None = None,
         cores: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str = "20GiB",
         knobs: Knobs | None = None,
         tuning: str | Policy | None = None,
         run_dir: str | os.PathLike[str] | None = None,
     ):
         policy = _policy(tuning, knobs)  # refuses before anything starts
-        if as_ not in FORMS:
-            raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
-        self._convert = FORMS[as_]
-        machine, limit = _share_of_host(ranks, memory_limit)
+        self._convert = _form(as_)
         super().__init__(
             source,
             batch_size=batch_size,
@@ -194,9 +198,9 @@ class Loader(BatchLoader):
             allow_code=allow_code,
             reading=reading,
             workers=workers,
-            memory_limit=limit,
             cores=cores,
-            machine=machine,
+            cache=place_of(cache, cache_limit),
+            **_share_of_host(ranks, memory_limit),
             knobs=knobs,
         )
         self._begin(policy, None if rank else run_dir, as_)
@@ -323,12 +327,18 @@ def _refuse_without_weights(
     )
 
 
-def _share_of_host(ranks: int, memory_limit: int | str | None) -> tuple[Machine, int | None]:
-    """Returns this rank's part of the host's cores and memory, and its memory limit."""
+def _form(as_: str) -> Any:
+    if as_ not in FORMS:
+        raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
+    return FORMS[as_]
+
+
+def _share_of_host(ranks: int, memory_limit: int | str | None) -> dict[str, Any]:
+    """Returns this rank's part of the host's cores and memory, and its memory limit, as arguments of a loader."""
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     sharers = max(1, int(local_ranks)) if local_ranks.isdigit() else ranks
     machine = Machine(sharers=sharers)
     limits = [] if memory_limit is None else [parse_bytes(memory_limit)]
     if sharers > 1:
         limits.append(machine.memory_limit() // sharers)
-    return machine, min(limits, default=None)
+    return {"machine": machine, "memory_limit": min(limits, default=None)}

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numpy import ndarray
 
-from sluice.agent.costs.contention import Contention, Crowd
+from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast, Ranges
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import Point, StageCost
@@ -34,7 +34,6 @@ _OVERHEAD = (1.01, 1.3)  # how many times dearer a row may be in a process
 _GRID = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128]
 _GRID += [2**k for k in range(8, 13)]
 _HOLDS = 0.02  # of the lock's time: with less, a stage is no holder
-_CROWD_S = 60.0  # for which it is believed that more threads bring no more cores
 UNBOUNDED = 1e15
 
 
@@ -50,8 +49,7 @@ class Outlook:
         spent = max(0.0, recent.cpu - recent.running) if not starting else 0.0
         self.other_cpu_s = spent / rows if rows > 0 else 0.0
         self.demand = max((d for _, d in state.demands), default=math.inf)
-        lately = [crowd for crowd in state.crowds if self.at - crowd.at < _CROWD_S]
-        self.contention = Contention.of(recent, lately, self.limits.cores)
+        self.contention = Contention.of(recent, self.limits.cores)
         self._draw()
         self.forecast = self.forecast_with()
         self.ranges: Ranges = {n: self._range(n) for n in self.forecast.costs}
@@ -125,12 +123,6 @@ class Outlook:
             return busy, np.minimum(cpu, busy)
         over = self._overhead if backend == "process" else 1.0
         return now * over, cpu * over
-
-    @property
-    def crowd(self) -> Crowd:
-        """What our threads want and get of the cores now."""
-        recent = self.recent
-        return Crowd(recent.wanting, recent.running, self.contention.others, self.at)
 
     # ---- a setting
 

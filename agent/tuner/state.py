@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.costs.contention import Crowd
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.costs.remote_work import at_work
 from sluice.agent.tuner.lock import LockModel
@@ -44,8 +43,6 @@ class TunerState:
     before: tuple[Knobs, ...] = ()
     """Earlier settings, the latest first."""
     trials: Trials = field(default_factory=Trials)
-    crowds: tuple[Crowd, ...] = ()
-    """What our threads got of the cores in the settings before, since the number of cores changed."""
     event_at: float = 0.0
     """When something last changed that no decision caused."""
     event: str = ""
@@ -117,7 +114,6 @@ def take_in(state: TunerState, snapshot: Snapshot, settings: TunerSettings) -> T
             event_at=snapshot.at,
             event="",
             trials=state.trials.forget(),
-            crowds=(),
         )
     if snapshot.throttled > last.throttled:
         state = replace(

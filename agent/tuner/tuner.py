@@ -259,7 +259,6 @@ class Tuner(Policy):
             knobs=knobs,
             before=(state.knobs, *(k for k in state.before if k != state.knobs))[:_KEPT],
             trials=state.trials.leave(state.knobs, knobs),
-            crowds=(*state.crowds[1 - _KEPT :], seen.crowd),
             changed_at=seen.at,
             lean_since=None,
             _demand_from=None,

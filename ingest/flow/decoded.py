@@ -78,17 +78,25 @@ class Decoded:
         charge: Charge,
         *,
         in_order: Sequence[bool] | None = None,
+        made_by: Sequence[Any] = (),
     ):
         """`rows` are an Arrow table; stored pages (`ingest.read.pages.StoredRows`); or, for users of Petastorm's own
         reader, a dict of arrays. The `charge` is released with them.
 
         `in_order`: the rows have a batch's form, and are those of the read's parts, one part after the other. Those of
-        a part that is a whole window may have the window's order."""
+        a part that is a whole window may have the window's order.
+
+        `made_by`: the functions whose results an earlier pass has kept."""
         self.task = task
         if task.charge is not None:
             task.charge.release()  # the reader has freed what was fetched
         self.rows = rows
         self.in_order = in_order
+        self.made_by = made_by
+        self.seconds = 0.0
+        """How long functions have worked on it."""
+        self.has_failed = False
+        """Whether a function has failed on rows, which were replaced."""
         self.charge = charge
 
     def origin(self, row: int) -> tuple[Read, int]:

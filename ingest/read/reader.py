@@ -51,6 +51,7 @@ from sluice.ingest.stages.transform import (
 )
 
 if TYPE_CHECKING:
+    from sluice.ingest.cache.made_rows import MadeCache
     from sluice.ingest.stages.taken_rows import TakenRows
 
 _FRAME_COPIES = 3
@@ -73,6 +74,8 @@ class RowGroupReader:
     name = "arrow"
     chosen_rows = ""
     """A hash of the rows that a predicate keeps."""
+    cache: MadeCache | None = None
+    """What keeps the results of the first functions."""
     rescue = Quarantine(Errors())
     """What replaces rows that cannot be read, if they may be lost."""
     largest_read = 0
@@ -203,9 +206,47 @@ class RowGroupReader:
         self.held = needed_before(self.late_columns, late)
         return frozenset(columns)
 
+    def local(self, path: str) -> str | None:
+        """Returns a file's path on this machine. None: it lies in a store."""
+        return self._opener.local(path)
+
     def work(self, task: ReadTask, charge: Charge) -> Decoded:
         """Decodes a row group."""
         return Decoded(task, self.read(task.read, fetched=task.fetched), charge)
+
+    @property
+    def kept(self) -> int:
+        """How many of the first functions have a cache."""
+        return len(self.cache.functions) if self.cache else 0
+
+    def kept_rows(self, read: Read) -> pa.Table | None:
+        """Returns what functions made of a read in an earlier pass, if it was kept."""
+        return self.cache.get(read) if self.cache else None
+
+    def work_made(self, task: ReadTask, made: pa.Table, charge: Charge) -> Decoded:
+        """Decodes a row group without the columns of which functions made others, which an earlier pass has kept."""
+        cache, read = self.cache, task.read
+        assert cache is not None
+        rows = self._with_made(cache, read, made, task.fetched)
+        if len(self.early) == len(cache.functions):
+            rows = self.finish(rows, read)
+        if isinstance(rows, StoredRows):
+            rows.replacement = partial(self._replace_damaged, read)
+        return Decoded(task, rows, charge, made_by=cache.functions)
+
+    def _with_made(self, cache: MadeCache, read: Read, made: pa.Table, fetched: Fetched) -> Any:
+        """Returns the columns that are needed after the functions of a cache."""
+        stays = self._may_stay and self.early == cache.functions and not self.held
+        if not cache.rest:
+            return made
+        if not stays:
+            rows = self.decoded(read.file, read.group, cache.rest, fetched, read)
+            return pa.table(_columns_of(rows) | _columns_of(made))
+        rows = self._read_stored(read.file, read.group, cache.rest, fetched, read, stays=True)
+        if not isinstance(rows, StoredRows):
+            return pa.table(_columns_of(rows) | _columns_of(made))
+        rows.complete(self.result_columns, pa.table(_columns_of(rows.others) | _columns_of(made)))
+        return rows
 
     def fetch(self, read: Read, reserve: Callable[[int], None]) -> Fetched:
         """Gets the stored bytes of a row group, if its file lies in a store, for a later `read`. `reserve` is called
@@ -374,9 +415,11 @@ class RowGroupReader:
         columns: Sequence[str] | None,
         fetched: Fetched = None,
         read: Read | None = None,
+        *,
+        stays: bool = False,
     ) -> Any:
         """Reads stored columns of a row group. Adds the columns that its folders name. Columns may stay stored if all
-        are read."""
+        are read, or with `stays`."""
         wanted, portions = self.columns, self.decoding.portions or ((),)
         if columns is not None:
             wanted = tuple(dict.fromkeys([*columns, *self._selection_columns]))
@@ -386,10 +429,12 @@ class RowGroupReader:
                 decode = partial(file.read, group)
                 if read and read.pages and isinstance(file, LocalFile):
                     decode = partial(file.read_piece, read)
-                if columns is None and self.in_pages:
+                if stays or (columns is None and self.in_pages):
                     if self._buffers.idle_bytes() > _IDLE_BYTES:
                         self._buffers.trim()
-                    if rows := file.read_stored(group, wanted, self._buffers, self.held, read):
+                    if rows := file.read_stored(
+                        group, wanted, self._buffers, () if stays else self.held, read
+                    ):
                         unread = ([n for n in some if n not in rows.stored] for some in portions)
                         rows.complete(wanted, self._table(number, decode, [*filter(None, unread)]))
                         rows.decode = lambda name: self._read_stored(
@@ -462,6 +507,8 @@ class RowGroupReader:
     def close(self) -> None:
         """Closes the files that are kept open. Files in use are closed once they are read."""
         self._kept.close()
+        if self.cache:
+            self.cache.close()
         for reader in self._other_readers:
             reader.close()
         self._opener.close()
@@ -526,3 +573,7 @@ class RowGroupReader:
             # The kept rows are copied from the whole row group.
             extra_bytes=decoding.extra_bytes + made + whole * (self._selection is not None),
         )
+
+
+def _columns_of(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))

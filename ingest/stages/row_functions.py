@@ -5,6 +5,7 @@ row groups before their rows are placed (`split_functions`), so long texts are g
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from sluice.ingest.stages.transform import Transform, frame_of, needed_before, s
 from sluice.ingest.stages.transform_worker import TransformWorker
 
 if TYPE_CHECKING:
+    from sluice.ingest.cache.made_rows import MadeCache
     from sluice.ingest.read.decoding import Decoding
     from sluice.ingest.read.reader import RowGroupReader
 
@@ -34,13 +36,14 @@ _HELD_PART = 1 / 4
 
 
 def split_functions(
-    functions: Sequence[Transform], held_bytes: int, budget_bytes: int
+    functions: Sequence[Transform], held_bytes: int, budget_bytes: int, kept: int = 0
 ) -> tuple[Sequence[Transform], Sequence[Transform]]:
     """Returns the functions over rows that are called before rows are placed (early), and the others (late).
 
-    Functions over frames are early, because they get whole row groups. They come first. The others are late, unless
-    what would be held for them takes more than a quarter of the memory for loading: `held_bytes` of `budget_bytes`."""
-    frames = sum(bool(frame_of(function)) for function in functions)
+    Functions over frames are early, because they get whole row groups. They come first. So are the first `kept` ones,
+    whose results a cache keeps by reads. The others are late, unless what would be held for them takes more than a
+    quarter of the memory for loading: `held_bytes` of `budget_bytes`."""
+    frames = max(kept, sum(bool(frame_of(function)) for function in functions))
     if held_bytes > budget_bytes * _HELD_PART:
         frames = len(functions)
     return functions[:frames], functions[frames:]
@@ -80,12 +83,15 @@ class RowFunctionCaller:
         needed = self.groups.result_columns if is_early else self.groups.late_columns
         self._keeps = needed_before(needed, later)
         self._asks = asking_for(pa.schema(list(function.gives.items())), frame_of(function))
+        self.replaced = False
+        """Whether rows of the last read were replaced, because the function failed on them."""
 
     def __call__(self, table: pa.Table, rows: Read | TakenRows) -> pa.Table:
         """Returns the columns that are needed after the function."""
         try:
             return self._columns(table, rows)
         except ColumnError as error:
+            self.replaced = True
 
             def attempt(start: int, stop: int) -> pa.Table:
                 return self._columns(table.slice(start, stop - start), rows.piece(start, stop))
@@ -133,10 +139,17 @@ class RowFunctionWorker:
     call: RowFunctionCaller
     place: Callable[[Decoded, Charge], Placed] | None
     """Places the rows after the last function."""
+    cache: MadeCache | None = None
 
-    def __call__(self, decoded: Decoded, charge: Charge) -> Decoded | Placed:
+    def __call__(self, decoded: Decoded | Placed, charge: Charge) -> Decoded | Placed:
+        if isinstance(decoded, Placed):  # with what the functions made in an earlier pass
+            decoded.charge.release()
+            decoded.charge = charge
+            return decoded
         read, rows = decoded.task.read, decoded.rows
-        if rows.schema.metadata != LOST:
+        began, seconds, failed = time.perf_counter(), decoded.seconds, decoded.has_failed
+        if rows.schema.metadata != LOST and self.call.function not in decoded.made_by:
+            self.call.replaced = False
             most = read.rows if frame_of(self.call.function) else SLICE_ROWS
             pieces = [
                 read.piece(start, min(start + most, read.rows))
@@ -144,11 +157,31 @@ class RowFunctionWorker:
             ]
             called = (self.call(rows.slice(p.first - read.first, p.rows), p) for p in pieces)
             rows = pa.concat_tables(called)
+            failed |= self.call.replaced
+            seconds += time.perf_counter() - began
+            if self.cache and not failed:
+                self._keep(self.cache, decoded.rows, rows, read, seconds)
             if self.place:
                 rows = self.call.groups.finish(rows, read)
         decoded.release()
-        decoded = Decoded(decoded.task, rows, charge)
+        decoded = Decoded(decoded.task, rows, charge, made_by=decoded.made_by)
+        decoded.seconds, decoded.has_failed = seconds, failed
         return self.place(decoded, charge) if self.place else decoded
+
+    def _keep(
+        self, cache: MadeCache, before: pa.Table, rows: pa.Table, read: Read, seconds: float
+    ) -> None:
+        """Gives a cache what its function made of a read."""
+        function = self.call.function
+        if function not in cache.functions:
+            return
+
+        def compute(start: int, stop: int) -> pa.Table:
+            return self.call(before.slice(start, stop - start), read.piece(start, stop))
+
+        cache.check(function, rows, compute)
+        if function is cache.functions[-1]:
+            cache.put(read, rows, seconds)
 
     def close(self) -> None:
         self.call.worker.close()

@@ -25,6 +25,7 @@ from sluice.ingest.stages.transform_worker import TransformStage
 from sluice.ingest.stats import StageStats
 
 if TYPE_CHECKING:
+    from sluice.ingest.cache.made_rows import MadeCache
     from sluice.ingest.read.reader import RowGroupReader
 
 STOP_WAIT_S = 1.5
@@ -78,6 +79,11 @@ class StagePools:
         self._cores = max(self._cores, self._count_cores())
         limits = limits_of(tuple(self._specs.values()), self._cores, self._backends)
         return replace(limits, cores=self._most_cores)
+
+    @property
+    def cache(self) -> MadeCache | None:
+        """What keeps the results of the first functions over rows."""
+        return self._groups.cache
 
     def _count_cores(self) -> int:
         return max(1, math.ceil(min(self.machine.cores(), self._most_cores or math.inf)))

@@ -46,7 +46,8 @@ class Transform(NamedFields):
     apart: bool = False
     """Whether it has its own stage, with its own workers and its own line in every table."""
     pure: bool = False
-    """Whether it never writes into its input. Then no copy is kept for the case that it fails on a row."""
+    """Whether each row's result depends on what the function gets of this row alone, and it never writes into its
+    input. Then no copy is kept for the case that it fails on a row, and a loader's `cache` may keep what it gives."""
     reads: tuple[str, ...] = ()
     """The columns that the function gets. Empty: all. Other columns are neither copied nor sent."""
     gives: Mapping[str, Any] = field(default_factory=dict)
@@ -59,6 +60,8 @@ class Transform(NamedFields):
     """The new columns among `outputs`. The function must return them and does not get them."""
     limit_s: float | None = None
     """The time that a batch may take. A worker that takes longer is killed. It then always runs in processes."""
+    depends: tuple[str, ...] = ()
+    """The files that it reads, for a cache: if one changes, nothing that was kept is found."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -68,6 +71,7 @@ class Transform(NamedFields):
         object.__setattr__(self, "name", self.name or _name_of(self.function))
         object.__setattr__(self, "function", address_of(self.function) or self.function)
         object.__setattr__(self, "reads", tuple(self.reads))
+        object.__setattr__(self, "depends", tuple(map(str, self.depends)))
         if self.gives and not self.reads:
             raise TransformError(
                 f"transform {self.name!r}: it gives {', '.join(self.gives)} and reads nothing; name the columns that "

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.costs.contention import Contention, Crowd
+from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import rates
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates
 
@@ -56,22 +56,6 @@ def test_what_our_own_trainer_takes_is_no_other_programs():
 
 def test_a_little_work_says_nothing():
     assert Contention.of(_seen(0.01, 1.0)) == Contention(cores=4.0)
-
-
-def test_a_share_that_more_threads_do_not_raise_is_fixed():
-    """Twice the threads of a fair share would get more cores; those of a control group wait for each other."""
-    few = Crowd(wanting=4.0, running=1.0, others=12.0)
-    fixed = Contention.of(_seen(1.0, 7.0), [few])
-    assert (fixed.cores, fixed.slow, fixed.others) == (1.0, 1.0, 3.0)
-    fair = Contention.of(_seen(1.6, 6.4), [few])
-    assert fair == Contention.of(_seen(1.6, 6.4))
-    assert Contention.of(_seen(1.0, 7.0, idle=1.0), [few]).cores > 1.0  # nobody takes the rest
-
-
-def test_one_setting_or_one_crowd_tells_no_fixed_share():
-    assert Contention.of(_seen(1.0, 7.0)).slow > 2
-    idle = Crowd(wanting=1.0, running=1.0, others=0.0)
-    assert Contention.of(_seen(1.0, 7.0), [idle]) == Contention.of(_seen(1.0, 7.0))
 
 
 def test_threads_that_may_run_on_one_core_wait_for_each_other_there():
