@@ -23,6 +23,11 @@ _LATE_S = 0.001
 _START_SAMPLES, _QUICK_SAMPLES = 32, 250
 
 
+def has_lock() -> bool:
+    """Whether this interpreter has the lock. A free-threaded build has none."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
 class LockProbe:
     """Counts the seconds for which other threads held the lock when the probe needed it.
 
@@ -74,7 +79,7 @@ class LockProbe:
         self._sleep(sleep_s)
         passed_s = self._clock() - began
         late_s = passed_s - sleep_s
-        if late_s > _LATE_S and self._samples > _START_SAMPLES:
+        if late_s > _LATE_S and self._samples > _START_SAMPLES and has_lock():
             late_s -= self._core_wait_s() - waited_s
             self.held_s += passed_s * min(1.0, max(0.0, late_s) / sys.getswitchinterval())
 

@@ -18,7 +18,7 @@ from sluice.ingest.flow.placer import Placer
 from sluice.ingest.flow.series import Chunks
 from sluice.ingest.knobs import BACKENDS, DECODE, FETCH, REMOTE, Knobs, Limits
 from sluice.ingest.loader_input import LoaderInput
-from sluice.ingest.lock_probe import PROBE
+from sluice.ingest.lock_probe import PROBE, has_lock
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.memory.process_memory import ProcessMemory
@@ -194,9 +194,11 @@ class Pipeline(StagePools):
 
     @property
     def _backends(self) -> tuple[str, ...]:
-        """The back ends for transforms. Processes are possible only if memory suffices for two of them on each core."""
+        """The back ends for transforms. Processes are possible only if memory suffices for two of them on each core.
+        Without the interpreter's lock, threads do as well."""
         free = self.memory.limit - self.least_limit
-        return BACKENDS if free >= 2 * self._cores * WORKER_PROCESS_BYTES else ("thread",)
+        fits = free >= 2 * self._cores * WORKER_PROCESS_BYTES
+        return BACKENDS if fits and has_lock() else ("thread",)
 
     def _with_defaults(self, defaults: Knobs, given: Knobs) -> Knobs:
         """Returns `given`, completed for the stages that it does not name: from `defaults`, or with one worker."""

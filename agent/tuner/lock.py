@@ -26,7 +26,7 @@ _PRIOR = {True: (0.5, 0.4), False: (0.03, 0.1)}
 _TRAINER = (0.03, 0.05)  # the same for the share of the time in which the trainer holds it
 _NOISE = 0.03  # of a look at the lock
 _DRIFT = 0.003  # by which a share may wander in a look
-_SLACK = 0.002  # more of the time than was seen, the lock is not taken to be held
+_SLACK = 0.005  # more of the time than was seen, the lock is not taken to be held
 _FREE, _FULL = (
     0.7,
     0.9,

@@ -34,6 +34,7 @@ _OVERHEAD = (1.01, 1.3)  # how many times dearer a row may be in a process
 _GRID = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128]
 _GRID += [2**k for k in range(8, 13)]
 _HOLDS = 0.02  # of the lock's time: with less, a stage is no holder
+_SETTLED_S = 1.5  # in less time, rows come to the trainer in lumps
 UNBOUNDED = 1e15
 
 
@@ -45,9 +46,11 @@ class Outlook:
         self.at, self.knobs, self.limits = state.last.at, state.knobs, state.limits
         self.known = {n: stage for n, stage in state.stages.items() if stage.known}
         rows = recent.rows_per_s
+        spent = max(0.0, recent.cpu - recent.running)
         starting = any(stage.starting for stage in state.last.stages)  # that takes cores, too
-        spent = max(0.0, recent.cpu - recent.running) if not starting else 0.0
-        self.other_cpu_s = spent / rows if rows > 0 else 0.0
+        self.is_settled = rows > 0 and recent.seconds >= _SETTLED_S and not starting
+        """Whether the rates are of enough rows to tell what the trainer takes of the cores."""
+        self.other_cpu_s = spent / rows if self.is_settled else state.other_cpu_s
         self.demand = max((d for _, d in state.demands), default=math.inf)
         self.contention = Contention.of(recent, self.limits.cores)
         self._draw()

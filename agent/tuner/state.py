@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.costs.remote_work import at_work
+from sluice.agent.tunable import Reason
 from sluice.agent.tuner.lock import LockModel
 from sluice.agent.tuner.settings import TunerSettings
 from sluice.agent.tuner.stage_model import StageModel
@@ -38,6 +39,8 @@ class TunerState:
     changed_at: float | None = None
     chosen_at: float = 0.0
     """When candidates were last compared."""
+    stayed: Reason | None = None
+    """Why nothing was changed then."""
     started_at: float = 0.0
     """When workers were last starting."""
     before: tuple[Knobs, ...] = ()
@@ -52,6 +55,8 @@ class TunerState:
     """Whether a busy stage may have become dearer. The next look tells."""
     demands: tuple[tuple[float, float], ...] = ()
     """(when, rows a second that the trainer took while it did not wait), of the last seconds."""
+    other_cpu_s: float = 0.0
+    """Processor seconds a row outside the stages, when that was last measured. Mostly the trainer takes them."""
     most_asking: int | None = None
     """The most requests to a store that has refused some."""
     most_asking_until: float = 0.0

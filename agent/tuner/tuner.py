@@ -68,15 +68,21 @@ class Tuner(Policy):
     def plan(self, state: TunerState) -> _Decision:
         """Decides on a look that was taken in."""
         knobs, after, reason = self._plan(state)
+        if knobs == state.knobs and reason is not state.stayed and after.looks:
+            after = replace(after, stayed=reason, chosen_at=state.last.at)
         return knobs, after, replace(reason, incident=noticed(state))
 
     def _plan(self, state: TunerState) -> _Decision:
         recent = state.recent()
         if recent is None:
             return state.knobs, state, Reason(text="first look")
+        if state.stayed is not None and self._rests(state):
+            return state.knobs, state, state.stayed
         seen = Outlook(self.settings, state, recent)
         if not seen.forecast.costs:
             return state.knobs, state, Reason(text="waiting for work")
+        if seen.is_settled:
+            state = replace(state, other_cpu_s=seen.other_cpu_s)
         state = self._compare(state, seen)
         memory = self._give_memory_back(state, seen)
         if memory is not None:
@@ -85,6 +91,13 @@ class Tuner(Policy):
         if waiting is not None:
             return state.knobs, state, Reason(text=waiting, bottleneck=_name(seen))
         return self._choose(state, seen)
+
+    def _rests(self, state: TunerState) -> bool:
+        """Whether nothing has happened for a while, so that candidates are compared less often."""
+        settings, last = self.settings, state.last
+        calm = last.at - state.since > settings.calm_s and not state.suspects
+        fits = last.memory_used <= MEMORY_ALARM * last.memory_limit
+        return calm and fits and last.at - state.chosen_at < settings.seldom_s
 
     def _waits_for(self, state: TunerState, seen: Outlook) -> str | None:
         """Returns what must be measured before the next choice. None: nothing."""
@@ -154,10 +167,6 @@ class Tuner(Policy):
         base = float(np.mean(now))
         if base * (1 + settings.price) >= seen.demand:  # no setting brings more
             return self._release(state, seen, base)
-        calm = seen.at - state.since > settings.calm_s
-        if calm and seen.at - state.chosen_at < settings.seldom_s:
-            return state.knobs, state, _stay(seen, base)
-        state = replace(state, chosen_at=seen.at)
         calm_s = seen.at - max(state.event_at, state.began)
         horizon_s = min(max(calm_s, settings.least_horizon_s), settings.most_horizon_s)
         told, best, chosen = [("stay", 0.0)], 0.0, None

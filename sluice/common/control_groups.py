@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 UNLIMITED = 2**60  # version 1 writes a number near 2**63 for "no limit"
@@ -58,7 +59,8 @@ class MemoryGroup:
 
 
 class ControlGroups:
-    """The limits of process `pid`. Every call reads them again, because quotas and groups may change."""
+    """The limits of process `pid`. Every call reads them again, because quotas and groups may change. Where groups are
+    mounted is read once."""
 
     def __init__(self, root: Path | str = "/", pid: int | None = None):
         self._root, self._pid = Path(root), os.getpid() if pid is None else pid
@@ -98,21 +100,12 @@ class ControlGroups:
 
     def groups(self, controller: str) -> Iterator[Groups]:
         """Finds the process's own groups by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
-        # `cgroup2` or a version 1 controller, the mounted group, and the folder.
-        mounts: list[tuple[str, str, str]] = []
-        for line in (self._text("mountinfo") or "").splitlines():
-            before, _, after = line.partition(" - ")
-            fields, tail = before.split(), after.split()
-            if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
-                continue
-            kinds = "cgroup2" if tail[0] == "cgroup2" else tail[2]
-            mounts += [(kind, fields[3], fields[4]) for kind in kinds.split(",")]
         for line in (self._text("cgroup") or "").splitlines():
             _, controllers, group = line.split(":", 2)
             version = 1 if controllers else 2
             if version == 1 and controller not in controllers.split(","):
                 continue
-            for kind, inside, mount in mounts:
+            for kind, inside, mount in self._mounts:
                 if kind != ("cgroup2" if version == 2 else controller):
                     continue
                 # In a container the mount shows a part of the tree only: `inside` is where that part begins.
@@ -124,6 +117,19 @@ class ControlGroups:
                 yield Groups(
                     version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1))
                 )
+
+    @cached_property
+    def _mounts(self) -> list[tuple[str, str, str]]:
+        """`cgroup2` or a version 1 controller, the mounted group, and the folder."""
+        mounts: list[tuple[str, str, str]] = []
+        for line in (self._text("mountinfo") or "").splitlines():
+            before, _, after = line.partition(" - ")
+            fields, tail = before.split(), after.split()
+            if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
+                continue
+            kinds = "cgroup2" if tail[0] == "cgroup2" else tail[2]
+            mounts += [(kind, fields[3], fields[4]) for kind in kinds.split(",")]
+        return mounts
 
     def _text(self, name: str) -> str | None:
         return text_of(self._root / f"proc/{self._pid}/{name}")

@@ -159,6 +159,20 @@ def test_what_a_stage_in_processes_held_of_the_lock_is_not_forgotten():
     assert lock.share("waiter") < 0.01
 
 
+def test_what_the_trainer_takes_is_not_told_by_a_moment_after_a_change():
+    """Rows come to the trainer in lumps. A moment with few of them would make the cores look scarce."""
+    policy = Tuner()
+    state = replace(
+        _state_after(policy, _simulator(_pure_python(waiter_first=True)), 8), other_cpu_s=1e-6
+    )
+    recent = state.recent()
+    lump = replace(recent, seconds=0.5, rows_per_s=recent.rows_per_s / 10)
+    assert Outlook(policy.settings, state, lump).other_cpu_s == 1e-6
+    long = replace(lump, seconds=2.0, cpu=recent.running + 1.0)
+    told = Outlook(policy.settings, state, long)
+    assert told.other_cpu_s == pytest.approx(1.0 / long.rows_per_s)
+
+
 def test_a_process_that_never_ran_is_taken_to_be_as_large_as_the_others():
     policy = Tuner()
     state = _state_after(policy, _simulator(_pure_python(waiter_first=True)), 6)

@@ -1,10 +1,13 @@
 """The probe of the interpreter's lock, with a clock of its own: what it counts, and when its thread ends."""
 
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from sluice.ingest.lock_probe import QUICK_S, SLOW_S, LockProbe
+from sluice.ingest.pipeline import Pipeline
 from tests.ingest.twin import eventually
 
 INTERVAL_S = 0.005
@@ -42,6 +45,19 @@ def test_the_share_of_the_time_is_how_late_a_sleep_ends(late, core_wait, share):
     # The first ones are imports and compilers.
     assert probe.held_s == pytest.approx(share * (time.now - 32 * (QUICK_S + late)), abs=1e-9)
     assert (time.sleeps[0], time.sleeps[-1]) == (QUICK_S, SLOW_S)
+
+
+def test_an_interpreter_without_the_lock_reports_none_and_offers_no_processes(monkeypatch):
+    time = Time(INTERVAL_S, 0.0)
+    probe = LockProbe(lambda: time.now, time.sleep, lambda: time.waited)
+    enough = SimpleNamespace(memory=SimpleNamespace(limit=2**40), least_limit=0, _cores=2)
+    backends = vars(Pipeline)["_backends"].fget
+    assert backends(enough) == ("thread", "process")
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    for _ in range(300):
+        probe.take_sample()
+    assert probe.held_s == 0
+    assert backends(enough) == ("thread",)
 
 
 def test_the_thread_ends_with_its_last_user_and_begins_with_the_next():
