@@ -178,7 +178,7 @@ def _row_groups(  # noqa: PLR0917 # called once
         history=histories,
         functions=functions,
     )
-    groups.cache = cache_of(config.cache, groups.functions, names, files, groups.local)
+    groups.cache = cache_of(config.cache, groups.functions, names, len(files), groups.source_of)
     return groups
 
 

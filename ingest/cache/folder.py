@@ -105,10 +105,10 @@ class CacheFolder:
         head = zlib_ng.crc32(body).to_bytes(_HEAD_BYTES, "little")
         path, part = self.path / f"{name}.arrow", self.path / f"{name}.part"
         with self._lock:
-            if not self._make_room(body.size + _HEAD_BYTES):
-                self._stop("a tenth of the disk stays free")
-                return
             try:
+                if not self._make_room(body.size + _HEAD_BYTES):
+                    self._stop("a tenth of the disk stays free")
+                    return
                 with open(part, "wb") as file:
                     file.write(head)
                     file.write(body)

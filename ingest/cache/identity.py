@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
 import hashlib
@@ -9,18 +10,26 @@ import importlib
 import inspect
 import json
 import platform
+import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.stages.transform import Transform
 
-_FORM = 1
+_FORM = 2
 """The form of entries. Entries of another form are not found."""
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
+_CALLABLES = (FunctionType, BuiltinFunctionType, type, np.ufunc)
+"""Callables without a state of their own. Another object may hold anything, such as a vocabulary."""
+_INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
 
 
 class Uncacheable(LoaderError):
@@ -48,8 +57,8 @@ def digest_of(functions: Sequence[Transform], names: Sequence[str]) -> str:
 
 def _note(value: Any, name: str, known: dict[str, str]) -> None:
     """Notes what a function's code names: the sources of modules, versions of packages, and values."""
+    _note_module(getattr(value, "__module__", None) or "", known)
     if not isinstance(value, FunctionType):
-        _note_module(sys.modules.get(getattr(value, "__module__", "") or ""), known)
         return
     key = f"{value.__module__}:{value.__qualname__}"
     if key in known:
@@ -57,7 +66,6 @@ def _note(value: Any, name: str, known: dict[str, str]) -> None:
     known[key] = ""
     if value.__closure__:
         raise Uncacheable(f"{name!r} uses {key}, which is a closure")
-    _note_module(sys.modules.get(value.__module__), known)
     if value.__defaults__ or value.__kwdefaults__:
         known[key] = repr((value.__defaults__, value.__kwdefaults__))
     for word in sorted(set(_globals_of(value.__code__))):
@@ -67,35 +75,59 @@ def _note(value: Any, name: str, known: dict[str, str]) -> None:
                     f"{name!r} reads {word!r}, which {value.__module__} does not have"
                 )
             continue
-        found = value.__globals__[word]
+        found = inspect.unwrap(value.__globals__[word])
         if isinstance(found, ModuleType):
-            _note_module(found, known)
+            _note_module(found.__name__, known)
         elif isinstance(found, _VALUES):
             known[f"{key} {word}"] = repr(found)
-        elif callable(found):
-            _note(inspect.unwrap(found), name, known)
+        elif isinstance(found, _CALLABLES):
+            _note(found, name, known)
         else:
             raise Uncacheable(
                 f"{name!r} reads the global {word!r} of {value.__module__}, which may change; make it in the function, "
-                "or name its file in depends=[…]"
+                "and name the files that it reads in depends=[…]"
             )
 
 
-def _note_module(module: ModuleType | None, known: dict[str, str]) -> None:
-    """Notes a package's version, or the source of a module without one."""
-    if module is None or module is builtins:
-        return
-    top = sys.modules.get(module.__name__.partition(".")[0], module)
-    if top.__name__ in sys.stdlib_module_names:
-        return
-    version = getattr(top, "__version__", None)
-    if isinstance(version, str):
-        known[top.__name__] = version
+def _note_module(name: str, known: dict[str, str]) -> None:
+    """Notes the version of an installed package, or the source of another module and of all that it imports."""
+    top = name.partition(".")[0]
+    if not top or top in sys.stdlib_module_names or name in known:
         return
     try:
-        known[module.__name__] = hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
-    except (OSError, TypeError):
-        known[module.__name__] = str(getattr(module, "__file__", ""))
+        found = find_spec(name)
+    except (ImportError, AttributeError, ValueError):  # for instance, a name in a module
+        return
+    if found is None:
+        return
+    origin = Path(found.origin or "")
+    if any(origin.is_relative_to(folder) for folder in _INSTALLED):
+        known[f"{top} installed"] = str(
+            getattr(importlib.import_module(top), "__version__", "")
+        ) or _hash(origin)
+        return
+    known[name] = _hash(origin)
+    package = name if found.submodule_search_locations else name.rpartition(".")[0]
+    for other in _imports_of(origin, package):
+        _note_module(other, known)
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else str(file)
+
+
+def _imports_of(file: Path, package: str) -> Iterator[str]:
+    """Yields the modules that a module may import, also within its functions, and the packages around them."""
+    if file.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        names = [each.name for each in node.names]
+        if isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            names = [source, *(f"{source}.{name}" for name in names)]
+        yield from (name[: dot.start()] for name in names for dot in re.finditer(r"\.|$", name))
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:

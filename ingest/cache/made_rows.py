@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,12 +31,11 @@ from sluice.ingest.machine import cache_folder
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.transform import Transform, frame_of, given_by, needed_before
 
-if TYPE_CHECKING:
-    from sluice.etl.schema import DataFile
-
 AUTO = "auto"
 _TRIED = 4  # reads that are written and read back before the choice
 _SAMPLE_ROWS = 64  # that are computed again, alone and in groups
+Source = tuple[str | None, list[Any]]
+"""A file on this machine, and what else decides the values of its rows. Without both, nothing tells of a change."""
 _WORDS = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
 
@@ -71,12 +70,10 @@ class MadeCache:
         self,
         place: CachePlace,
         functions: Sequence[Transform],
-        files: Sequence[DataFile],
-        local: Callable[[str], str | None],
         wanted: Sequence[str],
+        sources: Sequence[Source],
     ):
-        """`functions` are the first ones over rows, all pure. `wanted` are the columns that are needed after them, and
-        `local` returns a file's path on this machine, if it has one."""
+        """`functions` are the first ones over rows, all pure. `wanted` are the columns that are needed after them."""
         self.functions = tuple(functions)
         given = given_by(functions)
         self.made = tuple(name for name in wanted if name in given)
@@ -84,7 +81,7 @@ class MadeCache:
         """The columns that still come from the files."""
         self.names = ", ".join(repr(function.name) for function in functions)
         self._chain = digest_of(functions, self.made)
-        self._files, self._local, self._place = files, local, place
+        self._sources, self._place = sources, place
         self._folder = place.open()
         self._lock = threading.Lock()
         self._unchecked = {function.name for function in functions}
@@ -189,17 +186,17 @@ class MadeCache:
 
     def _name(self, read: Read) -> str:
         """Returns the name of a read's entry. Empty: nothing tells whether its file has changed."""
-        file = self._files[read.file]
-        about: list[Any] = [file.path, file.bytes, file.content]
-        if path := self._local(file.path):
+        path, about = self._sources[read.file]
+        state: list[int] = []
+        if path:
             try:
-                state = os.stat(path)
+                found = os.stat(path)
             except OSError:
                 return ""
-            about += [state.st_size, state.st_mtime_ns]
-        elif not file.content:
+            state = [found.st_size, found.st_mtime_ns]
+        elif not about:
             return ""
-        whole = [self._chain, about, read.group, read.first, read.rows]
+        whole = [self._chain, about, state, read.group, read.first, read.rows]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:40]
 
     def outcome(self) -> dict[str, Any]:
@@ -228,8 +225,8 @@ def cache_of(
     place: CachePlace | None,
     functions: Sequence[Transform],
     result: Sequence[str],
-    files: Sequence[DataFile],
-    local: Callable[[str], str | None],
+    files: int,
+    source_of: Callable[[int], Source],
 ) -> MadeCache | None:
     """Returns the cache of a loader. None: there is none, which one line explains if one was asked for."""
     if place is None:
@@ -242,7 +239,7 @@ def cache_of(
         return None
     try:
         wanted = needed_before(result, functions[len(first) :])
-        return MadeCache(place, first, files, local, wanted)
+        return MadeCache(place, first, wanted, [source_of(n) for n in range(files)])
     except Uncacheable as error:
         say(f"cache: nothing is kept: {error}")
         return None

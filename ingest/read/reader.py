@@ -14,6 +14,7 @@ import pyarrow as pa
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import flattened, parts
 from sluice.etl.table.table_columns import FileColumns
+from sluice.ingest.cache.identity import Uncacheable
 from sluice.ingest.choices import Errors
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import SourceError
@@ -206,9 +207,19 @@ class RowGroupReader:
         self.held = needed_before(self.late_columns, late)
         return frozenset(columns)
 
-    def local(self, path: str) -> str | None:
-        """Returns a file's path on this machine. None: it lies in a store."""
-        return self._opener.local(path)
+    def source_of(self, number: int) -> tuple[str | None, list[Any]]:
+        """Returns a file's path on this machine, and what else decides which of its rows come, with which values."""
+        if self._is_filtered:
+            raise Uncacheable("nothing tells which rows a predicate keeps")
+        file, chosen = self.files[number], self._selection
+        path = self._opener.local(file.path)
+        if not path and not file.content:
+            return None, []
+        rule = [chosen.split, chosen.spec.text, repr(chosen.spec.table)] if chosen else []
+        reads = reads_of(self.functions).intersection(self.needed)
+        types = [str(self.stored.field(name)) for name in sorted(reads)]
+        described = self._located[number].described
+        return path, [file.path, file.bytes, file.content, described, types, rule]
 
     def work(self, task: ReadTask, charge: Charge) -> Decoded:
         """Decodes a row group."""

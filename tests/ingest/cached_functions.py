@@ -27,6 +27,11 @@ def lengths(rows: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def number(rows: dict[str, Any]) -> dict[str, Any]:
+    """The number at the end of each text."""
+    return {"x": [float(text.strip("ab")) for text in rows["text"].to_pylist()]}
+
+
 def failing(rows: dict[str, Any]) -> dict[str, Any]:
     """Fails on some rows."""
     if any(text.endswith("7") for text in rows["text"].to_pylist()):
@@ -42,6 +47,20 @@ def of_all_rows(rows: dict[str, Any]) -> dict[str, Any]:
 
 def with_global(rows: dict[str, Any]) -> dict[str, Any]:
     return {"size": np.full(len(rows["text"]), len(SEEN), np.float32), "parts": [[1]] * len(rows)}
+
+
+class Tokens:
+    """An object that can be called, with a state that its source does not tell."""
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return lengths(rows)
+
+
+TOKENS = Tokens()
+
+
+def with_object(rows: dict[str, Any]) -> dict[str, Any]:
+    return TOKENS(rows)
 
 
 def from_file(rows: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sluice.ingest.cache import folder as folders
 from sluice.ingest.cache import made_rows
 from sluice.ingest.cache.choice import CacheCosts
 from sluice.ingest.cache.folder import CacheFolder
+from sluice.ingest.cache.identity import digest_of
 from tests.ingest import cached_functions
 from tests.product import LoaderError
 
@@ -109,7 +110,7 @@ def test_batches_are_the_same_while_it_fills_when_it_is_full_half_full_and_damag
     assert 0 < figures["rows_read"] <= 1.5 * ROWS
     assert len(_entries(cache)) == 16
 
-    for path in _entries(cache)[::3]:
+    for path in _entries(cache):
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
@@ -155,6 +156,76 @@ def test_a_changed_function_file_or_dependency_is_computed_again(
     assert len(_entries(cache)) == 56
 
 
+@pytest.mark.parametrize(
+    ("code", "changed"),
+    [
+        ("from .deep import made\n", "deep"),
+        ("from . import deep\n\ndef made(rows):\n    return deep.made(rows)\n", "deep"),
+        ("def made(rows):\n    from {name}.deep import made\n    return made(rows)\n", "deep"),
+        ("from . import between\n\ndef made(rows):\n    return between.deep.made(rows)\n", "deep"),
+        ("def made(rows):\n    return rows\n", "call"),
+    ],
+)
+def test_a_change_of_any_module_of_ours_changes_the_digest(tmp_path, monkeypatch, code, changed):
+    """Also in a package with a version, which nobody raises at each change."""
+    folder = tmp_path / f"own_{tmp_path.name.replace('-', '_')}"
+    folder.mkdir()
+    parts = {"__init__": "__version__ = '1'\n", "between": "from . import deep\n"}
+    parts |= {"deep": "def made(rows):\n    return rows\n", "call": code.format(name=folder.name)}
+    for part, text in parts.items():
+        (folder / f"{part}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    transform = _transform(f"{folder.name}.call:made")
+    before = digest_of([transform], ["size"])
+    assert digest_of([transform], ["size"]) == before
+    with (folder / f"{changed}.py").open("a") as file:
+        file.write("# changed\n")
+    assert digest_of([transform], ["size"]) != before
+
+
+SPEC = """
+[input]
+format = "parquet"
+columns = ["text:text", "x:float", "y:int", "part:text"]
+
+[table]
+split_column = "part"
+split = {train = 0.5, valid = 0.5}
+
+[[column]]
+name = "y"
+role = "label"
+
+[[column]]
+name = "x"
+role = "dense"
+ops = [{op = "fill", value = 0}]
+"""
+
+
+def test_each_split_of_a_file_has_its_own_entries(tmp_path):
+    """Each row group has as many rows of one split as of the other one."""
+    spec, cache, numbers = tmp_path / "spec.toml", tmp_path / "cache", np.arange(512)
+    spec.write_text(SPEC)
+    parts = [("train", "valid")[n % 2] for n in range(512)]
+    columns = {
+        "x": numbers / 7,
+        "y": numbers // 2 % 2,
+        "part": parts,
+        "text": list(map(str, range(512))),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=64)
+    number = Transform(cached_functions.number, reads=["text"], gives={"x": "float64"}, pure=True)
+    options = {"batch_size": 8, "spec": spec, "transforms": [number], "tuning": "fixed"}
+    for split, entries in (("train", 8), ("valid", 16)):
+        seen = []
+        for place in (None, cache):
+            with Loader(tmp_path, split=split, cache=place, as_="numpy", **options) as loader:
+                seen.append([batch["x"].tobytes() for batch in loader])
+        assert seen[0] == seen[1]
+        assert len(_entries(cache)) == entries
+
+
 def test_rows_that_fail_are_quarantined_and_their_reads_are_not_kept(table, tmp_path):
     def errors(name):
         return Errors(on_error="quarantine", quarantine=tmp_path / name, max_rate=1.0)
@@ -173,6 +244,10 @@ def test_rows_that_fail_are_quarantined_and_their_reads_are_not_kept(table, tmp_
     [
         (cached_functions.of_all_rows, "'size' depends on the other rows of a call"),
         (cached_functions.with_global, "reads the global 'SEEN' of tests.ingest.cached_functions"),
+        (
+            cached_functions.with_object,
+            "reads the global 'TOKENS' of tests.ingest.cached_functions",
+        ),
         (lambda rows: dict(cached_functions.lengths(rows)), "cannot be imported by its name"),
     ],
 )
@@ -198,6 +273,16 @@ def test_a_full_disk_ends_the_writing_and_not_the_run(table, tmp_path, monkeypat
     assert _load(table, cache)[0] == plain
     assert capsys.readouterr().err.count("no more entries are written (No space left") == 1
     assert list(cache.iterdir()) == [cache / "writer"]
+
+
+def test_a_folder_that_is_gone_ends_the_writing_and_not_the_run(tmp_path, capsys):
+    cache, entry = CacheFolder(tmp_path / "made", 2**20), pa.table({"x": [1]})
+    cache.put("a", entry)
+    (tmp_path / "made").rename(tmp_path / "gone")
+    cache.put("b", entry)
+    assert cache.get("a") is None
+    assert "no more entries are written (No such file" in capsys.readouterr().err
+    cache.close()
 
 
 def test_parts_of_an_ended_process_go_and_the_least_used_entries_make_room(tmp_path):
