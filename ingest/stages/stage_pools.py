@@ -54,7 +54,8 @@ class StagePools:
         """The properties of all stages, in order."""
         self.machine, self._groups = machine, groups
         self._pid = os.getpid()
-        self._most_cores, self._own_cores = cores, machine.some_cores(cores, rank)
+        self._most_cores = cores
+        self._own_cores = machine.some_cores(cores, rank) if cores else set()
         self._cores = self._count_cores()
         self._counters = {name: StageCounters(name) for name in self._specs}
         self._buffers = Buffers()
