@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -76,10 +76,10 @@ class Machine:
         ]
         return min(rooms, key=lambda room: room[0])[1] if rooms else None
 
-    def memory_used(self, tree: Sequence[int] = ()) -> int:
-        """Returns the anonymous and shared bytes of this process and its descendants, which are the `tree` if it is
-        given. Each shared page counts once. Page cache does not count, because the kernel frees it when needed."""
-        tree = tree or self.tree()
+    def memory_used(self) -> int:
+        """Returns the anonymous and shared bytes of this process and its descendants. Each shared page counts once.
+        Page cache does not count, because the kernel frees it when needed."""
+        tree = self.tree()
         return sum(self._memory_of(pid, alone=len(tree) == 1) for pid in tree)
 
     def memory_own(self) -> int:
@@ -98,9 +98,9 @@ class Machine:
                     return float(line.split()[1].partition("=")[2])
         return 0.0
 
-    def cpu_used_s(self, tree: Sequence[int] = ()) -> float:
+    def cpu_used_s(self) -> float:
         """Returns the processor time of this process and its descendants, including ended ones that were waited for."""
-        return sum(map(_cpu_s, tree or self.tree()))
+        return sum(map(_cpu_s, self.tree()))
 
     def cores_idle_s(self) -> float | None:
         """Returns the idle time so far of the cores that this process may run on. None if the kernel does not report

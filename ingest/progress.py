@@ -223,7 +223,6 @@ class Progress:
         now = time.monotonic()
         wait_s, compute_s = self._consumer.totals(now)
         machine, held_back = self._pipeline.machine, self._pipeline.held_back
-        tree = machine.tree()
         return Snapshot(
             at=now,
             sequence=next(self._sequence),
@@ -232,11 +231,11 @@ class Progress:
             rows=self._rows,
             consumer_wait_s=wait_s,
             consumer_compute_s=compute_s,
-            memory_used=machine.memory_used(tree),
+            memory_used=machine.memory_used(),
             memory_limit=self.memory_limit(),
             memory_free=self._pipeline.memory_free,
             cpu_quota=machine.cores(),
-            cpu_used_s=machine.cpu_used_s(tree),
+            cpu_used_s=machine.cpu_used_s(),
             cores_idle_s=machine.cores_idle_s(),
             lock_held_s=PROBE.held_s,
             held_back=held_back.total(),
