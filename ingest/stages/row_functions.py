@@ -147,7 +147,7 @@ class RowFunctionWorker:
             decoded.charge = charge
             return decoded
         read, rows = decoded.task.read, decoded.rows
-        began, seconds, failed = time.perf_counter(), decoded.seconds, decoded.has_failed
+        began, seconds, failed = time.monotonic(), decoded.seconds, decoded.has_failed
         if rows.schema.metadata != LOST and self.call.function not in decoded.made_by:
             self.call.replaced = False
             most = read.rows if frame_of(self.call.function) else SLICE_ROWS
@@ -158,7 +158,7 @@ class RowFunctionWorker:
             called = (self.call(rows.slice(p.first - read.first, p.rows), p) for p in pieces)
             rows = pa.concat_tables(called)
             failed |= self.call.replaced
-            seconds += time.perf_counter() - began
+            seconds += time.monotonic() - began
             if self.cache and not failed:
                 self._keep(self.cache, decoded.rows, rows, read, seconds)
             if self.place:
