@@ -16,7 +16,6 @@ HOMES = {
     "BatchLoader": "sluice.ingest.loader",
     "Buffers": "sluice.ingest.memory.buffers",
     "COLUMN": "sluice.ingest.flow.place_rows",
-    "Call": "sluice.ingest.remote.calls",
     "Categorify": "sluice.etl.ops.ids",
     "Checkpoint": "sluice.dlrm.checkpoint.checkpoint",
     "CheckpointDisk": "sluice.dlrm.checkpoint.disk",

@@ -1,4 +1,4 @@
-"""Calls of a transform's function on a remote worker: `Call` sends a batch, and `Functions` answers.
+"""Calls of a transform's function on a remote worker: `request_call` sends a batch, and `Functions` answers.
 
 The function is named, with a hash of its module's source. Columns that it left unchanged are not sent back."""
 
@@ -8,23 +8,21 @@ import contextlib
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy.typing as npt
-import pyarrow as pa
 
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.flow.number_types import same_bytes
 from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load, new_columns
 from sluice.ingest.process.worker import FunctionError
-from sluice.ingest.remote.messages import Arrays, Head, RemoteError, WrongAnswer, encode
-
-if TYPE_CHECKING:
-    from sluice.ingest.remote.unit import RemoteJob
+from sluice.ingest.remote.messages import (
+    Arrays,
+    Head,
+    RemoteError,
+    Request,
+    WrongAnswer,
+    encode,
+)
 
 _LEAST_ANSWER_BYTES, _GROWTH = 2**26, 8
 
@@ -43,33 +41,25 @@ def source_digest(function: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A function and the columns of the batch that it is called with."""
+def request_call(function: str, arrays: Arrays, where: str) -> Request:
+    """Asks for a call of `module:function` with the columns of a batch, which `where` names in messages."""
 
-    action: ClassVar[str] = "call"
-    counted: ClassVar[str] = "calls"
-    kind: str
-    """The function, as `module:function`."""
-    source: str
-    arrays: Mapping[str, npt.NDArray[Any]]
-    description: str
-    """The batch's description for messages."""
-    rows: int
-
-    def request(self, _job: RemoteJob) -> pa.Buffer:
-        return encode({"function": self.kind, "source": self.source}, self.arrays)
-
-    def most_bytes(self, _job: RemoteJob, _expected: int) -> int:
-        """Returns how long an answer may be. A function may enlarge bags."""
-        given = sum(array.nbytes for array in self.arrays.values())
-        return _LEAST_ANSWER_BYTES + _GROWTH * given
-
-    def result(self, head: Head, arrays: Arrays, _job: RemoteJob) -> Arrays:
+    def changed(head: Head, arrays: Arrays) -> Arrays:
         """Returns the changed columns, or raises the function's error."""
         if "error" in head:
-            raise FunctionError.of(self.description, head["error"])
+            raise FunctionError.of(where, head["error"])
         return arrays
+
+    return Request(
+        "call",
+        function,
+        where,
+        rows=max((array.shape[0] for array in arrays.values()), default=0),
+        body=encode({"function": function, "source": source_digest(function)}, arrays),
+        # A function may enlarge bags.
+        most_bytes=_LEAST_ANSWER_BYTES + _GROWTH * sum(array.nbytes for array in arrays.values()),
+        result=changed,
+    )
 
 
 class Functions:

@@ -20,11 +20,11 @@ from sluice.ingest.errors import Closed, NoWorkerAnswers, SourceError, warn
 from sluice.ingest.flow.decoded import Decoded, ReadTask
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.reader import RowGroupReader
-from sluice.ingest.remote.calls import Call, source_digest
+from sluice.ingest.remote.calls import request_call
 from sluice.ingest.remote.connection import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
-from sluice.ingest.remote.messages import RemoteError, WrongAnswer
-from sluice.ingest.remote.unit import Unit
+from sluice.ingest.remote.messages import RemoteError, Request, WrongAnswer
+from sluice.ingest.remote.unit import RemoteJob, Unit
 from sluice.ingest.stages.transform import Arrays
 
 _FEW = 8
@@ -52,7 +52,7 @@ def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
 
 @dataclass(eq=False)
 class _Race:
-    """One unit or call, and the workers that were asked for it. The first right answer is used."""
+    """One request, and the workers that got it. The first right answer is used."""
 
     changed: threading.Condition
     asked: set[RemoteWorker] = field(default_factory=set)
@@ -72,13 +72,14 @@ class RemoteClient:
     def __init__(
         self,
         fleet: Fleet,
+        job: RemoteJob,
         groups: RowGroupReader,
         *,
         clock: Callable[[], float] = time.monotonic,
     ):
         """If a worker cannot read a file, the rescue of `groups` replaces its rows, as for local reads."""
         self.fleet = fleet
-        self._groups = groups
+        self._job, self._groups = job, groups
         self._clock = clock
         self._pid = os.getpid()
         self._at_the_end: int | None = None
@@ -95,7 +96,7 @@ class RemoteClient:
     def read(self, task: ReadTask, charge: Charge) -> Decoded:
         unit = Unit.of(task)
         try:
-            rows = pa.Table.from_batches([self.get(unit, charge.bytes)])
+            rows = pa.Table.from_batches([self.get(unit.request(self._job, charge.bytes))])
             return Decoded(task, rows, charge, in_order=[part.full for part in unit.parts])
         except SourceError as error:
             groups = self._groups
@@ -103,13 +104,12 @@ class RemoteClient:
             return Decoded(task, rows, charge)
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
-        rows = max((array.shape[0] for array in arrays.values()), default=0)
-        answer: Arrays = self.get(Call(function, source_digest(function), arrays, where, rows))
+        answer: Arrays = self.get(request_call(function, arrays, where))
         return answer
 
-    def get(self, unit: Unit | Call, expected: int = 0) -> Any:
-        """Returns the rows of a unit, for which `expected` bytes are reserved, or the columns of a call. Raises
-        `Closed` if this was closed meanwhile, and `NoWorkerAnswers` if no worker has answered for a while."""
+    def get(self, request: Request) -> Any:
+        """Returns the result of a request. Raises `Closed` if this was closed meanwhile, and `NoWorkerAnswers` if no
+        worker has answered for a while."""
         fleet, race = self.fleet, _Race(threading.Condition(self.fleet.lock))
         try:
             while True:
@@ -129,20 +129,20 @@ class RemoteClient:
                     if wait_s > 0:
                         race.changed.wait(min(_LOOK_S, wait_s))
                         continue
-                    reads = isinstance(unit, Unit)
+                    reads = request.action == "read"
                     worker = fleet.lease(race.asked | race.failed, reads) or fleet.lease(
                         race.asked, reads
                     )
                     if worker is None:
                         fleet.changed.wait(_LOOK_S)
                         continue
-                    patience_s = slow_after(self._rates[unit.kind], unit.rows)
+                    patience_s = slow_after(self._rates[request.kind], request.rows)
                     self.counts["hedges"] += bool(race.asked)
                     race.asked.add(worker)
                     race.slow_at = now + patience_s * len(race.asked)
                 threading.Thread(
                     target=self._ask,
-                    args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s), expected),
+                    args=(race, worker, request, max(_TIMEOUT_S, 20 * patience_s)),
                     daemon=True,
                     name="sluice-remote-ask",
                 ).start()
@@ -238,39 +238,37 @@ class RemoteClient:
                     self.fleet.report_lost(self.fleet.last_lost)
             self.fleet.changed.notify_all()
 
-    def _ask(
-        self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float, expected: int
-    ) -> None:
+    def _ask(self, race: _Race, worker: RemoteWorker, request: Request, timeout_s: float) -> None:
         """Sends the request to one worker. Runs in its own thread."""
         began, throttled = self._clock(), 0
         answer, failed = None, Exception()
         try:
-            answer, throttled = worker.connection.ask(unit, timeout_s, expected)
+            answer, throttled = worker.connection.ask(request, timeout_s)
         except Exception as error:
             failed = error
         with self.fleet.lock:
             if answer is None:
-                self._failed(race, worker, unit, failed)
+                self._failed(race, worker, request, failed)
             else:
                 self.counts["throttled"] += throttled
                 if race.over:
                     self.counts["late"] += 1
                 else:
                     race.answer, race.over = answer, True
-                    self.counts[unit.counted] += 1
+                    self.counts["units" if request.action == "read" else "calls"] += 1
                     self.counts["bytes"] += (
                         sum(array.nbytes for array in answer.values())
                         if isinstance(answer, dict)
                         else answer.nbytes
                     )
-                self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
+                self._rates[request.kind].append((self._clock() - began) / max(1, request.rows))
             self.fleet.give_back(
                 worker, str(failed) if isinstance(failed, (WorkerLost, WrongAnswer)) else ""
             )
             race.changed.notify()
 
     def _failed(
-        self, race: _Race, worker: RemoteWorker, unit: Unit | Call, error: Exception
+        self, race: _Race, worker: RemoteWorker, request: Request, error: Exception
     ) -> None:
         race.asked.discard(worker)
         race.failed.add(worker)
@@ -286,6 +284,6 @@ class RemoteClient:
         elif kind is WrongAnswer or not race.asked:
             # Other workers that were asked may still answer.
             race.error = RemoteError(
-                f"{unit.description} was asked for {race.failures[kind]} times in vain; "
+                f"{request.description}: {race.failures[kind]} requests to remote workers failed; "
                 f"the last error: {error}"
             )

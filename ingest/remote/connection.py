@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -11,9 +10,14 @@ from pyarrow import flight
 
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.process.protocol import is_count
-from sluice.ingest.remote.calls import Call
-from sluice.ingest.remote.messages import KINDS, PIECE_LIMIT, RemoteError, WrongAnswer, read_answer
-from sluice.ingest.remote.unit import RemoteJob, Unit
+from sluice.ingest.remote.messages import (
+    PIECE_LIMIT,
+    SENT_ERRORS,
+    RemoteError,
+    Request,
+    WrongAnswer,
+    read_answer,
+)
 
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -23,19 +27,11 @@ class WorkerLost(Exception):
 
 
 class Connection:
-    """Requests units of a job from one worker. Many threads can use it."""
+    """Sends requests to one worker. Many threads can use it."""
 
-    def __init__(
-        self,
-        address: str,
-        token: str,
-        job: RemoteJob,
-        *,
-        authority: bytes | None = None,
-    ):
+    def __init__(self, address: str, token: str, *, authority: bytes | None = None):
         """`address` is HOST:PORT. With `authority` (a certificate in PEM), TLS is used."""
         self.address = address
-        self._job = job
         self._tls, self._answered = authority is not None, False
         self._token = (b"authorization", f"Bearer {token}".encode())
         self._client = flight.FlightClient(
@@ -48,21 +44,20 @@ class Connection:
             ],
         )
 
-    def ask(self, what: Unit | Call, timeout_s: float, expected: int = 0) -> tuple[Any, int]:
-        """Returns the rows of a unit, or the result of a function, and how many requests the worker's store refused.
-        Raises `WorkerLost`, `WrongAnswer`, or the worker's error. `expected` is the memory reserved for a unit."""
-        request = what.request(self._job)
-        most = what.most_bytes(self._job, expected)
+    def ask(self, request: Request, timeout_s: float) -> tuple[Any, int]:
+        """Returns the result of a request, and how many requests the worker's store refused. Raises `WorkerLost`,
+        `WrongAnswer`, or the worker's error."""
         try:
-            body = self._take(what.action, request, most, self._options(timeout_s))
-            head, arrays = read_answer(body, request)
+            head, arrays = read_answer(self._take(request, timeout_s), request.body)
             throttled = head.get("throttled", 0)
             if not is_count(throttled):
                 raise WrongAnswer("no number of refused requests")
-            result = what.result(head, arrays, self._job)
+            result = request.result(head, arrays)
         except _ERRORS as error:
             raise self._error(error) from None
-        except (WrongAnswer, RemoteError, ValueError, TypeError, KeyError) as error:
+        except tuple(SENT_ERRORS.values()) as error:
+            raise type(error)(f"worker {self.address}: {error}") from None
+        except (ValueError, TypeError, KeyError) as error:
             raise WrongAnswer(f"worker {self.address}: {error}") from None
         self._answered = True
         return result, throttled
@@ -81,16 +76,15 @@ class Connection:
     def close(self) -> None:
         self._client.close()
 
-    def _take(
-        self, action: str, request: Any, most: int, options: flight.FlightCallOptions
-    ) -> pa.Buffer:
+    def _take(self, request: Request, timeout_s: float) -> pa.Buffer:
         """Returns an answer, whose pieces are counted before the next one is taken."""
         pieces, size = [], 0
-        for piece in self._client.do_action(flight.Action(action, request), options):
+        action = flight.Action(request.action, request.body)
+        for piece in self._client.do_action(action, self._options(timeout_s)):
             size += piece.body.size
-            if size > most:
+            if size > request.most_bytes:
                 raise WrongAnswer(
-                    f"an answer of more than the {format_bytes(most)} that it may have"
+                    f"an answer of more than the {format_bytes(request.most_bytes)} that it may have"
                 )
             pieces.append(piece.body)
         return pieces[0] if len(pieces) == 1 else pa.py_buffer(b"".join(pieces))
@@ -104,13 +98,6 @@ class Connection:
                 f"worker {self.address}: refuses this token; give the loader the token that the worker "
                 "was started with (--token-file)"
             )
-        try:
-            details = json.loads(getattr(error, "extra_info", b""))
-            return KINDS.get(details["kind"], RemoteError)(
-                f"worker {self.address}: {details['text']}"
-            )
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass  # It is no error of a worker's own.
         why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
         if self._tls and "handshake failed" in why:
             return RemoteError(

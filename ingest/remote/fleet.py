@@ -289,7 +289,7 @@ class StartedFleet(Fleet):
                         if ":" not in address:
                             raise ValueError(f"{address!r} is not HOST:PORT")
                         worker = RemoteWorker(
-                            Connection(address, token, self.job),
+                            Connection(address, token),
                             process,
                             pid,
                             threads=1,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
 
+from sluice.common.errors import UsageError
 from sluice.common.extras import DISTRIBUTION
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError, SourceError
@@ -30,6 +32,7 @@ _FRAME_BYTES = 200
 _PIECE_BYTES = 2**20
 PIECE_LIMIT = 4 * _PIECE_BYTES
 """The most bytes of one piece of an answer. A connection refuses longer ones before it takes them."""
+_ERROR_LENGTH = 4000  # characters of an error's text that are sent
 
 
 class RemoteError(LoadingError):
@@ -40,12 +43,31 @@ class WrongAnswer(Exception):
     """An answer is not what was requested, or was damaged on its way. The message says how."""
 
 
-KINDS: Mapping[str, type[Exception]] = {
+SENT_ERRORS: Mapping[str, type[Exception]] = {
     "source": SourceError,
     "column": ColumnError,
     "damaged": WrongAnswer,
+    "other": RemoteError,
 }
-"""The errors that keep their type when they are sent. All others become a RemoteError."""
+"""The types of errors that are sent. All others become a RemoteError."""
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What workers are asked for, and how their answer is read."""
+
+    action: str
+    """`read` or `call`."""
+    kind: str
+    """Requests of one kind take about equally long for each row."""
+    description: str
+    """What is asked for, for messages."""
+    rows: int
+    body: pa.Buffer
+    most_bytes: int
+    """How long an answer may be."""
+    result: Callable[[Head, Arrays], Any]
+    """Returns what an answer holds. Raises `WrongAnswer`, or the error of a function."""
 
 
 @cache  # every message holds it, and it is read from a file
@@ -54,16 +76,30 @@ def package() -> str:
 
 
 def answer(request: pa.Buffer, act: Callable[[Head, Arrays], tuple[Head, Arrays]]) -> pa.Buffer:
-    """Returns the answer to a request, whose head and arrays `act` gets."""
-    about, result = act(*decode(request))
+    """Returns the answer to a request, whose head and arrays `act` gets. If that raises an error, the error is the
+    answer."""
+    try:
+        about, result = act(*decode(request))
+    except Exception as error:
+        kinds = (name for name, kind in SENT_ERRORS.items() if isinstance(error, kind))
+        kind = next(kinds, "other")
+        is_known = isinstance(error, (UsageError, WrongAnswer))
+        text = str(error) if is_known else f"{type(error).__name__}: {error}"
+        about, result = {"failed": [kind, text[:_ERROR_LENGTH]]}, {}
     return encode({"request": _sum_of(request), **about}, result)
 
 
 def read_answer(body: pa.Buffer, request: pa.Buffer) -> tuple[Head, Arrays]:
-    """Decodes the answer to a request. Raises `WrongAnswer` if it is that to another one."""
+    """Decodes the answer to a request, or raises the error that it holds. Raises `WrongAnswer` if it is that to another
+    one."""
     head, arrays = decode(body)
     if head.get("request") != _sum_of(request):
         raise WrongAnswer("an answer to another request")
+    if "failed" in head:
+        match head["failed"]:
+            case [str(kind), str(text)] if kind in SENT_ERRORS:
+                raise SENT_ERRORS[kind](text)
+        raise WrongAnswer("an error without its kind and text")
     return head, arrays
 
 
@@ -92,14 +128,14 @@ def encode(head: Head, arrays: Arrays) -> pa.Buffer:
 
 
 def decode(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Decodes what `encode` encoded. Raises `WrongAnswer` if the bytes are not valid, and RemoteError if another
-    version of sluice has encoded them."""
+    """Decodes what `encode` encoded. Raises `WrongAnswer` if the bytes are not valid, or if another version of sluice
+    has encoded them."""
     try:
         data = np.frombuffer(body, np.uint8)
         size = data.size - 4 - int.from_bytes(data[-4:].tobytes(), "little")
         frame = json.loads(data[size:-4].tobytes())
         if frame["package"] != package():
-            raise RemoteError(
+            raise WrongAnswer(
                 f"a message of sluice {frame['package']} came to sluice {package()}; install the same version on both "
                 "sides"
             )

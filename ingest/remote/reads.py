@@ -15,7 +15,6 @@ from sluice.ingest.remote.credentials import read_file, read_token
 from sluice.ingest.remote.fleet import Fleet, StartedFleet, started
 from sluice.ingest.remote.maker import job_of
 from sluice.ingest.remote.messages import RemoteError
-from sluice.ingest.remote.unit import RemoteJob
 
 _MOST = 256
 
@@ -65,11 +64,11 @@ def remote_reads(workers: str, given: LoaderInput) -> RemoteClient:
             cluster.start, most=_MOST, first=1, local=False, at_once=_MOST, leave=cluster.close
         )
     else:
-        fleet = Fleet(_connections(workers, job))
-    return RemoteClient(fleet, given.groups)
+        fleet = Fleet(_connections(workers))
+    return RemoteClient(fleet, job, given.groups)
 
 
-def _connections(workers: str, job: RemoteJob) -> list[Connection]:
+def _connections(workers: str) -> list[Connection]:
     """Makes the connections for `HOST:PORT,…?token=FILE[&ca=FILE]`."""
     named, _, query = workers.partition("?")
     addresses, options = named.split(","), parse_qs(query)
@@ -87,4 +86,4 @@ def _connections(workers: str, job: RemoteJob) -> list[Connection]:
         authority = read_file(options["ca"][0]) if "ca" in options else None
     except UsageError as error:
         raise RemoteError(f"workers={workers!r}: {error}") from None
-    return [Connection(address, token, job, authority=authority) for address in addresses]
+    return [Connection(address, token, authority=authority) for address in addresses]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from sluice.common.errors import UsageError
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.remote.calls import Functions
 from sluice.ingest.remote.maker import UnitMaker
-from sluice.ingest.remote.messages import KINDS, Arrays, Head, RemoteError, answer, cut
+from sluice.ingest.remote.messages import Arrays, Head, RemoteError, answer, cut
 from sluice.ingest.remote.unit import RemoteJob, Unit, arrays_of
 
 _JOBS = 8
@@ -76,23 +75,25 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         how many units are made at once."""
         if action.type == "ping":
             return iter([pa.py_buffer(str(self._threads).encode())])
-        with _send_errors():
-            act = {"read": self._read, "call": self._call}.get(action.type)
-            if act is None:
-                raise RemoteError(f"there is no action {action.type!r}")
-            return cut(answer(action.body, act))
 
-    def _read(self, head: Head, _arrays: Arrays) -> tuple[Head, Arrays]:
+        def act(head: Head, arrays: Arrays) -> tuple[Head, Arrays]:
+            match action.type:
+                case "read":
+                    return self._read(head)
+                case "call":
+                    with self._free:
+                        return self._functions.call(head, arrays)
+            raise RemoteError(f"there is no action {action.type!r}")
+
+        return cut(answer(action.body, act))
+
+    def _read(self, head: Head) -> tuple[Head, Arrays]:
         """Returns the rows of a unit as one batch. One batch for each part would cost the loader twice as much."""
         job, unit = Unit.requested(head)
         maker = self.open(job)
         with self._free:
             arrays = arrays_of(maker.rows(unit), job)
         return {"throttled": maker.count_throttled()}, arrays
-
-    def _call(self, head: Head, arrays: Arrays) -> tuple[Head, Arrays]:
-        with self._free:
-            return self._functions.call(head, arrays)
 
     def open(self, job: RemoteJob) -> UnitMaker:
         """Returns what makes the job's units. Opens the job if it is not open."""
@@ -112,19 +113,3 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
         with self._opening:
             while self._jobs:
                 self._jobs.popitem()[1].close()
-
-
-@contextlib.contextmanager
-def _send_errors() -> Iterator[None]:
-    """Sends errors of this side to the client."""
-    try:
-        yield
-    except Exception as error:
-        kind = next(
-            (name for name, error_type in KINDS.items() if isinstance(error, error_type)), "other"
-        )
-        known = isinstance(error, (UsageError, *KINDS.values()))
-        text = str(error) if known else f"{type(error).__name__}: {error}"
-        raise flight.FlightServerError(
-            text, extra_info=json.dumps({"kind": kind, "text": text[:4000]}).encode()
-        ) from None

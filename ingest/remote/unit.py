@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,14 @@ import pyarrow as pa
 from sluice.etl.schema import digest
 from sluice.ingest.flow.decoded import ReadTask
 from sluice.ingest.flow.number_types import arrow_array
-from sluice.ingest.remote.messages import Arrays, Head, RemoteError, WrongAnswer, encode
+from sluice.ingest.remote.messages import (
+    Arrays,
+    Head,
+    RemoteError,
+    Request,
+    WrongAnswer,
+    encode,
+)
 
 _ENDS = "\0ends"
 """What the name of a column of bags is followed by, for the array of the places where bags end."""
@@ -99,9 +106,6 @@ class Part(NamedTuple):
 class Unit:
     """One read of an epoch."""
 
-    action: ClassVar[str] = "read"
-    counted: ClassVar[str] = "units"
-    kind: ClassVar[str] = "read"
     epoch: int
     file: int
     group: int
@@ -134,11 +138,23 @@ class Unit:
             ),
         )
 
-    def request(self, job: RemoteJob) -> pa.Buffer:
-        """Encodes a request. Each request holds the job, so that a new worker, or one that has forgotten the job, can
-        open it."""
+    def request(self, job: RemoteJob, expected: int = 0) -> Request:
+        """Asks for the rows. Each request holds the job, so that a new worker, or one that has forgotten the job, can
+        open it. `expected` is the memory that was reserved for the rows, which says how long bags may be."""
+        sizes = (kind.bit_width // 8 for name, kind in job.kinds.items() if name not in job.bags)
+        fixed: int = sum(sizes) + 8 * len(job.bags)
         address = [self.epoch, self.file, self.group, self.parts]
-        return encode({"job": job.values, "unit": address}, {})
+        return Request(
+            "read",
+            "read",
+            self.description,
+            rows=self.rows,
+            body=encode({"job": job.values, "unit": address}, {}),
+            most_bytes=_HEAD_BYTES
+            + (self.rows + 1) * fixed
+            + _BAG_GROWTH * expected * bool(job.bags),
+            result=partial(self._rows_of, job),
+        )
 
     @classmethod
     def requested(cls, head: Head) -> tuple[RemoteJob, Self]:
@@ -156,14 +172,7 @@ class Unit:
             raise RemoteError("a request that names no rows") from None
         return RemoteJob.of(head.get("job")), unit
 
-    def most_bytes(self, job: RemoteJob, expected: int) -> int:
-        """Returns how long an answer may be. `expected` is the memory that was reserved for the unit, which says how
-        long bags may be."""
-        sizes = (kind.bit_width // 8 for name, kind in job.kinds.items() if name not in job.bags)
-        fixed: int = sum(sizes) + 8 * len(job.bags)
-        return _HEAD_BYTES + (self.rows + 1) * fixed + _BAG_GROWTH * expected * bool(job.bags)
-
-    def result(self, _head: Head, arrays: Arrays, job: RemoteJob) -> pa.RecordBatch:
+    def _rows_of(self, job: RemoteJob, _head: Head, arrays: Arrays) -> pa.RecordBatch:
         """Returns the rows in an answer. Raises `WrongAnswer` if they are none of the job."""
         if arrays.keys() != {*job.kinds, *(name + _ENDS for name in job.bags)}:
             raise WrongAnswer(f"columns {[*arrays]} where {[*job.kinds]} were asked for")

@@ -17,10 +17,10 @@ from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.process import child_main, protocol
 from sluice.ingest.remote import messages
+from sluice.ingest.remote.calls import request_call
 from sluice.ingest.remote.messages import RemoteError, WrongAnswer, decode, encode
 from tests.ingest.remote import functions
 from tests.product import (
-    Call,
     FunctionError,
     Functions,
     Permission,
@@ -28,7 +28,6 @@ from tests.product import (
     UsageError,
     WorkerCrashed,
     WorkerProcess,
-    source_digest,
 )
 
 NAME = "tests.ingest.remote.functions:halved"
@@ -115,20 +114,21 @@ def remote_bodies(body, draw):
 def read_remote(draw):
     """Yields the direction of each call and answer, and what reads it."""
     known = Functions(Permission(functions=frozenset([NAME])))
-    call = Call(NAME, source_digest(NAME), ARRAYS, "step 7", 12)
-    request = call.request(None)
-    answer = messages.answer(request, known.call)
-    failed = encode({**decode(answer)[0], "error": protocol.describe(ValueError("x"))}, {})
+    call = request_call(NAME, ARRAYS, "step 7")
+    answer = messages.answer(call.body, known.call)
+    head = decode(answer)[0]
+    raised = encode({**head, "error": protocol.describe(ValueError("x"))}, {})
+    failed = encode({**head, "failed": ["source", "no such file"]}, {})
 
     def answered(body):
-        return call.result(*messages.read_answer(body, request), None)
+        return call.result(*messages.read_answer(body, call.body))
 
-    for body in remote_bodies(request, draw):
-        yield (
-            "to a worker",
-            lambda body=body: touch(decode(messages.answer(body, known.call))[1]),
-        )
-    for sent in (answer, failed):
+    def asked(body):
+        return messages.read_answer(messages.answer(body, known.call), body)[1]
+
+    for body in remote_bodies(call.body, draw):
+        yield "to a worker", lambda body=body: touch(asked(body))
+    for sent in (answer, raised, failed):
         for body in remote_bodies(sent, draw):
             yield "from a worker", lambda body=body: touch(answered(body))
 

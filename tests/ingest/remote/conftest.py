@@ -33,6 +33,17 @@ def remote_knobs(each):
     )
 
 
+def answering(action, change):
+    """A kind of worker whose answer to an action is what `change` makes of its own."""
+
+    class Kind(WorkerServer):
+        def do_action(self, context, asked):
+            own = super().do_action(context, asked)
+            return change(own) if asked.type == action else own
+
+    return Kind
+
+
 @pytest.fixture
 def serve():
     """A function that makes a worker; all of them end with the test."""

@@ -1,7 +1,6 @@
 """Asking workers: one that is slow, wrong, lost, late or unknown costs a request, never a row."""
 
 import contextlib
-import json
 import random
 import shutil
 import socket
@@ -23,10 +22,24 @@ from sluice.ingest.errors import NoWorkerAnswers
 from sluice.ingest.remote import client as client_file
 from sluice.ingest.remote.client import RemoteClient, slow_after
 from sluice.ingest.remote.connection import WorkerLost
-from sluice.ingest.remote.messages import RemoteError, WrongAnswer, answer, cut, decode, encode
+from sluice.ingest.remote.messages import (
+    RemoteError,
+    WrongAnswer,
+    answer,
+    cut,
+    decode,
+    encode,
+    read_answer,
+)
 from sluice.ingest.remote.unit import arrays_of
 from sluice.ingest.remote.worker import main as worker_main
-from tests.ingest.remote.conftest import TOKEN, halving_loader, job_and_units, remote_knobs
+from tests.ingest.remote.conftest import (
+    TOKEN,
+    answering,
+    halving_loader,
+    job_and_units,
+    remote_knobs,
+)
 from tests.open_loader import open_loader
 from tests.product import (
     Connection,
@@ -51,15 +64,21 @@ def unit(table):
     return job_and_units(table)[1][3]
 
 
+@pytest.fixture(scope="module")
+def wanted(job, unit):
+    """The request for the unit."""
+    return unit.request(job)
+
+
 @pytest.fixture
-def right(table, job, unit):
+def right(table, job, unit, wanted):
     """A function that asks for the unit and checks its rows."""
     maker = UnitMaker(job, table)
     expected = maker.rows(unit)
     maker.close()
 
     def ask(asker):
-        assert asker.get(unit).equals(expected)
+        assert asker.get(wanted).equals(expected)
 
     return ask
 
@@ -70,7 +89,7 @@ def made():
     with contextlib.ExitStack() as stack:
 
         def make(fleet, **how):
-            asker = RemoteClient(fleet, None, **how)
+            asker = RemoteClient(fleet, None, None, **how)
             stack.callback(asker.close)
             return asker, fleet
 
@@ -78,12 +97,12 @@ def made():
 
 
 @pytest.fixture
-def asking(job, made):
+def asking(made):
     def make(*servers, token=TOKEN, authority=None, **how):
         return made(
             Fleet(
                 [
-                    Connection(f"127.0.0.1:{server.port}", token, job, authority=authority)
+                    Connection(f"127.0.0.1:{server.port}", token, authority=authority)
                     for server in servers
                 ]
             ),
@@ -97,17 +116,6 @@ def first(fleet):
     """Makes the first worker the one that is asked first: all others are busy."""
     for other in fleet.workers[1:]:
         other.asked += 1
-
-
-def reading(read):
-    """A kind of worker whose answer to a read is what `read` makes of its own."""
-
-    class Kind(WorkerServer):
-        def do_action(self, context, action):
-            own = super().do_action(context, action)
-            return read(own) if action.type == "read" else own
-
-    return Kind
 
 
 class Held(WorkerServer):
@@ -206,19 +214,19 @@ class Wrong(WorkerServer):
 
         def read(asked):
             arrays = arrays_of(self.open(job).rows(asked), job)
-            return answer(asked.request(job), lambda *_: ({"throttled": 0}, arrays))
+            return answer(asked.request(job).body, lambda *_: ({"throttled": 0}, arrays))
 
         return iter((DAMAGED | LIES)[self.left.popleft()](read(unit), read(other)))
 
 
 def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
-    serving, worker, asking, right, unit
+    serving, worker, asking, right, wanted
 ):
     damaged = serving(Wrong)
     damaged.left.extend(DAMAGED)
     asker, _ = asking(damaged)
-    with raises(RemoteError, "3 times", "damaged"):
-        asker.get(unit)
+    with raises(RemoteError, "3 requests", "damaged"):
+        asker.get(wanted)
     right(asker)
     assert asker.counts["retries"] == 3
     damaged.left.extend(["value"] * 9)
@@ -263,7 +271,7 @@ def test_a_number_of_refusals_that_is_none_costs_a_request_and_ends_no_thread(go
         head, arrays = decode(*bodies)
         return iter([encode({**head, "throttled": said}, arrays)])
 
-    asker, fleet, miscounting = got_elsewhere(reading(miscount))
+    asker, fleet, miscounting = got_elsewhere(answering("read", miscount))
     assert_names(fleet.last_lost, f"worker 127.0.0.1:{miscounting.port}", "refused requests")
     assert (asker.counts["throttled"], asker.counts["retries"]) == (0, 1)
 
@@ -281,7 +289,7 @@ def test_an_answer_that_is_too_long_is_refused_before_it_is_taken(got_elsewhere,
         pieces = cut(pa.py_buffer(bytes(2**30)))
         return iter([pa.py_buffer(bytes(2**28))]) if whole else map(count, pieces)
 
-    asker, fleet, endless = got_elsewhere(reading(send))
+    asker, fleet, endless = got_elsewhere(answering("read", send))
     facts = () if whole else ("MiB that it may have",)
     assert_names(fleet.last_lost, f"worker 127.0.0.1:{endless.port}", *facts)
     assert asker.counts["retries"] == 1
@@ -318,14 +326,14 @@ def test_a_ping_that_answers_no_number_of_threads_shows_only_that_the_worker_run
     assert asker.stats()["workers"] == 1
 
 
-def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, monkeypatch):
+def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, wanted, monkeypatch):
     """Errors that no version knows: of asking, of a ping, and of looking at the workers."""
     monkeypatch.setattr(client_file, "_QUIET_S", 0.001)
 
     class Broken(Mortal):
         pinged = 0
 
-        def ask(self, unit, timeout_s, expected):
+        def ask(self, request, timeout_s):
             raise RecursionError("in a library")
 
         def ping(self, within_s):
@@ -337,7 +345,7 @@ def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, m
         assert fleet.changed.wait_for(lambda: Broken.pinged > 2, 60), "it is pinged again"
         fleet.workers[0].silent = 0
     with raises(RecursionError, "in a library"):
-        asker.get(unit)
+        asker.get(wanted)
 
     class Unmeasured(Fleet):
         def measure_memory(self):
@@ -345,18 +353,21 @@ def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, unit, m
 
     asker, fleet = made(Unmeasured([]))
     with raises(PermissionError, "/proc"):
-        asker.get(unit)
+        asker.get(wanted)
 
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"?", b"[]", b'{"kind": "source"}', b'{"kind": [], "text": ""}', b"\xff", b"[" * 5000],
+    ["raised", None, "", "?", [], ["source"], [[], ""], ["nothing known", ""], {"source": ""}],
 )
 def test_whatever_a_worker_says_of_its_error_it_is_named(got_elsewhere, said):
-    def mumble(_bodies):
-        raise flight.FlightServerError("mumble", extra_info=said)
+    def mumble(bodies):
+        if said == "raised":
+            raise flight.FlightServerError("mumble", extra_info=b"?")
+        head, _ = decode(*bodies)
+        return iter([encode({**head, "failed": said}, {})])
 
-    _, fleet, mumbling = got_elsewhere(reading(mumble))
+    _, fleet, mumbling = got_elsewhere(answering("read", mumble))
     assert fleet.last_lost.startswith(f"worker 127.0.0.1:{mumbling.port}: ")
 
 
@@ -374,9 +385,9 @@ def test_lists_that_point_outside_of_their_values_are_refused(serve, tmp_path):
     def point(bodies):
         return iter([anew(*bodies, **{"bag\0ends": shifted})])
 
-    server = serve(lambda job: UnitMaker(job, source), reading(point))
+    server = serve(lambda job: UnitMaker(job, source), answering("read", point))
     with raises(WrongAnswer, f"worker 127.0.0.1:{server.port}", "Arrow"):
-        Connection(server.address, TOKEN, job).ask(units[0], 60)
+        Connection(server.address, TOKEN).ask(units[0].request(job, 2**20), 60)
 
 
 def test_a_worker_keeps_the_files_of_its_last_eight_jobs_open(serve, job):
@@ -387,26 +398,26 @@ def test_a_worker_keeps_the_files_of_its_last_eight_jobs_open(serve, job):
     assert closed == ["0", "1"]
 
 
-def test_a_worker_that_ended_costs_a_retry(serving, worker, asking, right, unit):
+def test_a_worker_that_ended_costs_a_retry(serving, worker, asking, right, wanted):
     gone = serving()
     asker, fleet = asking(gone, worker)
     first(fleet)
-    fleet.workers[0].connection.ask(unit, 60)
+    fleet.workers[0].connection.ask(wanted, 60)
     gone.shutdown()
     right(asker)
     assert asker.counts["retries"] == 1
 
 
-def test_only_who_has_the_token_is_let_in(worker, asking, job, unit):
+def test_only_who_has_the_token_is_let_in(worker, asking, wanted):
     for token in ("", "another", TOKEN + "x"):
         asker, _ = asking(worker, token=token)
         with raises(RemoteError, "worker 127.0.0.1", "token"):
-            asker.get(unit)
+            asker.get(wanted)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     with pytest.raises(flight.FlightUnauthenticatedError):
         list(client.do_action(flight.Action("ping", b"")))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.do_action(flight.Action("read", unit.request(job))))
+        list(client.do_action(flight.Action("read", wanted.body)))
 
 
 @pytest.mark.parametrize(
@@ -439,13 +450,17 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, as
             scanner.sendall(data)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    for unit in (b"", b"\xff\xfe", b'{}\n["", ""]\n[0, 0, 0, 0, []]', b"[" * 3000):
-        with pytest.raises(flight.FlightServerError) as refused:
-            list(client.do_action(flight.Action("read", unit), options))
-        assert "version" in json.loads(refused.value.extra_info)["text"]
-    for action in (flight.Action("call", b"\x80\x04junk"), flight.Action("shutdown", b"")):
-        with pytest.raises(flight.FlightServerError):
-            list(client.do_action(action, options))
+    for action, body, error, fact in (
+        *(
+            ("read", junk, WrongAnswer, "version")
+            for junk in (b"", b"\xff\xfe", b'{}\n["", ""]\n[0, 0, 0, 0, []]', b"[" * 3000)
+        ),
+        ("call", b"\x80\x04junk", WrongAnswer, "version"),
+        ("shutdown", encode({}, {}).to_pybytes(), RemoteError, "no action 'shutdown'"),
+    ):
+        [said] = client.do_action(flight.Action(action, body), options)
+        with raises(error, fact):
+            read_answer(said.body, body)
     asker, _ = asking(worker)
     right(asker)
 
@@ -538,7 +553,7 @@ def certificates(tmp_path_factory):
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
-    serving, asking, right, unit, certificates
+    serving, asking, right, wanted, certificates
 ):
     ours, another = certificates["ours"], certificates["another"]
     server = serving(certificate=ours)
@@ -547,23 +562,23 @@ def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
     for other in (server, serving()):  # a certificate that nobody we know signed; none at all
         asker, _ = asking(other, authority=another[0])
         with raises(RemoteError, "worker 127.0.0.1", "certificate"):
-            asker.get(unit)
+            asker.get(wanted)
     plain, fleet = asking(server, clock=iter(range(0, 10**6, 10)).__next__)
     with pytest.raises(NoWorkerAnswers):
-        plain.get(unit)
+        plain.get(wanted)
     assert "&ca=FILE" in fleet.why_none_answers
 
 
 class Mortal:
-    """Stands in for a worker: `lost` says of each unit that it is asked for whether it is killed by then."""
+    """Stands in for a worker: `lost` says of each request whether it is killed by then."""
 
     address = "nowhere:1"
 
     def __init__(self, lost):
         self.lost = lost
 
-    def ask(self, unit, timeout_s, expected):
-        if self.lost(unit):
+    def ask(self, request, timeout_s):
+        if self.lost(request):
             raise WorkerLost("killed")
         return pa.record_batch({"x": [1]}), 0
 
@@ -583,24 +598,26 @@ def mortal(monkeypatch, made):
     return lambda lost: made(Fleet([Mortal(lost) for _ in range(4)]))
 
 
-def test_kills_for_however_long_end_no_run_while_workers_answer(mortal, unit):
+def test_kills_for_however_long_end_no_run_while_workers_answer(mortal, wanted):
     draw = random.Random(22)
-    asker, fleet = mortal(lambda unit: draw.random() < 0.5)
+    asker, fleet = mortal(lambda _: draw.random() < 0.5)
     for _ in range(1000):
-        assert asker.get(unit).num_rows == 1
+        assert asker.get(wanted).num_rows == 1
     assert asker.counts["units"] == 1000
     assert asker.counts["retries"] > 800
     assert not any(worker.asked for worker in fleet.workers)
 
 
-def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run(mortal, unit):
-    deadly = replace(unit, epoch=7)
-    asker, _ = mortal(lambda asked: asked == deadly)
+def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run(
+    mortal, wanted, job, unit
+):
+    deadly = replace(unit, epoch=7).request(job)
+    asker, _ = mortal(lambda asked: asked is deadly)
     tries = client_file._TRIES[WorkerLost]
     with ThreadPoolExecutor(1) as threads:
-        asker.get(unit)
+        asker.get(wanted)
         got = threads.submit(asker.get, deadly)
         while not got.done():  # others go on, so workers come back
-            asker.get(unit)
-    with raises(RemoteError, f"{tries} times", "killed"):
+            asker.get(wanted)
+    with raises(RemoteError, f"{tries} requests", "killed"):
         got.result()

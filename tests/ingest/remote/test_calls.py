@@ -3,29 +3,28 @@
 import contextlib
 import itertools
 import json
+from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from sluice import Errors, Knobs, Transform
-from sluice.ingest.remote import calls, messages
+from sluice.ingest.remote import calls, client, messages
+from sluice.ingest.remote.calls import request_call
 from sluice.ingest.remote.messages import RemoteError, WrongAnswer, decode, encode
 from tests.etl.tables import write_rows
-from tests.ingest.remote.conftest import TOKEN
+from tests.ingest.remote.conftest import TOKEN, answering
 from tests.ingest.remote.test_units import hashes, same
 from tests.open_loader import open_loader
 from tests.product import (
-    Call,
     Connection,
     FunctionError,
     Functions,
     Permission,
     QuarantineError,
     TransformError,
-    WorkerServer,
     source_digest,
 )
 from tests.raises import raises
@@ -82,12 +81,15 @@ def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(
         hashes(table, **how, workers=named(calling(permission=Permission())))
     hashes(table, **how, workers=named(calling()))
     with monkeypatch.context() as patched:
-        patched.setattr(
-            calls, "source_digest", lambda function: "of another day"
-        )  # the loader's is another name
+        others = map(str, itertools.count())
+        patched.setattr(calls, "source_digest", lambda _: next(others))
         with raises(RemoteError, "worker 127.0.0.1", f"{HERE}:halved", "another source"):
             hashes(table, **how, workers=named(calling()))
-    monkeypatch.setattr(Call, "request", lambda self, job: of_version("0.0.1"))
+    monkeypatch.setattr(
+        client,
+        "request_call",
+        lambda *given: replace(request_call(*given), body=of_version("0.0.1")),
+    )
     with raises(RemoteError, "worker 127.0.0.1", "sluice", "0.0.1"):
         hashes(table, **how, workers=named(calling()))
     assert not (tmp_path / "rows").exists(), "no row is to blame"
@@ -170,20 +172,6 @@ def test_functions_over_rows_run_there_as_here_and_the_same_rows_are_quarantined
     assert outcomes[0][2] == 1
 
 
-class Lying(WorkerServer):
-    """A worker that answers calls as `lie` makes of the answer before it and of its own."""
-
-    lie = staticmethod(lambda old, own: [old])
-    old = None
-
-    def do_action(self, context, action):
-        answers = list(super().do_action(context, action))
-        if action.type != "call":
-            return iter(answers)
-        self.old, old = answers[0], self.old or answers[0]
-        return iter(self.lie(old, answers[0]))
-
-
 @pytest.mark.parametrize(
     ("lie", "fact"),
     [
@@ -196,16 +184,20 @@ class Lying(WorkerServer):
 def test_an_answer_to_another_call_or_of_another_form_is_none_and_names_its_worker(
     calling, named, table, lie, fact
 ):
-    server = calling(Lying)
-    connection = Connection(server.address, TOKEN, SimpleNamespace(schema=None))
-    name = f"{HERE}:halved"
+    answers = []
+
+    def lied(own):
+        answers.extend(own)
+        return iter(lie(*answers) if len(answers) == 2 else answers)
+
+    server = calling(answering("call", lied))
+    connection = Connection(server.address, TOKEN)
 
     def call(value):
         arrays = {"I1": np.full(3, value, np.float32), "C1": np.arange(3)}
-        return connection.ask(Call(name, source_digest(name), arrays, "step 7", 3), 60)
+        return connection.ask(request_call(f"{HERE}:halved", arrays, "step 7"), 60)
 
     call(1.0)
-    server.lie = lie
     with raises(WrongAnswer, f"worker {server.address}", fact):
         call(2.0)
     connection.close()
@@ -240,11 +232,9 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
 
 def test_an_error_of_any_kind_crosses_with_its_batch():
     def call(name):
-        name = f"{HERE}:{name}"
-        given = Call(name, source_digest(name), {"I1": np.ones(3)}, "step 7", 3)
-        request = given.request(None)
-        answer = messages.answer(request, Functions(ALLOWED).call)
-        return given.result(*messages.read_answer(answer, request), None)
+        request = request_call(f"{HERE}:{name}", {"I1": np.ones(3)}, "step 7")
+        answer = messages.answer(request.body, Functions(ALLOWED).call)
+        return request.result(*messages.read_answer(answer, request.body))
 
     with raises(FunctionError, "step 7", "TypeError", "not a dict"):
         call("numbered")

@@ -132,7 +132,7 @@ def asked(table):
 def test_requests_are_read_back_and_nonsense_is_refused(asked):
     job, maker, units = asked
     for unit in units:
-        assert Unit.requested(decode(unit.request(job))[0]) == (job, unit)
+        assert Unit.requested(decode(unit.request(job).body)[0]) == (job, unit)
     for text in (
         *(
             "null",
@@ -234,9 +234,9 @@ def test_an_answer_to_another_request_is_none(asked):
     for name in ("version", "files", "plan", "made", "split"):
         requests.append(unit.request(replace(job, **{name: "7"})))
     for request in requests:
-        body = answer(request, lambda *_: ({}, {}))
+        body = answer(request.body, lambda *_: ({}, {}))
         with raises(WrongAnswer, "another request"):
-            read_answer(body, unit.request(job))
+            read_answer(body, unit.request(job).body)
 
 
 def test_what_no_remote_worker_can_do_is_refused_and_so_is_a_wrong_name_of_workers(
