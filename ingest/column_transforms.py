@@ -21,8 +21,7 @@ from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, tr
 from sluice.ingest.process import protocol
 from sluice.ingest.process.matrix_function import takes_matrix
 from sluice.ingest.stages.batch import lengths_name
-from sluice.ingest.stages.transform import Arrays, Transform, visible_columns
-from sluice.ingest.stages.transform_worker import function_of
+from sluice.ingest.stages.transform import Arrays, Transform, function_of, visible_columns
 from sluice.ingest.stages.transformer import apply_result
 
 if TYPE_CHECKING:

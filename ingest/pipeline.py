@@ -38,12 +38,13 @@ from sluice.ingest.stages.row_functions import (
     split_functions,
 )
 from sluice.ingest.stages.stage_pools import StagePools
-from sluice.ingest.stages.transform import Transform, TransformError, group_into_stages
-from sluice.ingest.stages.transform_worker import (
-    TransformStage,
-    TransformWorker,
+from sluice.ingest.stages.transform import (
+    Transform,
+    TransformError,
     function_of,
+    group_into_stages,
 )
+from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 from sluice.ingest.stages.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -282,6 +283,7 @@ class Pipeline(StagePools):
                         self._transform_step(name, transforms),
                         self._finisher,
                         given.columns,
+                        self._quarantine,
                         number == len(self._called),
                     ),
                     size=self._finisher.size,
@@ -416,8 +418,6 @@ class Pipeline(StagePools):
         stages = self._transform_stages[name] = [
             TransformStage(
                 transform,
-                self._input.columns,
-                self._quarantine,
                 backend=self.knobs.backend.get(name, "thread"),
                 counters=self._counters[name],
                 governor=self._governor,

@@ -108,10 +108,6 @@ class Read:
         """Returns this read, and the number in the row group of one of its rows."""
         return self, self.first + row
 
-    def pieces(self, rows: int) -> list[Read]:
-        """Returns pieces of at most so many rows, in the order in which batches need them."""
-        return self.cut_at([*range(0, self.rows, rows), self.rows])
-
     def cut_at(self, cuts: Sequence[int]) -> list[Read]:
         """Returns the pieces between some rows, in the order in which batches need them."""
         pieces = [self.piece(start, stop) for start, stop in itertools.pairwise(cuts)]

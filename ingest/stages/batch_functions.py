@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.ingest.choices import PROGRAM_ERRORS
+from sluice.ingest.columns import Columns
 from sluice.ingest.errors import Closed, LoadingError
-from sluice.ingest.process.matrix_function import MATRIX, by_column
+from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_column
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.batch import BatchSeries, lengths_name
-from sluice.ingest.stages.quarantine import isolate, kinds_of
+from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of
 from sluice.ingest.stages.transform import Arrays, Given, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 
@@ -27,18 +28,31 @@ class BatchFunctionCaller:
     """Calls a function on batches, for one worker of the pool."""
 
     stage: TransformStage
+    columns: Columns
+    quarantine: Quarantine
 
     def __post_init__(self) -> None:
         self.worker = TransformWorker(self.stage)
+        self.transform = self.stage.transform
+        self.names = self.transform.reads
+        """The columns that the function gets. Empty: all."""
+        self._matrix = slice(0)
+        """The columns among all floats that a function over a matrix gets where they lie."""
+        if isinstance(self.stage.function, MatrixFunction):
+            self.names = self.names or self.columns.dense
+            self._matrix = self._find_matrix()
+        known = self.columns.cardinalities
+        self.cardinalities = {n: known[n] for n in self.names or known if n in known}
+        """The known cardinalities of the columns that the function gets."""
         self._batch_copy: Arrays = {}
 
     def __call__(self, series: BatchSeries, number: int, arrays: Arrays, where: str) -> Given:
-        in_thread, own = self.worker.choose_backend() == "thread", self.stage.matrix
+        in_thread, own = self.worker.choose_backend() == "thread", self._matrix
         in_place = bool(own.stop) and in_thread
         arrays = (
             {MATRIX: series.floats[number, own].T} if in_place else self._select_columns(arrays)
         )
-        is_safe = not in_thread or self.stage.transform.pure
+        is_safe = not in_thread or self.transform.pure
         before = arrays if is_safe else self._copy_batch(arrays)
         try:
             given = self.worker.call_as_often(arrays, before, where)
@@ -46,28 +60,37 @@ class BatchFunctionCaller:
             raise
         except BaseException as error:  # also sys.exit() in the function
             given = self._quarantine_failing_rows(error, series, number, before, where)
-        return by_column(self.stage.names, given[MATRIX]) if in_place and given else given
+        return by_column(self.names, given[MATRIX]) if in_place and given else given
+
+    def _find_matrix(self) -> slice:
+        """Returns where the function's columns lie together, if it may write there."""
+        floats, names, outputs = self.columns.floats, self.names, self.transform.outputs
+        found = slice(0)
+        if self.columns.weight not in names and (not outputs or outputs.keys() >= {*names}):
+            for first in range(len(floats)):
+                if floats[first : first + len(names)] == names:
+                    found = slice(first, first + len(names))
+        return found
 
     def _select_columns(self, arrays: Arrays) -> Arrays:
         """Returns the function's columns, in the order in which they are named."""
-        stage = self.stage
-        if not stage.names:
+        if not self.names:
             return arrays
-        missing = [name for name in stage.names if name not in arrays]
+        missing = [name for name in self.names if name not in arrays]
         if missing:
             raise TransformError(
-                f"transform {stage.transform.name!r}: the table has no columns {missing}"
+                f"transform {self.transform.name!r}: the table has no columns {missing}"
             )
         wanted = (
             part
-            for name in (*stage.names, *stage.transform.added)
+            for name in (*self.names, *self.transform.added)
             for part in (name, lengths_name(name))
         )
         return {name: arrays[name] for name in wanted if name in arrays}
 
     def _copy_batch(self, arrays: Arrays) -> Arrays:
         """Copies the batch, because a function in a thread may write into it and then fail."""
-        transform, copies = self.stage.transform, dict(arrays)
+        transform, copies = self.transform, dict(arrays)
         for name, array in arrays.items():
             if (
                 transform.outputs
@@ -87,14 +110,14 @@ class BatchFunctionCaller:
     ) -> Given:
         """Returns the batch with weight 0 for the rows on which the function fails, which stay as they were. Raises
         QuarantineError if they may not be quarantined."""
-        stage, rows = self.stage, series.floats.shape[2]
+        rows = series.floats.shape[2]
         weights = series.weights[number]
         attempted = 0
 
         def quarantine(error: BaseException, rows: Iterable[int]) -> None:
-            stage.quarantine.quarantine_rows(
+            self.quarantine.quarantine_rows(
                 error,
-                f"transform {stage.transform.name!r}",
+                f"transform {self.transform.name!r}",
                 series.schedule.epoch,
                 series.step + number,
                 [row for row in rows if weights[row]],  # no padding rows, and none twice
@@ -112,7 +135,7 @@ class BatchFunctionCaller:
             quarantine(error, range(rows))
             return self._join_rows(arrays, [], range(rows), weights)
         try:
-            good, failed = isolate(attempt, rows, rows if stage.quarantine.allowed else 0)
+            good, failed = isolate(attempt, rows, rows if self.quarantine.allowed else 0)
         except Closed:
             raise
         except BaseException as first:
@@ -142,8 +165,8 @@ class BatchFunctionCaller:
             for name in arrays
         }
         weights[list(bad)] = 0
-        if self.stage.columns.weight in joined:
-            joined[self.stage.columns.weight][list(bad)] = 0
+        if self.columns.weight in joined:
+            joined[self.columns.weight][list(bad)] = 0
         return joined
 
     def _rows(self, arrays: Arrays, start: int, stop: int) -> Arrays:
@@ -151,7 +174,7 @@ class BatchFunctionCaller:
         part = {}
         for name, array in arrays.items():
             low, high = start, stop
-            if name in self.stage.columns.bags:
+            if name in self.columns.bags:
                 ends = np.concatenate(([0], np.cumsum(arrays[lengths_name(name)])))
                 low, high = int(ends[start]), int(ends[stop])
             part[name] = array[low:high].copy()

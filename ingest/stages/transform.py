@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sluice.common.suggest import NamedFields
 from sluice.ingest.errors import LoadingError
+from sluice.ingest.process.child_main import load
 from sluice.ingest.process.matrix_function import MATRIX
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -177,6 +178,18 @@ def address_of(function: Any) -> str | None:
     return (
         f"{module}:{name}" if PathFinder.find_spec(module.partition(".")[0]) is not None else None
     )
+
+
+def function_of(transform: Transform) -> Function:
+    """Returns the function itself. Imports it if it is given by name."""
+    if not isinstance(transform.function, str):
+        return transform.function
+    try:
+        return load(transform.function)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise TransformError(
+            f"transform {transform.name!r}: {transform.function}: {type(error).__name__}: {error}"
+        ) from error
 
 
 UserTransform = Transform | Function | str | tuple[str, Function | str]

@@ -1,7 +1,8 @@
-"""Calls a transform's function: `TransformStage` is shared, and each worker of the pool has a `TransformWorker`.
+"""Where a transform's function runs: `TransformStage` has its processes, and `TransformWorker` calls it.
 
-A `TransformWorker` calls the function in its own thread, in a process that it owns, or on remote workers, as the
-knob says at that moment. So the back end can change between two items, while the pool and its order stay.
+The workers of a pool share the stage. A `TransformWorker` calls the function in its own thread, in a process that it
+owns, or on remote workers, as the knob says at that moment. So the back end can change between two items, while the
+pool and its order stay.
 """
 
 from __future__ import annotations
@@ -17,29 +18,22 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from sluice.ingest.columns import Columns
 from sluice.ingest.errors import Closed, NoWorkerAnswers
 from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process import protocol
-from sluice.ingest.process.child_main import load, new_columns
-from sluice.ingest.process.matrix_function import MatrixFunction
+from sluice.ingest.process.child_main import new_columns
 from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode_result, encode
-from sluice.ingest.process.worker import (
-    SlowStart,
-    WorkerProcess,
-)
+from sluice.ingest.process.worker import SlowStart, WorkerProcess
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.counters import StageCounters
-from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.transform import (
     Arrays,
-    Function,
     Given,
     Transform,
-    TransformError,
+    function_of,
     visible_columns,
 )
 
@@ -51,11 +45,9 @@ _LENGTHS = lengths_name("")
 
 @dataclass(eq=False)
 class TransformStage:
-    """One transform in one run of a pipeline. The workers of its pool share it."""
+    """One transform in one run of a pipeline, and its processes. The workers of its pool share it."""
 
     transform: Transform
-    columns: Columns
-    quarantine: Quarantine
     backend: str
     counters: StageCounters
     governor: Governor
@@ -79,27 +71,8 @@ class TransformStage:
 
     def __post_init__(self) -> None:
         self.function = function_of(self.transform)
-        self.names = self.transform.reads
-        """The columns that the function gets. Empty: all."""
-        self.matrix = slice(0)
-        """The columns among all floats that a function over a matrix gets where they lie."""
-        if isinstance(self.function, MatrixFunction):
-            names = self.names = self.names or self.columns.dense
-            floats, outputs = self.columns.floats, self.transform.outputs
-            writable = (
-                not outputs or outputs.keys() >= {*names}
-            ) and self.columns.weight not in names
-            for first in range(len(floats) * writable):
-                if floats[first : first + len(names)] == names:
-                    self.matrix = slice(first, first + len(names))
         self._workers: dict[WorkerProcess, None] = {}  # in the order of their start
         self._closed = False
-
-    @property
-    def cardinalities(self) -> dict[str, int]:
-        """The known cardinalities of the columns that the function gets."""
-        known = self.columns.cardinalities
-        return {name: known[name] for name in self.names or known if name in known}
 
     def new_worker(self) -> WorkerProcess:
         """Makes a worker, whose first call starts its process."""
@@ -302,15 +275,3 @@ def _use_one_thread() -> None:
             )
             others.start()
             others.join()
-
-
-def function_of(transform: Transform) -> Function:
-    """Returns the function itself. Imports it if it is given by name."""
-    if not isinstance(transform.function, str):
-        return transform.function
-    try:
-        return load(transform.function)
-    except (Exception, SystemExit) as error:  # importing runs the user's code
-        raise TransformError(
-            f"transform {transform.name!r}: {transform.function}: {type(error).__name__}: {error}"
-        ) from error

@@ -16,6 +16,7 @@ from sluice.ingest.flow.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import BatchSeries, Finisher, columns_of, join_ids, lengths_name
 from sluice.ingest.stages.batch_functions import BatchFunctionCaller
+from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage
 
@@ -30,10 +31,13 @@ class Transformer:
     """The transforms of the stage. They run as one, with one set of counters."""
     finisher: Finisher
     columns: Columns
+    quarantine: Quarantine
     is_last: bool
 
     def __post_init__(self) -> None:
-        self.callers = [BatchFunctionCaller(stage) for stage in self.stages]
+        self.callers = [
+            BatchFunctionCaller(stage, self.columns, self.quarantine) for stage in self.stages
+        ]
 
     def __call__(self, series: BatchSeries, charge: Charge) -> BatchSeries:
         for n in range(series.steps):
@@ -49,7 +53,7 @@ class Transformer:
     def _transform(self, series: BatchSeries, n: int) -> BatchSeries:
         """Runs batch `n` of a series through the stage."""
         for call in self.callers:
-            transform = call.stage.transform
+            transform = call.transform
             where = f"transform {transform.name!r}, epoch {series.schedule.epoch}, step {series.step + n}"
             arrays = columns_of(series, n, self.columns)
             changed = apply_result(
@@ -57,7 +61,7 @@ class Transformer:
                 call(series, n, arrays, where),
                 arrays,
                 self.columns.bags,
-                call.stage.cardinalities,
+                call.cardinalities,
                 where,
             )
             if changed:

@@ -195,8 +195,6 @@ class _Stages:
         self.stages = [
             TransformStage(
                 transform=Transform(NAME + "shifted", "mine"),
-                columns=None,
-                quarantine=None,
                 backend="process",
                 counters=None,
                 governor=self,
