@@ -37,9 +37,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from benchmarks.results import ROOT
+from examples.demo.standalone_cluster import StandaloneCluster
 from sluice.common.lines import say
 from sluice.common.program import run
-from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 from sluice.etl.table.table import FeatureTable
 
 MIB, HOT = 2**20, 0.3

@@ -91,7 +91,7 @@ def open_session() -> SparkSession:
         defaults["spark.authenticate"] = "true"
         # Workers use the driver's Python and code.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
-        defaults["spark.python.daemon.module"] = "sluice.etl.spark.processes.daemon"
+        defaults["spark.python.daemon.module"] = "sluice.etl.spark.daemon"
         os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python") or sys.executable)
     for key, value in defaults.items():
         conf.setIfMissing(key, value)

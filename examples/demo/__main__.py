@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.demo.standalone_cluster import JAVA_OPTIONS, StandaloneCluster
 from examples.demo.steps import ACTIVATED, ROOT, StepFailed, begin, step, torchrun
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.run_folder import Run
@@ -137,8 +138,6 @@ def main(argv: list[str]) -> dict[str, Any]:
 @contextmanager
 def spark_cluster(out: Path) -> Iterator[list[str]]:
     """Starts two workers of one core each. Yields the options for spark-submit."""
-    from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS, StandaloneCluster
-
     subprocess.run(["make", "-s", "dist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     (out / "cluster").mkdir()
     with StandaloneCluster(out / "cluster") as cluster:

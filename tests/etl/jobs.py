@@ -37,7 +37,7 @@ def session() -> Any:
             ("spark.driver.bindAddress", "127.0.0.1"),
             ("spark.executorEnv.PYTHONPATH", str(ROOT)),
             ("spark.sql.shuffle.partitions", "2"),
-            ("spark.python.daemon.module", "sluice.etl.spark.processes.daemon"),
+            ("spark.python.daemon.module", "sluice.etl.spark.daemon"),
             ("spark.ui.showConsoleProgress", "false"),
             ("spark.pyspark.python", sys.executable),
             # What is short-lived is compiled quickly rather than well.

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.spark_scale import Submitted, kill
 from examples.demo.__main__ import spark_cluster
+from examples.demo.standalone_cluster import JAVA_OPTIONS
 from sluice import FeatureTable
-from sluice.etl.spark.processes.standalone_cluster import JAVA_OPTIONS
 from tests.etl.jobs import rows_of, run
 from tests.product import synthesize
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
+from examples.demo.standalone_cluster import StandaloneCluster
 from tests.raises import raises
 
 # A process of Spark's starts others; these say where they are before they are up, and stay.
