@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sluice.common.native import call_kernel, has_kernel
 from sluice.etl.apply.lines import is_utf8
+from sluice.etl.ops.base import Columns
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import Input
 
@@ -34,7 +35,7 @@ class CompiledLines:
             and has_kernel()
         )
 
-    def read(self, lines: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
+    def read(self, lines: pa.Array) -> tuple[Columns, Flags]:
         """Returns the columns of the regular lines, and which lines are irregular. A column is of whole numbers, or of
         texts with a dictionary."""
         _, offsets, content = lines.buffers()
@@ -51,7 +52,7 @@ class CompiledLines:
         shape_of_cells = self._is_int, len(self._is_int), *marks
         cells = starts, sizes, values, irregular
         rows = call_kernel("cut_lines", data, bounds, len(lines), *shape_of_cells, *cells)
-        columns: dict[str, pa.Array] = {}
+        columns = Columns()
         for number, (name, kind) in enumerate(self._kinds.items()):
             size, value = sizes[number, :rows], values[number, :rows]
             if kind == "int":

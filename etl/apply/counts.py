@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,11 +21,14 @@ import pyarrow.compute as pc
 from sluice.etl.apply.features import Features, in_training
 from sluice.etl.apply.parse import Batches, Parsed
 from sluice.etl.apply.row_counts import COUNTS, RowCounts
+from sluice.etl.ops.base import Arrays, Columns
 from sluice.etl.ops.chain import SHOWN, lacks, lifted, prepare_column, reading
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
 
+KeyedRows = tuple[Columns, Keys]
+"""The columns of some rows, and the rows' keys."""
 COUNT_ROWS = 1 << 18
 """The number of rows whose values are counted together. In more rows, more values are equal."""
 _MOST_BYTES = 64 << 20
@@ -72,7 +75,7 @@ class CountsOfRows:
         )
         yield counts.batch()
 
-    def count_selected(self, columns: dict[str, pa.Array], keys: Keys) -> Batches:
+    def count_selected(self, columns: Columns, keys: Keys) -> Batches:
         """Counts the rows that `selected` kept."""
         spec = self._spec
         label, negatives = columns[spec.label], spec.rows.negatives
@@ -99,8 +102,8 @@ class CountsOfRows:
         self,
         key: int,
         learned: Learned,
-        columns: dict[str, pa.Array],
-        extras: dict[str, pa.Array],
+        columns: Columns,
+        extras: Columns,
     ) -> Batches:
         for column, number in learned.users:
             op = column.ops[number]
@@ -138,7 +141,7 @@ def counts_of_parsed(spec: Spec, parsed: Parsed) -> RowCounts:
     )
 
 
-def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys]:
+def selected(spec: Spec, parsed: Parsed) -> KeyedRows:
     """Returns the rows that filters and the sample keep, texts with dictionaries, and their keys."""
     columns = parsed.columns
     rows = spec.rows
@@ -166,12 +169,12 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys]:
     return coded, row_keys(coded, spec) if keys is None else keys
 
 
-def with_key_column(columns: Mapping[str, pa.Array], keys: Keys) -> pa.RecordBatch:
+def with_key_column(columns: Arrays, keys: Keys) -> pa.RecordBatch:
     """Returns rows as one batch, with their keys as its last column."""
     return pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
 
 
-def split_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
+def split_keys(rows: pa.RecordBatch) -> KeyedRows:
     """Returns the columns and the keys of a batch that `with_key_column` made."""
     *columns, keys = rows.columns
     return dict(zip(rows.schema.names, columns, strict=False)), keys.to_numpy()
@@ -198,9 +201,7 @@ def is_full(collected: list[pa.RecordBatch], rows: int) -> bool:
     )
 
 
-def unread(
-    features: Features, columns: Mapping[str, pa.Array]
-) -> Iterator[tuple[str, int, str | None]]:
+def unread(features: Features, columns: Arrays) -> Iterator[tuple[str, int, str | None]]:
     """Yields for each column of a batch whose operators read values the number of rows with an unreadable value, and
     such a value."""
     for column in features.spec.columns:

@@ -26,18 +26,24 @@ from sluice.etl.apply.number_limits import (
     unfit_after,
 )
 from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import Arrays, as_number, as_one_column, as_text, on_distinct, plain
+from sluice.etl.ops.base import (
+    Arrays,
+    Columns,
+    as_number,
+    as_one_column,
+    as_text,
+    on_distinct,
+    plain,
+)
 from sluice.etl.ops.chain import FeatureError, step_of
 from sluice.etl.ops.hashing import Flags, Floats, Hashes, Lookup, Narrow, hash_rows
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.lists import flat, packed
 from sluice.etl.ops.user_function import Python
-from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.columns import MODEL_ROLES, ColumnSpec
 from sluice.etl.spec.row_split import Keys, fold_keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import UNDECIDED, FittedState
-
-MODEL_ROLES = ("dense", "sparse", "id_list")
 
 
 def in_training(
@@ -118,7 +124,7 @@ class Features:
                     rejected[reason(column)] = bad
         return rejected
 
-    def inputs(self, columns: Arrays) -> dict[str, pa.Array]:
+    def inputs(self, columns: Arrays) -> Columns:
         """Returns a model's inputs for rows without labels, as a loader reads them back: a number or an id for each
         row, or a list of ids for an `id_list`. Operators that are left to the loader come after this. A number that
         float32 cannot hold stays as it is."""
@@ -135,7 +141,7 @@ class Features:
         group: Sequence[ColumnSpec],
         columns: Arrays,
         extras: Arrays,
-    ) -> dict[str, pa.Array]:
+    ) -> Columns:
         """Returns the model's inputs of columns with the same operators."""
         first = group[0]
         sources = [columns[column.sources[0]] for column in group]
@@ -176,7 +182,7 @@ class Features:
         keys: Keys | None,
         split: Narrow | None = None,
         folds: Keys | None = None,
-    ) -> dict[str, pa.Array]:
+    ) -> Columns:
         """Returns what operators may need about each row in addition to their column: label and key. `split` and
         `folds` are given for rows whose keys do not decide them, such as drawn negatives.
 

@@ -6,10 +6,16 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate, product
+from typing import TypeAlias
 from urllib.parse import unquote
 
 from sluice.common.errors import InputError
 from sluice.etl.spec.input_section import Input
+
+Part: TypeAlias = tuple[str, int]
+"""A file and the number of its piece."""
+Before: TypeAlias = tuple[Mapping[Part, int], int]
+"""The number of rows before each part of the input, and of all rows."""
 
 
 def headers_of(source: Input) -> tuple[str, ...]:
@@ -36,9 +42,8 @@ def headers_of(source: Input) -> tuple[str, ...]:
     return (*(headers - {""}), *blank)
 
 
-def rows_before(counts: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], int]:
-    """Returns how many rows come before each part of the input, by file and position, and how many there are in all.
-    Files are in the order of their names."""
+def rows_before(counts: Mapping[Part, int]) -> Before:
+    """Counts the rows before each part, given those of each. Files are in the order of their names."""
     parts = sorted(counts, key=lambda part: (unquote(part[0]), part[1]))
     ends = list(accumulate(counts[part] for part in parts))
     return {part: end - counts[part] for part, end in zip(parts, ends, strict=True)}, ends[

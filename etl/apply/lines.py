@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from sluice.etl.ops.base import Columns
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import Input
 
 Reasons = dict[int, str]
 """The number of each rejected row of a batch, and why it is rejected."""
-Columns = dict[str, pa.Array]
 Unfit = dict[str, list[int]]
 """For each column, the rows whose value does not fit its type. Their value is null."""
 ReadLines = tuple[Columns, Reasons, Unfit]

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.etl.apply.features import MODEL_ROLES
 from sluice.etl.ops.base import Arrays, key_texts
 from sluice.etl.ops.hashing import AnyArray, Flags, Lookup, Whole, hash_texts
 from sluice.etl.ops.lists import flat, relisted
+from sluice.etl.spec.columns import MODEL_ROLES
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import HistorySpec, Join
 from sluice.etl.spec.spec import Spec
@@ -66,14 +66,14 @@ class _Records:
     """For each record: the number of its key, times `len(moments) + 1`, plus the number of its time. Times count from
     1. A missing time is 0, because it comes first."""
     at: pa.Array
-    columns: Mapping[str, pa.Array]
+    columns: Arrays
 
     @classmethod
     def of(
         cls,
         keys: pa.Array,
         at: pa.Array,
-        columns: Mapping[str, pa.Array],
+        columns: Arrays,
         *,
         is_first: Flags | None = None,
         most: int = 0,
@@ -208,6 +208,11 @@ def _increase(now: pa.Array, before: pa.Array) -> pa.Array:
     return pc.if_else(pc.less(signs, 0), None, difference)
 
 
+def keys_of_tail(tail: pa.Table) -> pa.Array:
+    """Returns the key of each row. Sluice 0.3 wrote `key` for side tables, too, which may be the name of a column."""
+    return join_chunks(tail["_key" if "_key" in tail.column_names else "key"])
+
+
 def _read(store: TableStore, folder: str, wanted: Sequence[str]) -> tuple[pa.Table, pa.Array]:
     """Returns those of the wanted columns that a state has, and the text of each row's key."""
     tables = []
@@ -222,8 +227,7 @@ def _read(store: TableStore, folder: str, wanted: Sequence[str]) -> tuple[pa.Tab
             "version removed by vacuum?"
         )
     table = pa.concat_tables(tables).combine_chunks()
-    # Sluice 0.3 wrote `key`, which may be the name of a column, too.
-    keys = join_chunks(table["_key" if "_key" in table.column_names else "key"])
+    keys = keys_of_tail(table)
     return table, key_texts(keys.flatten() if pa.types.is_struct(keys.type) else [keys])
 
 

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from sluice.etl.apply.cells import WRONG, TextCells, find_false
 from sluice.etl.apply.compiled_lines import CompiledLines
 from sluice.etl.apply.json_lines import JsonObjects
-from sluice.etl.apply.lines import Columns, Delimited, ReadLines, Reasons, Unfit
+from sluice.etl.apply.lines import Delimited, ReadLines, Reasons, Unfit
 from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
-from sluice.etl.ops.base import as_number, plain
+from sluice.etl.ops.base import Columns, as_number, plain
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, Flags, Floats, rows_of_long_texts
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.nested_columns import join_chunks
@@ -35,7 +35,7 @@ ADDED_COLUMNS = ("_bad", "_late", *TIES)
 class Parsed:
     """A parsed batch: its good rows as columns, and its rejected rows."""
 
-    columns: dict[str, pa.Array]
+    columns: Columns
     rows: int
     """The number of good rows."""
     rejected: list[tuple[int, str]]

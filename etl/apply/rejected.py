@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 
 from sluice.common.errors import InputError
 from sluice.common.stores import Place
-from sluice.etl.apply.input_checks import headers_of
+from sluice.etl.apply.input_checks import Before, Part, headers_of
 from sluice.etl.apply.lines import are_headers, strip_end
 from sluice.etl.apply.number_limits import is_late
 from sluice.etl.apply.parse import ADDED_COLUMNS, Batches, InputParser, Parsed
@@ -26,12 +26,8 @@ from sluice.etl.apply.row_store import RowStore
 from sluice.etl.spec.input_section import Input
 from sluice.etl.spec.spec import Spec
 
-Part: TypeAlias = tuple[str, int]
-"""A file and the number of its piece."""
 NOWHERE: Part = ("", 0)
 """The part of rows without a file, such as those after joins."""
-Before: TypeAlias = tuple[Mapping[Part, int], int]
-"""See `sluice.etl.apply.input_checks.rows_before`."""
 PLACE = ("_file", "_from", "_line")
 """Where a row comes from: these columns are stored with rows that may be rejected after operators have learned."""
 REJECTS = pa.schema(

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.features import Features, FileAssignment
+from sluice.etl.apply.input_checks import Part
+from sluice.etl.apply.lines import Reasons
 from sluice.etl.apply.rejected import NOWHERE, PLACE, describe
 from sluice.etl.apply.row_counts import RowCounts
-from sluice.etl.ops.hashing import hash_rows, mix
+from sluice.etl.ops.base import Arrays
+from sluice.etl.ops.hashing import Flags, Narrow, hash_rows, mix
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, split_of, whole_rows
 from sluice.etl.spec.spec import Spec
@@ -48,9 +50,7 @@ class WritePlan:
         bounds = HashBounds.of(counted.rows, spec.table.split)
         return cls(placement=placement, rows=counted.rows, rules=tuple(rules), bounds=bounds)
 
-    def at(
-        self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys
-    ) -> Gathered:
+    def at(self, split: Narrow, columns: Arrays, keys: Keys) -> Gathered:
         gathered: Gathered = {}
         for number, rule in enumerate(self.rules):
             as_keys = number == 0 and rule.recognised == rule.columns
@@ -99,14 +99,12 @@ class RowPlacement:
         self._names = [*self._made, *placement.sorted_by, *ties, "_key"]
         self.seen: Gathered = {}
         """The values that the sketches have collected so far."""
-        self.late: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        self.late: dict[Part, Reasons] = defaultdict(dict)
         """For each part of the input, the lines of rows that were rejected here, with the reasons."""
         self.rejected: list[pa.RecordBatch] = []
         """Rows that were rejected here and have no place in the input, as `REJECTS`."""
 
-    def finish(
-        self, columns: Mapping[str, pa.Array], keys: Keys
-    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int32], int]:
+    def finish(self, columns: Arrays, keys: Keys) -> tuple[pa.RecordBatch, Narrow, int]:
         """Returns the finished rows, with drawn negatives, and the number of each row's file. Rows that must not be
         published are left out. The third result counts them, too.
 
@@ -142,12 +140,10 @@ class RowPlacement:
         gather(self.seen, self._plan.at(split, columns, keys))
         return batch, files, count
 
-    def _reject(
-        self, given: Mapping[str, pa.Array], flags: Mapping[str, npt.NDArray[np.bool_]]
-    ) -> None:
+    def _reject(self, given: Arrays, flags: Mapping[str, Flags]) -> None:
         """Keeps the reasons of the given rows that must not be published. Drawn rows follow them, and need none."""
         rows = pa.record_batch(dict(given))
-        late: dict[int, str] = {}
+        late: Reasons = {}
         for reason, bad in flags.items():
             for row in np.flatnonzero(bad[: rows.num_rows]).tolist():
                 late.setdefault(row, reason)

@@ -12,8 +12,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+
+from sluice.etl.ops.hashing import Narrow, Whole
 
 _PART_BYTES = 4 << 20
 """The size of the pieces in which a sorted run is read from the disk."""
@@ -100,7 +101,7 @@ def _as_bytes(batch: pa.RecordBatch) -> memoryview:
 
 
 def split_by_number(
-    batch: pa.RecordBatch, numbers: npt.NDArray[np.int32], count: int
+    batch: pa.RecordBatch, numbers: Narrow, count: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yields the rows of each number below `count`, if there are any, in their order."""
     order = np.argsort(numbers.astype(np.uint16 if count < 1 << 16 else np.int32), kind="stable")
@@ -203,7 +204,7 @@ class SortedRows:
             )
 
 
-def sort_order(rows: pa.Table) -> npt.NDArray[np.int64]:
+def sort_order(rows: pa.Table) -> Whole:
     """Returns the numbers of the rows in the order of their file: see `RowPlacement.finish`."""
     names = ("_row", "_key", "_then", "_first")
     by = [rows[name].to_numpy() for name in names if name in rows.column_names]

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
 from sluice.etl.spec.spec import Learned, Spec
-from sluice.etl.table.fitted_state import UNDECIDED, FileBackedState, FittedState
+from sluice.etl.table.fitted_state import UNDECIDED, FileBackedState, FittedState, Learnt
 from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.sketch import Gathered
 
@@ -31,7 +31,6 @@ _REJECTS_BYTES = 64 << 20
 """The memory for rejected rows. Others are on the disk."""
 MAPPED = "mapped file"
 """How workers look values up in a vocabulary that is in files."""
-Learnt: TypeAlias = pa.Table | FileBackedState
 
 
 class JobFailure(RunFailure):

@@ -20,13 +20,11 @@ import pyarrow as pa
 
 from sluice.common.control_groups import ControlGroups
 from sluice.etl.apply.count_sums import CountSums
-from sluice.etl.apply.counts import CountsOfRows, selected, split_keys, with_key_column
+from sluice.etl.apply.counts import CountsOfRows, KeyedRows, selected, split_keys, with_key_column
 from sluice.etl.apply.features import Features
-from sluice.etl.apply.input_checks import rows_before
+from sluice.etl.apply.input_checks import Before, Part, rows_before
 from sluice.etl.apply.parse import Parsed
 from sluice.etl.apply.rejected import (
-    Before,
-    Part,
     PartParser,
     count_rows,
     encoded_headers,
@@ -35,7 +33,7 @@ from sluice.etl.apply.rejected import (
 from sluice.etl.apply.row_counts import COUNTS
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import RowStore, SortedRows, split_by_number
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, Written, too_many_values
+from sluice.etl.jobs.engine import Engine, JobFailure, Sums, Written, too_many_values
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.threads import Threads
@@ -45,9 +43,8 @@ from sluice.etl.ops.chain import FeatureError
 from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.pieces import Piece
 from sluice.etl.read.row_groups import RowGroups
-from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Learned
-from sluice.etl.table.fitted_state import FileBackedState, FittedState
+from sluice.etl.table.fitted_state import FileBackedState, FittedState, Learnt
 from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.sketch import Gathered, gather
 
@@ -69,7 +66,7 @@ class LocalEngine(Engine):
         self._input = InputFiles(job.spec.input, job.inputs)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._parsed, self._finished = RowStore(self._budget, free // 2), RowStore(self._budget)
-        self._complete = set[tuple[str, int]]()
+        self._complete = set[Part]()
         """The pieces of which all rows are in `_parsed`."""
         self._before: Before | None = None
         self._pass = Pass("", 0)
@@ -102,14 +99,8 @@ class LocalEngine(Engine):
             return rows
 
         with contextlib.closing(CountSums(self._budget, least)) as sums:
-            self._over(
-                read,
-                ""
-                if level is None
-                else "closer pass, "
-                if features.ranges
-                else f"pass {level + 1} of {max(1, self.spec.levels)}, ",
-            )
+            name = "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, "
+            self._over(read, "closer pass, " if features.ranges else name)
             tables, values = [COUNTS.empty_table()], 0
             for table in sums.tables(self._threads.map):
                 tables.append(table)
@@ -123,7 +114,7 @@ class LocalEngine(Engine):
         first: Callable[[Parsed], None] | None = None,
         *,
         last: bool = False,
-    ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
+    ) -> Iterator[KeyedRows]:
         """Yields the rows of a piece that filters and the sample keep, with their keys.
 
         In the first pass, `first` is called with all parsed rows, and the kept rows are stored if memory or disk allow.

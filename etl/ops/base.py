@@ -44,6 +44,8 @@ MAX_VALUES = 20_000_000
 
 Arrays = Mapping[str, pa.Array]
 """The columns of some rows, by name."""
+Columns = dict[str, pa.Array]
+"""Columns to which others may be added."""
 BETWEEN = "\x1f"
 """The character between the parts of a key. No keyboard types it."""
 

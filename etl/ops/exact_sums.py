@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.ops.hashing import Floats
+from sluice.etl.ops.hashing import Floats, Whole
 
-Indices: TypeAlias = npt.NDArray[np.int64]
 _STEP = 28
 """The bits of a part: so 2^35 of them add up within 64 bits."""
 _PARTS = 3  # of the 53 bits of a number
@@ -150,7 +147,7 @@ def quantiles(counted: pa.Table, shares: Sequence[float]) -> tuple[list[float], 
     return chosen, bool(divided.any())
 
 
-def _sorted(counted: pa.Table) -> tuple[Indices, tuple[Floats, Indices], Indices]:
+def _sorted(counted: pa.Table) -> tuple[Whole, tuple[Floats, Whole], Whole]:
     """Returns the order of the ranges, their ends and bits, and how many values each has with those before it."""
     ends, bits = _read_names(counted)
     # The other values of a range are farther from 0 than its end.
@@ -158,11 +155,11 @@ def _sorted(counted: pa.Table) -> tuple[Indices, tuple[Floats, Indices], Indices
     return order, (ends, bits), np.cumsum(counted["count"].to_numpy()[order])
 
 
-def _read_names(counted: pa.Table) -> tuple[Floats, Indices]:
+def _read_names(counted: pa.Table) -> tuple[Floats, Whole]:
     parts = [name.partition(_SIGN) for name in counted["value"].to_pylist()]
     ends = np.array([float(end) for end, _, _ in parts], np.float64)
     return ends, np.array([int(bits or 0) for _, _, bits in parts], np.int64)
 
 
-def _places(below: Indices, shares: Iterable[float]) -> Indices:
+def _places(below: Whole, shares: Iterable[float]) -> Whole:
     return np.searchsorted(below, [math.ceil(share * int(below[-1]) - 1e-9) for share in shares])

@@ -21,7 +21,6 @@ from sluice.etl.read.pieces import (
     first_line,
     pack,
     pieces_of,
-    pieces_of_ranges,
     split_into_tasks,
 )
 from sluice.etl.read.row_groups import RowGroups, check_columns, row_groups_of
@@ -29,7 +28,8 @@ from sluice.etl.spec.input_section import Input
 from sluice.etl.table.table_columns import OWN, FileColumns, partitions_of, refuse_twice
 from sluice.etl.table.table_files import TableFiles
 
-Part: TypeAlias = FileRange | RowGroups
+TaskInput: TypeAlias = tuple[FileRange | RowGroups, ...]
+"""What one task reads of the input."""
 _READERS = 8
 
 
@@ -66,7 +66,7 @@ class InputFiles:
             else pieces_of(self.files, PIECE_BYTES, self._records)
         )
 
-    def tasks(self, task_bytes: int) -> Sequence[tuple[Part, ...]]:
+    def tasks(self, task_bytes: int) -> Sequence[TaskInput]:
         """Returns all of the input in order, in parts of about `task_bytes`."""
         if self._source.has_columns:
             return pack(self.row_groups, task_bytes)
@@ -125,10 +125,9 @@ class InputFiles:
         }
 
 
-def pieces_of_task(parts: Sequence[Part]) -> Iterator[Piece | RowGroups]:
-    """Yields the pieces of a task's parts, which are all of one kind."""
-    yield from pieces_of_ranges(part for part in parts if isinstance(part, FileRange))
-    yield from (part for part in parts if isinstance(part, RowGroups))
+def pieces_of_task(parts: TaskInput) -> Iterator[Piece | RowGroups]:
+    for part in parts:
+        yield from part.pieces()
 
 
 def _read_footer(file: InputFile) -> tuple[pa.Schema, list[int]]:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from sluice.etl.apply.cells import TextCells
 from sluice.etl.apply.lines import Delimited
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile, files_of
-from sluice.etl.read.pieces import FileRange, is_compressed, pieces_of_ranges
+from sluice.etl.read.pieces import FileRange, is_compressed
 from sluice.etl.spec.input_section import THOUSANDS, Input
 from sluice.etl.spec.nested_columns import flattened, join_chunks
 
@@ -323,7 +323,7 @@ def _read_ends(file: InputFile) -> tuple[list[list[bytes]], bool]:
     if end < file.size:
         ranges.append(FileRange(file, end, file.size - end, _BYTES))
     try:
-        pieces = [*islice(pieces_of_ranges(ranges), _PIECES)]
+        pieces = [*islice(chain.from_iterable(part.pieces() for part in ranges), _PIECES)]
         parts = [
             [line for batch in piece.batches() for line in batch["line"].to_pylist()]
             for piece in (*pieces[:1], *pieces[1:][-1:])

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.etl.apply.input_checks import Part
 from sluice.etl.apply.lines import record_pattern
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES
@@ -55,7 +56,7 @@ class Piece:
     """The positions after each record, if records may take several lines."""
 
     @property
-    def part(self) -> tuple[str, int]:
+    def part(self) -> Part:
         return self.file.name_in_rejects, self.number
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -116,12 +117,8 @@ class FileRange:
 
 def pieces_of(files: Iterable[InputFile], piece_bytes: int, delimiter: str = "") -> Iterator[Piece]:
     """Yields the pieces of all files."""
-    return pieces_of_ranges(FileRange(file, 0, file.size, piece_bytes, delimiter) for file in files)
-
-
-def pieces_of_ranges(ranges: Iterable[FileRange]) -> Iterator[Piece]:
-    for part in ranges:
-        yield from part.pieces()
+    for file in files:
+        yield from FileRange(file, 0, file.size, piece_bytes, delimiter).pieces()
 
 
 def split_into_tasks(

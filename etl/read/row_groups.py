@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sluice.common.errors import InputError
 from sluice.etl.apply.cells import spark_name, stored_cells, stored_column
-from sluice.etl.apply.input_checks import refuse_lacking, refuse_missing
+from sluice.etl.apply.input_checks import Part, refuse_lacking, refuse_missing
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
 from sluice.etl.spec.input_section import Input
@@ -34,8 +34,12 @@ class RowGroups:
     """Where the file has the columns."""
 
     @property
-    def part(self) -> tuple[str, int]:
+    def part(self) -> Part:
         return self.file.name_in_rejects, self.number
+
+    def pieces(self) -> Iterator[RowGroups]:
+        """Yields this piece, as a `FileRange` yields its pieces."""
+        yield self
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the spec's columns, and `_bad`, the name of the first column that does not fit its type."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from sluice.etl.apply.row_placement import WritePlan
-from sluice.etl.jobs.engine import MAPPED, Engine, Learnt, Sums, Written
+from sluice.etl.jobs.engine import MAPPED, Engine, Sums, Written
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops import Fitted
@@ -23,7 +23,7 @@ from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spark.session import fit_session
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
-from sluice.etl.table.fitted_state import FittedState, StateError
+from sluice.etl.table.fitted_state import FittedState, Learnt, StateError
 from sluice.etl.table.store import folder_of_tails
 
 if TYPE_CHECKING:

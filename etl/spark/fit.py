@@ -100,7 +100,7 @@ def _count_in_worker(
 ) -> Batches:
     """Counts the values that this level learns from. Runs in a worker."""
     spec, parts = parsed.spec, parsed.count_parts
-    counts = CountsOfRows(spec, level, load_features(spec, packed(), ahead=False)[1])
+    counts = CountsOfRows(spec, level, load_features(spec, packed())[1])
     if spec.rows.relational:
         parser = InputParser(spec)
         for batch in join_batches(batches, COUNT_ROWS):

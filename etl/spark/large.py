@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.ids import Categorify
-from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, rows_of
+from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, Learnt, rows_of
 from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Large:
 
     def add(
         self,
-        old: pa.Table | FileBackedState,
-        new: pa.Table | FileBackedState,
+        old: Learnt,
+        new: Learnt,
         number: int,
         op: Fitted,
     ) -> FileBackedState:
@@ -135,7 +135,7 @@ class Large:
         self.store.write(path, sink.getvalue())
         return path
 
-    def _frame(self, table: pa.Table | FileBackedState) -> DataFrame:
+    def _frame(self, table: Learnt) -> DataFrame:
         if isinstance(table, FileBackedState):
             return self.spark.read.parquet(*[self.store.spark_url(path) for path, _ in table.parts])
         return self.spark.createDataFrame(table)

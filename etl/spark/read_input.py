@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sluice.etl.apply.input_checks import rows_before
+from sluice.etl.apply.input_checks import Part, rows_before
 from sluice.etl.apply.parse import Batches
-from sluice.etl.read.input_files import InputFiles, Part
+from sluice.etl.read.input_files import InputFiles, TaskInput
 from sluice.etl.read.pieces import OPEN_BYTES
 from sluice.etl.spark.columns import SPARK_TYPES, quoted
 from sluice.etl.spark.joins import relate
@@ -51,7 +51,7 @@ class RawInput:
     """Whether rows are rejected that are older than the values from which a history continues."""
 
     @cached_property
-    def _tasks(self) -> tuple[Callable[[], Sequence[tuple[Part, ...]]], DataFrame]:
+    def _tasks(self) -> tuple[Callable[[], Sequence[TaskInput]], DataFrame]:
         """The parts of the input that each task reads, and a frame with the numbers of the tasks."""
         conf: Any = self.spark._jsparkSession.sessionState().conf()
         total = self.files.bytes + OPEN_BYTES * len(self.files.files)
@@ -73,7 +73,7 @@ class RawInput:
         if not self.spec.input.place:
             return rows
         counted = numbers.mapInArrow(partial(count_rows_of_parts, rows), COUNTED_PARTS)
-        sums: Counter[tuple[str, int]] = Counter()
+        sums = Counter[Part]()
         for file, start, count in counted.collect():
             sums[file, start] += count
         return replace(rows, before=rows_before(sums))

@@ -7,10 +7,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sluice.etl.apply.parse import Batches
-from sluice.etl.read.input_files import Part, pieces_of_task
+from sluice.etl.read.input_files import TaskInput, pieces_of_task
 from sluice.etl.read.side_rows import SideRows, open_side_table
 from sluice.etl.spark.columns import SPARK_TYPES, quoted
 from sluice.etl.spark.session import PARTITION_BYTES, number_tasks
+from sluice.etl.spark.workers.cells import read_numbers
 from sluice.etl.spec.row_rules import Join
 from sluice.etl.spec.spec import Spec
 
@@ -95,8 +96,7 @@ class SideTable:
 
 
 def _read_tasks(
-    rows: SideRows, tasks: Callable[[], Sequence[tuple[Part, ...]]], numbers: Batches
+    rows: SideRows, tasks: Callable[[], Sequence[TaskInput]], numbers: Batches
 ) -> Batches:
-    for batch in numbers:
-        for number in batch["id"].to_pylist():
-            yield from rows.batches(pieces_of_task(tasks()[number]))
+    for number in read_numbers(numbers):
+        yield from rows.batches(pieces_of_task(tasks()[number]))

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.features import FileAssignment
@@ -22,6 +21,7 @@ from sluice.etl.apply.rejected import Rejects, read_again
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import SortedRows, split_by_number
 from sluice.etl.jobs.engine import Written
+from sluice.etl.ops.hashing import Narrow
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput, collect_cells
 from sluice.etl.spark.workers.cells import read_stream, slices, write_cell
@@ -101,9 +101,9 @@ def _apply(
 ) -> Batches:
     """Yields cells with the finished columns and the sort keys of each file's rows. After the last file, yields cells
     with rejected rows. Runs in a worker."""
-    state, features = load_features(plan.placement.spec, packed(), ahead=True)
+    state, features = load_features(plan.placement.spec, packed())
     placing = RowPlacement(plan, features, state)
-    waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]] = []
+    waiting: list[tuple[pa.RecordBatch, Narrow]] = []
     size = 0
     for columns, keys in selected_rows(parsed_rows, batches):
         finished, numbers, _ = placing.finish(columns, keys)
@@ -122,7 +122,7 @@ def _apply(
         yield _cell(plan.placement.total, rows)
 
 
-def _in_cells(waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int32]]], files: int) -> Batches:
+def _in_cells(waiting: list[tuple[pa.RecordBatch, Narrow]], files: int) -> Batches:
     """Yields the rows as cells, each with rows of one file."""
     if not waiting:
         return

@@ -29,6 +29,8 @@ ROLE_KINDS = {
     "time": ("number", "double"),
     "key": ("text", "string"),
 }
+MODEL_ROLES = ("dense", "sparse", "id_list")
+"""The roles of a model's inputs."""
 Role = Literal["label", "weight", "dense", "sparse", "id_list", "time", "key"]
 MAX_LEVELS = 3
 _COLUMN_KEYS = ("name", "match", "from", "role", "ops", "embedding")
@@ -343,7 +345,7 @@ def leave_to_loader(
 
 def _check_leavable(op: Operator, column: ColumnSpec, kind: str, path: str) -> None:
     """Refuses an operator that only the ETL can apply."""
-    if column.role not in ("dense", "sparse", "id_list"):
+    if column.role not in MODEL_ROLES:
         raise SpecError(
             f"{path}: a {column.role} column cannot be left to the loader; dense, sparse and id_list "
             "columns can"

@@ -22,7 +22,7 @@ from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import CLOSE_RULE, VALUES_RULE, Field, digest
-from sluice.etl.spec.columns import ColumnSpec, read_columns, takes_texts
+from sluice.etl.spec.columns import MODEL_ROLES, ColumnSpec, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.row_identity import Identity
@@ -429,7 +429,7 @@ def _add_weight(
 def _check_columns(spec: Spec) -> None:
     """Refuses columns that do not fit each other or the other sections."""
     roles = [c.role for c in spec.columns]
-    if not {"dense", "sparse", "id_list"} & {*roles}:
+    if not {*MODEL_ROLES} & {*roles}:
         raise SpecError('column: none has role "dense" or "sparse": there is nothing to learn from')
     if roles.count("weight") > 1:
         raise SpecError('column: at most one can have role = "weight"')
@@ -460,7 +460,7 @@ def _find_uses_of_label(spec: Spec) -> Iterator[str]:
     """Names each place where a row's own label would decide its features, its split, or its place among others."""
     label, rows = spec.label, spec.rows
     for made in spec.columns:
-        if made.role in ("dense", "sparse", "id_list") and label in made.sources:
+        if made.role in MODEL_ROLES and label in made.sources:
             yield f"column {made.name!r} is made from {label!r}"
     sections: list[tuple[str, Any, tuple[str, ...]]] = [
         ("table", spec.table, ("split_column",)),

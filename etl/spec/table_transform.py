@@ -19,17 +19,12 @@ from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
-from sluice.etl.spec.columns import read_operator
+from sluice.etl.spec.columns import MODEL_ROLES, ROLE_KINDS, read_operator
 from sluice.etl.spec.toml_keys import SpecError, read_into, read_sections, read_value
 
 Role = Literal["", "dense", "sparse", "id_list"]
-KINDS = {"dense": "number", "sparse": "id", "id_list": "ids"}
+KINDS = {role: ROLE_KINDS[role][0] for role in MODEL_ROLES}
 """The roles of a model's inputs, and the kind (see `sluice.etl.ops.base`) of their values."""
-_TYPES = {
-    "dense": ("float", "scalar"),
-    "sparse": ("int32", "scalar"),
-    "id_list": ("binary", "bytes"),
-}
 _KEYS = ("name", "inputs", "outputs", "limit_s")
 _NAME = Limit(re.compile(r"[\w.-]+").fullmatch, "must be letters, digits, '.', '-' and '_'")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -307,12 +302,11 @@ def _add_field(
         or output.name.endswith(".lengths")
     ):
         raise transform.fault(f"its output {output.name!r}: this name is the table's own")
-    kind, layout = _TYPES[role]
     return Field(
         name=output.name,
         role=role,
-        type=kind,
-        layout=layout,
+        type=ROLE_KINDS[role][1],
+        layout="bytes" if role == "id_list" else "scalar",
         cardinality=output.cardinality,
         bag=(0, bag[1], bag[2]) if bag and role == "id_list" else None,
         inputs=inputs,

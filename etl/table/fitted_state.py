@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping
@@ -119,6 +120,10 @@ class FileBackedState:
         )
 
 
+Learnt = pa.Table | FileBackedState
+"""What one operator has learned."""
+
+
 def rows_of(store: TableStore, path: str) -> int:
     """Returns the number of rows of a Parquet file, from its footer."""
     with store.fs.open_input_file(store.path(path)) as file:
@@ -146,6 +151,17 @@ def _rebatch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield rest
 
 
+@contextlib.contextmanager
+def _errors_named(store: TableStore, folder: str) -> Iterator[None]:
+    """Raises a StateError with the folder of a state that cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise StateError(
+            f"{store.url(folder)}: the fitted state cannot be read ({error})"
+        ) from None
+
+
 Packed = dict[str, bytes | FileBackedState]
 """A state in the form that is sent to workers. They read tables in files themselves."""
 
@@ -156,7 +172,7 @@ class FittedState:
 
     spec: str = ""
     """The hash of the fitted operators, their parameters and inputs."""
-    tables: Mapping[str, pa.Table | FileBackedState] = field(default_factory=dict)
+    tables: Mapping[str, Learnt] = field(default_factory=dict)
     """The tables. Tables in files are read only when they are needed."""
     chains: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The plain values behind the hash `spec`, which messages compare: see `Spec.chains`."""
@@ -171,7 +187,7 @@ class FittedState:
         stored = self.kept(key)
         return stored.read() if isinstance(stored, FileBackedState) else stored
 
-    def kept(self, key: str) -> pa.Table | FileBackedState:
+    def kept(self, key: str) -> Learnt:
         try:
             return self.tables[key]
         except KeyError:
@@ -253,9 +269,9 @@ class FittedState:
     @classmethod
     def load(cls, store: TableStore, name: str) -> FittedState:
         folder = f"_sluice/state/{name}"
-        try:
+        with _errors_named(store, folder):
             about = store.read_json(f"{folder}/state.json")
-            tables: dict[str, pa.Table | FileBackedState] = {
+            tables: dict[str, Learnt] = {
                 key: pq.ParquetFile(
                     io.BytesIO(store.read(f"{folder}/{quote(key, safe='')}.parquet")),
                     page_checksum_verification=True,
@@ -272,17 +288,6 @@ class FittedState:
                 chains=about["chains"],
                 fitted_on=about["fitted_on"],
             )
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            pa.ArrowException,
-        ) as error:
-            raise StateError(
-                f"{store.url(folder)}: the fitted state cannot be read ({error})"
-            ) from None
         if state.hash != name:
             raise StateError(
                 f"{store.url(folder)}: the fitted state was changed since it was written; fit again"
@@ -293,12 +298,8 @@ class FittedState:
     def learned_from(store: TableStore, name: str) -> str:
         """Returns `fitted_on` of a saved state, without reading its tables."""
         folder = f"_sluice/state/{name}"
-        try:
+        with _errors_named(store, folder):
             return str(store.read_json(f"{folder}/state.json")["fitted_on"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StateError(
-                f"{store.url(folder)}: the fitted state cannot be read ({error})"
-            ) from None
 
     @staticmethod
     def files(store: TableStore, name: str) -> set[str]:

@@ -40,14 +40,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.etl.apply.counts import CountsOfRows, selected
-from sluice.etl.apply.features import MODEL_ROLES, Features, stored
+from sluice.etl.apply.features import Features, stored
 from sluice.etl.apply.learned_rows import learned_from_another_split
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.row_counts import COUNTS
 from sluice.etl.jobs.engine import Engine, Sums, closer_sums
 from sluice.etl.jobs.job import Job
 from sluice.etl.ops.base import plain
-from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.columns import MODEL_ROLES, ColumnSpec
 from sluice.etl.spec.input_section import ARROW_TYPES, Input
 from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_rules import HistorySpec, Join, RowRules

@@ -39,6 +39,12 @@ def read_stream(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
     yield from pa.ipc.open_stream(cell.as_py(), options=READ)
 
 
+def read_numbers(batches: Batches) -> Iterator[int]:
+    """Yields the numbers of the tasks that a worker does."""
+    for batch in batches:
+        yield from batch["id"].to_pylist()
+
+
 def slices(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yields the rows in parts of about `CELL_BYTES` or less."""
     step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))

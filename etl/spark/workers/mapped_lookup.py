@@ -10,18 +10,17 @@ import os
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.row_store import RowStore, split_by_number
-from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.ops.hashing import Hashes, Narrow, hash_texts
 from sluice.etl.spark.workers.row_file import local_folders
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState, Packed
 
 _BUCKET_VALUES = 1 << 20
-_last: list[tuple[Packed, bool, FittedState, Features]] = []
+_last: list[tuple[Packed, FittedState, Features]] = []
 """What the last task of this process loaded, or nothing. A process runs one task at a time."""
 
 
@@ -30,9 +29,9 @@ class MappedLookup:
     """Finds the places of values by their hashes, like `Lookup`. The first worker of a machine that needs it writes the
     file. Spark removes the file when the executor ends."""
 
-    hashes: npt.NDArray[np.uint64]
+    hashes: Hashes
     """The hashes of all values, rising."""
-    owners: npt.NDArray[np.int32]
+    owners: Narrow
     """The place in the vocabulary of each of these values."""
 
     @classmethod
@@ -46,7 +45,7 @@ class MappedLookup:
                     os.rename(f"{path}.new", path)
         return cls(*_map(path, state.num_rows, "r"))
 
-    def places(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    def places(self, hashes: Hashes) -> Narrow:
         """Returns the place of each value, given its hash, or -1 for values outside the vocabulary."""
         order = np.argsort(hashes)  # so that the file is read from its beginning to its end
         rising = hashes[order]
@@ -56,7 +55,7 @@ class MappedLookup:
         return places
 
 
-def _map(path: str, values: int, mode: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
+def _map(path: str, values: int, mode: str) -> tuple[Hashes, Narrow]:
     """Returns the hashes and the places in a file."""
     content = np.memmap(path, np.uint8, mode, shape=(12 * values,))  # type: ignore[call-overload]
     return content[: 8 * values].view(np.uint64), content[8 * values :].view(np.int32)
@@ -86,13 +85,13 @@ def _write(state: FileBackedState, path: str) -> None:
                 )
 
 
-def load_features(spec: Spec, packed: Packed, *, ahead: bool) -> tuple[FittedState, Features]:
+def load_features(spec: Spec, packed: Packed) -> tuple[FittedState, Features]:
     """Returns the state that was sent to the workers, and the spec's operators with it. All tasks of a pass get the
     same `packed` object, so those of the last task are used again."""
-    if not _last or _last[0][0] is not packed or _last[0][1] != ahead:
+    if not _last or _last[0][0] is not packed:
         _last.clear()
         state = FittedState.unpacked(spec.fitted_hash, packed)
         mapped = {key: MappedLookup.of(table) for key, table in state.stored.items()}
-        features = Features(spec, state, ahead=ahead, prepared=mapped)
-        _last.append((packed, ahead, state, features))
-    return _last[0][2:]
+        features = Features(spec, state, ahead=False, prepared=mapped)
+        _last.append((packed, state, features))
+    return _last[0][1:]

@@ -21,6 +21,7 @@ import pyarrow as pa
 from sluice.etl.apply.counts import (
     COUNT_ROWS,
     CountsOfRows,
+    KeyedRows,
     counts_of_parsed,
     is_full,
     join_batches,
@@ -29,11 +30,11 @@ from sluice.etl.apply.counts import (
     with_key_column,
 )
 from sluice.etl.apply.features import Features
+from sluice.etl.apply.input_checks import Before, Part
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
 from sluice.etl.apply.rejected import (
     NOWHERE,
     REJECTS,
-    Before,
     PartParser,
     count_rows,
     describe,
@@ -42,10 +43,10 @@ from sluice.etl.apply.rejected import (
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.ops.base import plain
 from sluice.etl.ops.chain import FeatureError
-from sluice.etl.read.input_files import Part, pieces_of_task
-from sluice.etl.spark.workers.cells import READ, count_cells, slices, write_cell
+from sluice.etl.read.input_files import TaskInput, pieces_of_task
+from sluice.etl.spark.workers.cells import READ, count_cells, read_numbers, slices, write_cell
 from sluice.etl.spark.workers.row_file import RowFile
-from sluice.etl.spec.row_split import TIES, Keys, ties
+from sluice.etl.spec.row_split import TIES, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 
@@ -81,7 +82,7 @@ class ParsedRows:
     count_parts: int
     before: Before | None
     """The number of rows before each part of the input, and of all rows, if the spec has `input.place`."""
-    parts: Callable[[], Sequence[tuple[Part, ...]]]
+    parts: Callable[[], Sequence[TaskInput]]
     """Returns the parts of each task, by its number."""
 
     def parse(self, frame: DataFrame) -> DataFrame:
@@ -112,7 +113,7 @@ class ParsedRows:
                         os.unlink(file)
                 yield from pa.ipc.open_stream(stored, options=READ)
 
-    def rows_of_task(self, task: int) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+    def rows_of_task(self, task: int) -> Iterator[tuple[Part, pa.RecordBatch]]:
         """Yields the rows before parsing, each batch with its part."""
         for piece in pieces_of_task(self.parts()[task]):
             for batch in piece.batches():
@@ -129,7 +130,7 @@ class ParsedRows:
             return pa.record_batch({name: plain(parsed.columns[name]) for name in names})
         return with_key_column(*selected(self.spec, parsed))
 
-    def parts_of_task(self) -> Sequence[Part]:
+    def parts_of_task(self) -> TaskInput:
         """Returns the parts of the task that runs. Empty if rows have met others."""
         from pyspark import TaskContext
 
@@ -142,12 +143,11 @@ class ParsedRows:
 def count_rows_of_parts(parsed: ParsedRows, batches: Batches) -> Batches:
     """Counts the rows of each part before parsing, without headers. Runs in a worker."""
     headers = encoded_headers(parsed.spec.input)
-    for numbers in batches:
-        for task in numbers["id"].to_pylist():
-            for (file, start), batch in parsed.rows_of_task(task):
-                yield pa.record_batch(
-                    [[file], [start], [count_rows(batch, headers)]], ["file", "start", "rows"]
-                )
+    for task in read_numbers(batches):
+        for (file, start), batch in parsed.rows_of_task(task):
+            yield pa.record_batch(
+                [[file], [start], [count_rows(batch, headers)]], ["file", "start", "rows"]
+            )
 
 
 def reject_related(spec: Spec, batches: Batches) -> Batches:
@@ -191,9 +191,7 @@ def with_dots(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.rename_columns([name.replace(DOT, ".") for name in rows.schema.names])
 
 
-def selected_rows(
-    parsed: ParsedRows, batches: Batches
-) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
+def selected_rows(parsed: ParsedRows, batches: Batches) -> Iterator[KeyedRows]:
     """Yields the rows that filters and the sample keep, for the last pass: files with rows are removed. `batches` have
     stored rows, or columns after joins and histories."""
     spec = parsed.spec
@@ -207,12 +205,11 @@ def selected_rows(
 @name_files
 def _parse(parsed_rows: ParsedRows, batches: Batches) -> Batches:
     """Stores the parsed rows of a task, and yields where they are, and cells with their counts."""
-    for numbers in batches:
-        for task in numbers["id"].to_pylist():
-            with RowFile(task) as file:
-                yield from _parse_rows(parsed_rows, file, task)
-            if not file.is_empty:
-                yield _result(file=pa.array([file.path]), part=pa.array([task], pa.int32()))
+    for task in read_numbers(batches):
+        with RowFile(task) as file:
+            yield from _parse_rows(parsed_rows, file, task)
+        if not file.is_empty:
+            yield _result(file=pa.array([file.path]), part=pa.array([task], pa.int32()))
 
 
 def _parse_rows(parsed_rows: ParsedRows, file: RowFile, task: int) -> Batches:
