@@ -15,6 +15,7 @@ from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
 from sluice.etl.apply.cells import TextCells
 from sluice.etl.apply.features import Features, typed
+from sluice.etl.apply.lookups import keys_of_tail
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import BETWEEN, FIRST, as_text
 from sluice.etl.ops.chain import ELEMENTS
@@ -110,7 +111,7 @@ class KeyTrace:
 
     def remove_tail(self, tail: pa.Table, keys: Sequence[str]) -> pa.Table:
         """Returns what a server knows of other rows, by `keys`, without those of the key."""
-        held = tail["key" if "key" in tail.column_names else "_key"].combine_chunks()
+        held = keys_of_tail(tail)
         if pa.types.is_struct(held.type):
             held = held.field(keys.index(self.column))
         return _without(tail, pc.equal(held, self.value.cast(held.type)))

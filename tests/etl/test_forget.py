@@ -306,13 +306,14 @@ def test_an_append_that_began_before_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.spark
 def test_what_a_server_knows_of_other_rows_goes_and_what_of_others_stays(spark, tmp_path):
-    side = write_rows(tmp_path / "side.parquet", user=[GONE, "a"], age=[30, 40])
+    side = write_rows(tmp_path / "side.parquet", user=[GONE, "a"], age=[30, 40], key=[1, 2])
     text = write_spec(
         "click:int user:text item:int at:int",
-        section("join", path=str(side), on="user", columns=["age:int"]),
+        section("join", path=str(side), on="user", columns=["age:int", "key:int"]),
         section("history", name="past", of="item", by="user", order="at", length=3),
         column("user", "sparse", "categorify"),
         column("age", "dense", "fill"),
+        column("key", "dense", "fill"),
         column("past", "id_list", "hash, size = 9"),
     )
     rows = [{"click": n % 2, "user": (GONE, "a")[n % 2], "item": n, "at": n} for n in range(12)]
