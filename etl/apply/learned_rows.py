@@ -4,12 +4,11 @@ the test split."""
 from __future__ import annotations
 
 import math
-import tomllib
 from itertools import accumulate
 from typing import Any
 
 from sluice.etl.spec.spec import Spec
-from sluice.etl.spec.table_section import DEFAULT_SPLIT
+from sluice.etl.spec.table_section import TableSpec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 
@@ -61,7 +60,8 @@ def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
     """Returns how the training split lost rows compared with the spec of that text. Empty: it did not."""
     if moved and spec.table.split_time is None and spec.table.split_column is None:
         return "rows go to their splits by other keys"
-    before, now = (_rule(spec_text) for spec_text in (text, spec.text))
+    table = Spec.parse(text).table if text else TableSpec()  # a state may be kept without its spec
+    before, now = _rule(table), _rule(spec.table)
     for name, old in before[0].items():
         if old != now[0][name]:
             return f"table.{name} was {old!r} and is {now[0][name]!r}"
@@ -71,17 +71,18 @@ def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
     return ""
 
 
-def _rule(text: str) -> tuple[dict[str, Any], tuple[float, float]]:
-    """Returns what decides a row's split, and the begin and end of the training split in shares or times. It reads only
-    the TOML, because a whole spec may name code, which a table must not run."""
-    table = tomllib.loads(text).get("table", {})
-    split = table.get("split", DEFAULT_SPLIT)
-    number = list(split).index("train") if "train" in split else 0
-    by = {name: table.get(name) for name in ("split_time", "split_column", "split_by")}
-    if by["split_time"]:
-        bounds = [-math.inf, *list(split.values())[1:], math.inf]
-    elif by["split_column"]:
-        return by | {"split": tuple(split)[number]}, (0.0, 1.0)
+def _rule(table: TableSpec) -> tuple[dict[str, Any], tuple[float, float]]:
+    """Returns what decides a row's split, and the begin and end of the training split in shares or times."""
+    by = {
+        "split_time": table.split_time,
+        "split_column": table.split_column,
+        "split_by": list(table.split_by),
+    }
+    if table.split_column:
+        return by | {"split": table.training}, (0.0, 1.0)
+    number = list(table.split).index(table.training)
+    if table.split_time:
+        bounds = [-math.inf, *table.split_from[1:], math.inf]
     else:
-        bounds = [0.0, *accumulate(split.values())]
-    return by, (float(bounds[number]), float(bounds[number + 1]))
+        bounds = [0.0, *accumulate(table.split.values())]
+    return by, (bounds[number], bounds[number + 1])
