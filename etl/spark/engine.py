@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.engine import MAPPED, Engine, Sums, Written
@@ -25,9 +26,6 @@ from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Learnt, StateError
 from sluice.etl.table.store import folder_of_tails
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class SparkEngine(Engine):

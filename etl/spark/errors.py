@@ -6,6 +6,9 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from sluice.etl.jobs.engine import JobFailure, os_errors_as_job_failure
 
 # For each known error, a pattern of Java's message, and what to do.
@@ -34,9 +37,6 @@ _OURS = re.compile(r"^sluice\.[\w.]+: ")
 @contextlib.contextmanager
 def spark_errors_as_job_failure() -> Iterator[None]:
     """Turns the errors of Spark, and of this machine, into a `JobFailure`."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         with os_errors_as_job_failure():
             yield

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 
 from sluice.etl.apply.counts import (
     COUNT_ROWS,
@@ -31,9 +32,6 @@ from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, with_do
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FittedState, Packed
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 _PARTS = "part int, counts binary"
 
 
@@ -46,8 +44,6 @@ def sum_counts(
 ) -> Sums:
     """Returns the counts that the operators of one level learn from, and the counts of rows. The driver collects them.
     Vocabularies that are too large for the driver are written to files."""
-    from pyspark import StorageLevel
-
     least = {key: learned.op.least for key, learned in wanted.items()}
     sums = (
         _count_rows(raw, level, state)

@@ -7,7 +7,9 @@ has times those of as many times as a server can hold.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as sql
 
 from sluice.etl.spark.columns import quoted
 from sluice.etl.spark.joins import (
@@ -17,14 +19,10 @@ from sluice.etl.spark.joins import (
     newest_first_order,
 )
 from sluice.etl.spark.large import COMMIT_OPTIONS
+from sluice.etl.spark.read_input import RawInput
 from sluice.etl.spec.row_rules import HistorySpec
+from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from sluice.etl.spark.read_input import RawInput
-    from sluice.etl.spec.spec import Spec
 
 
 def write_tails(raw: RawInput, store: TableStore, job: str) -> None:
@@ -49,9 +47,6 @@ def _tail(
 
     A new row may have the same time as the newest entries, and must not see them. So the entries include as many from
     before that time."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as sql
-
     most, key = history.lag or history.length, sql.col(quoted(history.by))
     rank = sql.rank().over(
         Window.partitionBy(key).orderBy(sql.desc_nulls_last(quoted(history.order)))

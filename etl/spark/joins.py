@@ -7,16 +7,15 @@ the same time do not see each other. No order goes by the label: see `ties` in `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as sql
 
 from sluice.etl.spark.columns import SPARK_TYPES, quoted
 from sluice.etl.spark.side_tables import SideTable
 from sluice.etl.spec.row_rules import Dedup, HistorySpec
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _SALTS = 4096
 
@@ -49,8 +48,6 @@ def relate(
 
 def _mark_late(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
     """Adds `_late`: the first history or lag of which the table has a newer value with the row's key. Null: none."""
-    from pyspark.sql import functions as sql
-
     rows = rows.withColumn("_late", sql.lit(None).cast("string"))
     for history in spec.rows.histories:
         stored = rows.sparkSession.read.parquet(earlier[history.name])
@@ -69,8 +66,6 @@ def _join_stored(
     rows: DataFrame, stored: DataFrame, history: HistorySpec, column: Column
 ) -> DataFrame:
     """Adds a column of what an earlier job stored for the key of each row. It is null for keys that are not there."""
-    from pyspark.sql import functions as sql
-
     stored = stored.select(sql.col("key").alias("_key"), sql.lit(0).alias("_no_salt"), column)
     is_same = sql.col(quoted(history.by)) == sql.col("_key")
     return rows.join(stored, is_same & (sql.col("_salt") == sql.col("_no_salt")), "left")
@@ -78,15 +73,10 @@ def _join_stored(
 
 def _order_of_ties(rows: DataFrame) -> list[Column]:
     """Returns the order of rows with the same time. Rows that are equal in it are equal in all columns."""
-    from pyspark.sql import functions as sql
-
     return [sql.asc_nulls_first(quoted(name)) for name in (*TIES, *rows.columns)]
 
 
 def _drop_duplicates(rows: DataFrame, how: Dedup) -> DataFrame:
-    from pyspark.sql import Window
-    from pyspark.sql import functions as sql
-
     if not how.by:
         return rows.dropDuplicates()
     turn = sql.asc_nulls_first if how.keep == "first" else sql.desc_nulls_last
@@ -105,8 +95,6 @@ def unit_of_time(value: float | None) -> str | None:
 def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
     """Adds a column `_salt`: 0 if a row has all keys, otherwise one of many numbers. A join or window by the keys and
     the salt then does not put all rows without a key into one task."""
-    from pyspark.sql import functions as sql
-
     missing = " or ".join(f"{quoted(key)} is null" for key in keys)
     return rows.withColumn(
         "_salt",
@@ -116,9 +104,6 @@ def spread_missing_keys(rows: DataFrame, keys: list[str]) -> DataFrame:
 
 def _add_side_columns(rows: DataFrame, table: SideTable) -> DataFrame:
     """Returns the rows with the columns of a side table. They are null if it has no row for a key."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as sql
-
     join, side = table.join, table.rows
     keys = [f"_on{i}" for i in range(len(join.on))]
     added = list(join.columns)
@@ -177,8 +162,6 @@ def _add_side_columns(rows: DataFrame, table: SideTable) -> DataFrame:
 
 def newest_first_order(history: HistorySpec, spec: Spec) -> list[Column]:
     """Returns the order of a history, newest first."""
-    from pyspark.sql import functions as sql
-
     return [
         sql.desc_nulls_last(quoted(name)) for name in (history.order, *TIES, *spec.input.with_place)
     ]
@@ -186,8 +169,6 @@ def newest_first_order(history: HistorySpec, spec: Spec) -> list[Column]:
 
 def enters_history(history: HistorySpec, spec: Spec) -> Column:
     """Returns whether a row's value enters the history. For a lag, every value does."""
-    from pyspark.sql import functions as sql
-
     if history.lag:
         return sql.lit(True)
     has_value = sql.col(quoted(history.of)).isNotNull()
@@ -196,8 +177,6 @@ def enters_history(history: HistorySpec, spec: Spec) -> Column:
 
 def make_entry(history: HistorySpec) -> Column:
     """Returns what a later job must know about a row: its value, and what orders it among other rows."""
-    from pyspark.sql import functions as sql
-
     return sql.struct(
         sql.col(quoted(history.order)).alias("at"),
         *TIES,
@@ -207,8 +186,6 @@ def make_entry(history: HistorySpec) -> Column:
 
 def last_elements(values: Column, length: int) -> Column:
     """Returns the last `length` elements of a list."""
-    from pyspark.sql import functions as sql
-
     return sql.when(sql.size(values) > length, sql.slice(values, -length, length)).otherwise(values)
 
 
@@ -219,9 +196,6 @@ def _add_history(
     `sluice.etl.spark.history_state`), from which the history continues.
 
     All rows with the same time get what the first of them gets, so that they do not see each other."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as sql
-
     by, at, value = (sql.col(quoted(name)) for name in (history.by, history.order, history.of))
     names, ties = rows.columns, _order_of_ties(rows.select(*map(quoted, spec.input.with_place)))
     length = history.lag or history.length
@@ -266,8 +240,6 @@ def _add_history(
 def _continue_history(rows: DataFrame, history: HistorySpec, earlier: str) -> DataFrame:
     """Replaces the entries in `_found` by the values of the history, or of the lag. Adds the entries of the earlier job
     that are older than the row."""
-    from pyspark.sql import functions as sql
-
     kind = rows.schema["_found"].dataType.simpleString()  # a type in which everything may be null
     stored = rows.sparkSession.read.parquet(earlier)
     rows = _join_stored(rows, stored, history, sql.col("entries").cast(kind).alias("_earlier"))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
 
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, Learnt, rows_of
 from sluice.etl.table.store import TableStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _FILE_VALUES = 1 << 20
 _MAX_FILES = 256
@@ -74,8 +70,6 @@ class Large:
         op: Fitted,
     ) -> FileBackedState:
         """Returns the values of `old`, and then those that only `new` has, up to the operator's `max_size` in all."""
-        from pyspark.sql import functions as sql
-
         first = (
             old
             if isinstance(old, FileBackedState)
@@ -91,8 +85,6 @@ class Large:
 
     def _sort(self, rows: DataFrame, about: int, folder: str) -> None:
         """Writes each key's values by falling count, and by value where counts are equal. Files continue each other."""
-        from pyspark.sql import functions as sql
-
         files = min(
             _MAX_FILES,
             max(rows.sparkSession.sparkContext.defaultParallelism, about // _FILE_VALUES),
@@ -128,11 +120,7 @@ class Large:
         return kept
 
     def _put(self, table: pa.Table, path: str) -> str:
-        sink = io.BytesIO()
-        pq.write_table(
-            table.select(SCHEMA.names), sink, compression="zstd", write_page_checksum=True
-        )
-        self.store.write(path, sink.getvalue())
+        self.store.write_table(path, table.select(SCHEMA.names))
         return path
 
     def _frame(self, table: Learnt) -> DataFrame:

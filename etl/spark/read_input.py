@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from sluice.etl.apply.input_checks import Part, rows_before
 from sluice.etl.apply.parse import Batches
@@ -28,9 +29,6 @@ from sluice.etl.spark.workers.parsed_rows import (
 )
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import DataFrame, SparkSession
 
 import sluice
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 Task = TypeVar("Task")
 ROOT = Path(sluice.__file__).resolve().parent.parent
@@ -72,9 +72,6 @@ def number_tasks(
 def open_session() -> SparkSession:
     """Opens a session with the options of spark-submit, and our defaults for the others. In local mode it listens on
     127.0.0.1 only, and requires a secret."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
-
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # Only with a running Java process does a SparkConf have the options of spark-submit, such as `--master`.
         SparkContext._ensure_initialized()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as sql
 
 from sluice.etl.apply.parse import Batches
 from sluice.etl.read.input_files import TaskInput, pieces_of_task
@@ -14,9 +16,6 @@ from sluice.etl.spark.session import PARTITION_BYTES, number_tasks
 from sluice.etl.spark.workers.cells import read_numbers
 from sluice.etl.spec.row_rules import Join
 from sluice.etl.spec.spec import Spec
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 MOST_ROWS = 1 << 20
 """The most rows of a side table by time that a server has in memory, beside the newest of each key."""
@@ -64,9 +63,6 @@ class SideTable:
 
         With a time these are the rows of each key that a time from `_at` on needs, and `_is_first` marks the oldest of
         the side table. Beside the newest of each key there are at most MOST_ROWS, the newest of all keys."""
-        from pyspark.sql import Window
-        from pyspark.sql import functions as sql
-
         join, side = self.join, self.rows
         parts = [sql.col(f"_on{i}") for i in range(len(join.on))]
         key = (parts[0] if len(parts) == 1 else sql.struct(*parts)).alias("_key")
@@ -89,8 +85,6 @@ class SideTable:
     @property
     def ordered(self) -> Column:
         """The columns of the side table, as a struct. The largest row of a key counts, by time if there is one."""
-        from pyspark.sql import functions as sql
-
         times = () if self.join.time is None else ("_at", "_since")
         return sql.struct(*times, *map(quoted, self.join.columns))
 

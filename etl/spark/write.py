@@ -10,10 +10,11 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyspark import StorageLevel, TaskContext
+from pyspark.accumulators import Accumulator
 
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import Batches
@@ -21,6 +22,7 @@ from sluice.etl.apply.rejected import Rejects, read_again
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import SortedRows, split_by_number
 from sluice.etl.jobs.engine import Written
+from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import Narrow
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput, collect_cells
@@ -34,11 +36,6 @@ from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.sketch import Gathered, SketchSum
 from sluice.etl.table.store import TableStore
-
-if TYPE_CHECKING:
-    from pyspark.accumulators import Accumulator
-
-    from sluice.etl.jobs.job import Job
 
 _GROUPED_BYTES = 64 << 20
 """The size of the rows that a task groups by file at once. If there are many files, larger groups make fewer cells."""
@@ -56,8 +53,6 @@ def write(
 ) -> Written:
     """Applies the operators, sorts the rows of each file, and writes Parquet. Adds the rows that are rejected only
     now."""
-    from pyspark import StorageLevel
-
     context = raw.spark.sparkContext
     gathered: Accumulator[Gathered] = context.accumulator({}, SketchSum())  # type: ignore[arg-type]
     placement = plan.placement
@@ -140,8 +135,6 @@ def _cell(file: int, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def _write_file(placement: FileAssignment, uri: str, job: str, batches: Batches) -> Batches:
     """Sorts the rows of one file, writes them, and yields a description of the file. Runs in a worker."""
-    from pyspark import TaskContext
-
     task = TaskContext.get()
     assert task is not None
     rows = SortedRows(_SORTED_BYTES)

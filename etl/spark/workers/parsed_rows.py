@@ -13,10 +13,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import StorageLevel, TaskContext
+from pyspark.sql import DataFrame
 
 from sluice.etl.apply.counts import (
     COUNT_ROWS,
@@ -49,9 +51,6 @@ from sluice.etl.spark.workers.row_file import RowFile
 from sluice.etl.spec.row_split import TIES, ties
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 ROWS = 1 << 15
 """The number of rows to which operators are applied together."""
@@ -87,8 +86,6 @@ class ParsedRows:
 
     def parse(self, frame: DataFrame) -> DataFrame:
         """Returns the parsed rows and their counts. `frame` has the numbers of tasks."""
-        from pyspark import StorageLevel
-
         return frame.mapInArrow(partial(_parse, self), _COLUMNS).persist(StorageLevel.DISK_ONLY)
 
     def read(self, batches: Batches, *, last: bool = False) -> Batches:
@@ -132,8 +129,6 @@ class ParsedRows:
 
     def parts_of_task(self) -> TaskInput:
         """Returns the parts of the task that runs. Empty if rows have met others."""
-        from pyspark import TaskContext
-
         task = TaskContext.get()
         if task is None or self.spec.rows.relational:
             return ()
