@@ -17,6 +17,10 @@ CLOSE_RULE = 3
 """The rule of a column whose medians or quantiles were learned by dividing ranges, which 0.3.0 did not do."""
 
 
+BagSizes = tuple[int, float, int]
+"""The smallest, mean and largest number of ids in a bag."""
+
+
 class FieldError(ValueError):
     """An invalid column. The message names the column and the value."""
 
@@ -36,8 +40,8 @@ class Field:
     """The number of rows that its embedding needs. Every id is below it. Only for `sparse` and `id_list`."""
     width: int | None = None
     """The embedding width that the spec asks for, if any."""
-    bag: tuple[int, float, int] | None = None
-    """The smallest, mean and largest number of ids in a bag. None for scalars."""
+    bag: BagSizes | None = None
+    """None for scalars."""
     online: tuple[dict[str, Any], ...] = ()
     """Operators left to the loader, as the spec has them (`{"op": "log", …}`)."""
     inputs: tuple[str, ...] = ()

@@ -19,29 +19,6 @@ from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import ARROW_TYPES, NUMBERS, Input
 from sluice.etl.spec.nested_columns import is_bytes, is_list, is_text
 
-_SPARK = {
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "uint8": "smallint",
-    "uint16": "int",
-    "uint32": "bigint",
-    "uint64": "decimal(20,0)",
-    "halffloat": "float",
-    "bool": "boolean",
-    "large_string": "string",
-    "string_view": "string",
-    "date32[day]": "date",
-}
-_NUMBERS = ("boolean", "tinyint", "smallint", "int", "bigint")
-_READ = {
-    "int": _NUMBERS,
-    "float": (*_NUMBERS, "float", "double", "decimal(20,0)"),
-    "text": (*_NUMBERS, "decimal(20,0)", "string", "date"),
-    "texts": tuple(f"array<{kind}>" for kind in ("string", *_NUMBERS[1:])),
-    "floats": tuple(f"array<{kind}>" for kind in (*_NUMBERS[1:], "float", "double")),
-}
 _SECONDS_OF_A_DAY = 86_400
 _EXACT_DIGITS = 15
 """Whole numbers of up to so many digits become floats without rounding."""
@@ -257,15 +234,16 @@ def json_cell(value: Any, kind: str) -> Any:
     raise ValueError(f"{value!r} is no {kind}")
 
 
-def spark_name(kind: pa.DataType) -> str:
-    """Returns Spark's name for a type in a Parquet file."""
-    if pa.types.is_dictionary(kind):
-        return spark_name(kind.value_type)
-    if is_list(kind):
-        return f"array<{spark_name(kind.value_type)}>"
-    if pa.types.is_timestamp(kind):
-        return "timestamp" if kind.tz else "timestamp_ntz"
-    return _SPARK.get(str(kind), str(kind).replace("decimal128", "decimal").replace(", ", ","))
+def _can_cast(have: pa.DataType, kind: str) -> bool:
+    """Returns whether Arrow makes values of a type of the spec from those of a stored type."""
+    t = pa.types
+    if kind in _ELEMENT:
+        return is_list(have) and _can_cast(have.value_type, _ELEMENT[kind])
+    if t.is_integer(have) or t.is_boolean(have):
+        return True
+    if kind == "float":
+        return bool(t.is_floating(have))
+    return kind == "text" and (is_text(have) or t.is_string_view(have) or t.is_date32(have))
 
 
 _STORED_TEXTS = TextCells(Input(columns={}))
@@ -284,7 +262,6 @@ def stored_column(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
         lost[bad] = True
         return read, lost
     want = ARROW_TYPES[kind]
-    name = spark_name(values.type)
     if pa.types.is_decimal(have) and kind in ("int", "float"):
         if kind == "float":
             return _floats(values), None
@@ -296,15 +273,15 @@ def stored_column(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
         return kept, np.asarray(lost)
     if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):
         return _whole(values)
-    if kind in ("int", "float") and (pa.types.is_timestamp(have) or name == "date"):
+    if kind in ("int", "float") and (pa.types.is_timestamp(have) or pa.types.is_date32(have)):
         seconds = _seconds(values)
         return (pc.floor(seconds).cast(want) if kind == "int" else seconds), None
     if pa.types.is_decimal(have) and kind == "text" and have.scale == 0:
         return values.cast(want), None
-    if have == want or pa.types.is_null(have) or name in _READ[kind]:
+    if have == want or pa.types.is_null(have) or _can_cast(have, kind):
         # A float rounds large whole numbers.
         return values.cast(want, safe=not kind.startswith("float")), None
-    raise pa.ArrowInvalid(f"{name} is not read as {kind}")
+    raise pa.ArrowInvalid(f"{have} is not read as {kind}")
 
 
 def _floats(values: pa.Array) -> pa.Array:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sluice.common.native import call_kernel, has_kernel
 from sluice.etl.apply.lines import is_utf8
 from sluice.etl.ops.base import Columns
-from sluice.etl.ops.hashing import Flags
+from sluice.etl.ops.hashing import Flags, offsets_and_bytes
 from sluice.etl.spec.input_section import Input
 
 _QUOTE = ord('"')
@@ -38,18 +38,13 @@ class CompiledLines:
     def read(self, lines: pa.Array) -> tuple[Columns, Flags]:
         """Returns the columns of the regular lines, and which lines are irregular. A column is of whole numbers, or of
         texts with a dictionary."""
-        _, offsets, content = lines.buffers()
-        bounds = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-        data = np.frombuffer(content, np.uint8)
+        bounds, data = offsets_and_bytes(lines)
         shape = (len(self._kinds), len(lines))
         starts, sizes = np.empty(shape, np.int32), np.empty(shape, np.int32)
         values, irregular = np.empty(shape, np.int64), np.zeros(len(lines), bool)
         # If some bytes are not UTF-8, all lines that are not ASCII are irregular.
-        marks = (
-            *self._marks,
-            256 if is_utf8(content.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))) else 128,
-        )
-        shape_of_cells = self._is_int, len(self._is_int), *marks
+        largest = 256 if is_utf8(pa.py_buffer(data[bounds[0] : bounds[-1]])) else 128
+        shape_of_cells = self._is_int, len(self._is_int), *self._marks, largest
         cells = starts, sizes, values, irregular
         rows = call_kernel("cut_lines", data, bounds, len(lines), *shape_of_cells, *cells)
         columns = Columns()

@@ -6,15 +6,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate, product
-from typing import TypeAlias
 from urllib.parse import unquote
 
 from sluice.common.errors import InputError
 from sluice.etl.spec.input_section import Input
 
-Part: TypeAlias = tuple[str, int]
+Part = tuple[str, int]
 """A file and the number of its piece."""
-Before: TypeAlias = tuple[Mapping[Part, int], int]
+Before = tuple[Mapping[Part, int], int]
 """The number of rows before each part of the input, and of all rows."""
 
 

@@ -19,13 +19,13 @@ import pyarrow.json
 
 from sluice.etl.apply.cells import JSON, TextCells, has_infinity, is_whole_number, json_column
 from sluice.etl.apply.lines import (
-    Columns,
     ReadLines,
     Unfit,
     find_irregular,
     join_lines,
     strip_end,
 )
+from sluice.etl.ops.base import Columns
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.input_section import NUMBERS, Input
 from sluice.etl.spec.nested_columns import flattened, join_chunks

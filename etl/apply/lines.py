@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from sluice.etl.ops.base import Columns
-from sluice.etl.ops.hashing import Flags
+from sluice.etl.ops.hashing import Flags, offsets_and_bytes
 from sluice.etl.spec.input_section import Input
 
 Reasons = dict[int, str]
@@ -43,12 +43,8 @@ _BLOCK = 1 << 19
 def join_lines(lines: pa.Array) -> pa.Buffer:
     """Returns the bytes of all lines with their ends, without carriage returns in the ends. Copies them only if there
     are carriage returns."""
-    _, offsets, data = lines.buffers()
-    if data is None:
-        return pa.py_buffer(b"")
-    width = np.int64 if pa.types.is_large_binary(lines.type) else np.int32
-    bounds = np.frombuffer(offsets, width)[lines.offset : lines.offset + len(lines) + 1]
-    content = data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
+    bounds, data = offsets_and_bytes(lines)
+    content = pa.py_buffer(data[bounds[0] : bounds[-1]])
     return pa.py_buffer(_RETURNS.sub(b"\n", content)) if _has_return(content) else content
 
 

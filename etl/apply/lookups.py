@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sluice.etl.ops.base import Arrays, key_texts
 from sluice.etl.ops.hashing import AnyArray, Flags, Lookup, Whole, hash_texts
@@ -218,9 +217,7 @@ def _read(store: TableStore, folder: str, wanted: Sequence[str]) -> tuple[pa.Tab
     tables = []
     for path in store.files(folder):
         if path.endswith(".parquet"):
-            with store.fs.open_input_file(store.path(path)) as opened:
-                file = pq.ParquetFile(opened, page_checksum_verification=True)
-                tables.append(file.read(["_key", "key", *wanted]))
+            tables.append(store.read_table(path, ["_key", "key", *wanted]))
     if not tables:
         raise TableError(
             f"{store.url(folder)}: what serving must know of other rows is not there; was this "

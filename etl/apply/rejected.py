@@ -193,11 +193,7 @@ def _open(folder: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [()] * len(REJECTS)
-    return pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, REJECTS, strict=True)],
-        schema=REJECTS,
-    )
+    return pa.RecordBatch.from_struct_array(pa.array(list(rows), pa.struct(list(REJECTS))))
 
 
 def _text(row: dict[str, Any]) -> tuple[str, str | None]:

@@ -80,7 +80,7 @@ def write_rows(
         store,
         f"{folder_of(job)}/split={split}/part-{file:05}{suffix}.parquet",
         pieces,
-        spec.fields({}),
+        spec.fields(),
         split=split,
         speed=spec.table.layout == "speed",
         buckets=spec.buckets,

@@ -7,7 +7,6 @@ to be done, so a second call finishes what a kill has broken off.
 from __future__ import annotations
 
 import datetime
-import io
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.common.errors import RunFailure, UsageError
 from sluice.etl.jobs.key_trace import KeyTrace
@@ -105,7 +103,7 @@ class Erasure:
         if state is not None:
             state.save(self.store)
         self.store.write_json(_PENDING, {"key": [self.column, self.value], "removed": done})
-        publish(self.store, base, record, table.spec().fields({}))
+        publish(self.store, base, record, table.spec().fields())
         return done
 
     def finish(self, removed: Mapping[str, Any], now: float) -> dict[str, Any]:
@@ -208,8 +206,7 @@ class _Rewriting:
         def kept(path: str) -> Iterator[pa.Table]:
             nonlocal shared
             trace = traces[job_of(path)]
-            with self._store.fs.open_input_file(self._store.path(path)) as stream:
-                file = pq.ParquetFile(stream, page_checksum_verification=True)
+            with self._store.parquet(path) as file:
                 for number in range(file.num_row_groups):
                     rows = file.read_row_group(number)
                     left = trace.remove_rows(rows)
@@ -222,7 +219,7 @@ class _Rewriting:
                 self._store,
                 f"{folder_of(self.job)}/split={file.split}/part-{number:05}.parquet",
                 kept(self._store.relative(file.path)),
-                spec.fields({}),
+                spec.fields(),
                 split=file.split,
                 speed=self.table.record.layout == "speed",
                 buckets=spec.buckets,
@@ -244,7 +241,7 @@ class _Rewriting:
                 cleared, more = self.trace.clear(learned.key, learned.op, state[learned.key])
                 if more and learned.key in state.stored:
                     path = f"_sluice/state/{self.job}/{quote(learned.key, safe='')}.parquet"
-                    self._write_table(path, cleared)
+                    self._store.write_table(path, cleared)
                     tables[learned.key] = FileBackedState.of(self._store, [path])
                 elif more:
                     tables[learned.key] = cleared
@@ -259,13 +256,9 @@ class _Rewriting:
         for name, keys in tails.items():
             for path in self._store.files(folder_of_tails(self.table.record.job, name)):
                 if path.endswith(".parquet"):
-                    tail = pq.read_table(io.BytesIO(self._store.read(path)))
+                    tail = self._store.read_table(path)
                     kept = self.trace.remove_tail(tail, keys) if self.trace.column in keys else tail
                     times += len(tail) - len(kept)
-                    self._write_table(path.replace(self.table.record.job, self.job), kept)
+                    new = path.replace(self.table.record.job, self.job)
+                    self._store.write_table(new, kept)
         return times
-
-    def _write_table(self, path: str, table: pa.Table) -> None:
-        sink = io.BytesIO()
-        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        self._store.write(path, sink.getvalue())

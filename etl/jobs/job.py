@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from sluice.common.errors import InputError
 from sluice.common.suggest import nearest
@@ -25,7 +25,7 @@ from sluice.etl.table.table import FeatureTable, check_values
 from sluice.etl.table.table_files import TableFiles, versioned
 
 MAX_REJECTS = 0.01
-Part: TypeAlias = HistorySpec | ColumnSpec
+Part = HistorySpec | ColumnSpec
 WORKER_BYTES = 256 * 2**20
 """The default for `Job.worker_bytes`."""
 _COLLECTED_BYTES = 128
@@ -98,7 +98,7 @@ class Job:
             check_values(table, spec)
         if self.mode == "append":
             base.permit_append(
-                stored_schema(spec.fields({}, learned=before.tables if before else {})),
+                stored_schema(spec.fields(learned=before.tables if before else {})),
                 self.store.uri,
             )
             if parent is not None and parent.spec:

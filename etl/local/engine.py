@@ -58,10 +58,8 @@ class LocalEngine(Engine):
         super().__init__(job, progress)
         # A thread takes some 200 MiB. A user's function may not be thread-safe.
         most = 1 if job.spec.functions else max(1, _memory_limit() >> 28)
-        self._threads, self._budget = (
-            Threads(min(most, threads or max(1, int(ControlGroups().cores())))),
-            (memory or _memory_limit()) // 4,
-        )
+        self._threads = Threads(min(most, threads or max(1, int(ControlGroups().cores()))))
+        self._budget = (memory or _memory_limit()) // 4
         pa.set_cpu_count(self._threads.count)
         self._input = InputFiles(job.spec.input, job.inputs)
         free = shutil.disk_usage(tempfile.gettempdir()).free

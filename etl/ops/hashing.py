@@ -80,8 +80,10 @@ def hash_texts(column: pa.Array, salt: int = 0) -> Hashes:
     )
 
 
-def _offsets_and_bytes(column: pa.Array) -> tuple[AnyArray, AnyArray]:
-    """Returns where the texts of a column begin and end, and their bytes."""
+def offsets_and_bytes(column: pa.Array) -> tuple[AnyArray, AnyArray]:
+    """Returns where the texts of a column begin and end, and their bytes, which may have others around them."""
+    if not len(column):
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, _offset_width(column))
     content = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
@@ -90,10 +92,9 @@ def _offsets_and_bytes(column: pa.Array) -> tuple[AnyArray, AnyArray]:
 
 def _hash_in_kernel(column: pa.Array, salt: int) -> Hashes:
     hashes = np.empty(len(column), np.uint64)
-    if len(column):
-        offsets, content = _offsets_and_bytes(column)
-        is_wide = offsets.itemsize == 8
-        call_kernel("hash_texts", content, offsets, is_wide, len(column), salt, hashes)
+    offsets, content = offsets_and_bytes(column)
+    is_wide = offsets.itemsize == 8
+    call_kernel("hash_texts", content, offsets, is_wide, len(column), salt, hashes)
     return _with_nulls(mix(hashes), column)
 
 
@@ -109,7 +110,7 @@ def _hash_texts(column: pa.Array, salt: int) -> Hashes:
     count = len(column)
     if not count:
         return np.empty(0, np.uint64)
-    offsets, data = _offsets_and_bytes(column)
+    offsets, data = offsets_and_bytes(column)
     offsets = offsets.astype(np.int64, copy=False)
     start, length = offsets[:-1], offsets[1:] - offsets[:-1]
     first, last = int(offsets[0]) & ~7, int(offsets[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,7 @@ from sluice.etl.spec.input_section import Input
 from sluice.etl.table.table_columns import OWN, FileColumns, partitions_of, refuse_twice
 from sluice.etl.table.table_files import TableFiles
 
-TaskInput: TypeAlias = tuple[FileRange | RowGroups, ...]
+TaskInput = tuple[FileRange | RowGroups, ...]
 """What one task reads of the input."""
 _READERS = 8
 

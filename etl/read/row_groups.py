@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sluice.common.errors import InputError
-from sluice.etl.apply.cells import spark_name, stored_cells, stored_column
+from sluice.etl.apply.cells import stored_cells, stored_column
 from sluice.etl.apply.input_checks import Part, refuse_lacking, refuse_missing
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.read.input_paths import InputFile
@@ -111,5 +111,5 @@ def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input) -
                 elif pa.types.is_timestamp(have):
                     better = "read times as float, seconds since 1970"
                 raise InputError(
-                    f"{file}: column {name!r} holds {spark_name(have)}, which is not read as {kind}; {better}"
+                    f"{file}: column {name!r} holds {have}, which is not read as {kind}; {better}"
                 ) from None

@@ -6,7 +6,6 @@ import csv
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ from sluice.etl.spec.toml_keys import SpecError
 
 SINCE = "_since"
 """The new name of the time from which on a side row is valid."""
-_Cells: TypeAlias = dict[str, tuple[pa.Array, Sequence[int] | npt.NDArray[np.intp], pa.Array]]
+_Cells = dict[str, tuple[pa.Array, Sequence[int] | npt.NDArray[np.intp], pa.Array]]
 """For each wanted column: its values, the rows that do not fit, and what was read."""
 
 

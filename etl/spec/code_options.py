@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sluice.common.errors import UsageError
 from sluice.common.settings import setting
-
-if TYPE_CHECKING:
-    from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.permission import MODULE_NAME, Permission, find_modules_here
 
 
 def _module(text: str) -> str:
-    from sluice.etl.spec.permission import MODULE_NAME, find_modules_here
-
     if not MODULE_NAME.fullmatch(text):
         raise UsageError(f"{text!r} is not the name of a module; write for instance mine.features")
     find_modules_here()
@@ -24,7 +19,6 @@ def _module(text: str) -> str:
 
 
 def _transform(text: str) -> str:
-    from sluice.etl.spec.permission import find_modules_here
     from sluice.etl.spec.table_transform import short_transforms
     from sluice.etl.spec.toml_keys import SpecError
 
@@ -80,7 +74,6 @@ class CodeOptions:
 
     def permission_with(self, transforms: Sequence[str]) -> Permission:
         """Returns the permission of these options, with the functions of --transform."""
-        from sluice.etl.spec.permission import Permission
         from sluice.etl.spec.table_transform import short_transforms
 
         named = frozenset(transform.function for transform in short_transforms(transforms))

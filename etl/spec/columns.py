@@ -98,13 +98,9 @@ class ColumnSpec:
             return ()
         return tuple(
             {
-                "op": op.name,
                 # Release 0.2 wrote these keys, and fingerprints have them.
                 **({"past": False, "past_step": 0.0} if op.name == "count" else {}),
-                **{
-                    k: list(v) if isinstance(v, tuple) else v
-                    for k, v in dataclasses.asdict(op).items()
-                },
+                **{k: list(v) if isinstance(v, tuple) else v for k, v in op.described.items()},
                 **({"state": self.state_key(number)} if isinstance(op, Fitted) else {}),
             }
             for number, op in enumerate(self.ops)

@@ -128,8 +128,7 @@ def read_input(raw: dict[str, Any]) -> Input:
     form = raw.get("format", "tsv")
     raw.setdefault("delimiter", "\t" if form == "tsv" else ",")
     entries = raw.pop("columns", [])
-    columns, was, times = _read_columns(entries, form)
-    also = _read_also(entries, columns)
+    columns, was, also, times = _read_columns(entries, form)
     if also and not (raw.get("header") or form in ("json", *WITH_COLUMNS)):
         raise SpecError(
             f"input.columns: `also` needs names in the files: {form} with header = true, or another format"
@@ -168,10 +167,12 @@ def read_input(raw: dict[str, Any]) -> Input:
 
 def _read_columns(
     entries: Any, form: str
-) -> tuple[dict[str, str], dict[str, str], dict[str, ParseTime]]:
-    """Returns the columns, their names or types in earlier versions, and the parsers of their times."""
+) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]], dict[str, ParseTime]]:
+    """Returns the columns, their names or types in earlier versions, their other names, and the parsers of their
+    times."""
     columns: dict[str, str] = {}
     was: dict[str, str] = {}
+    also: dict[str, tuple[str, ...]] = {}
     times: dict[str, ParseTime] = {}
     for number, entry in enumerate(read_value(entries, list, "input.columns")):
         path = f"input.columns[{number}]"
@@ -180,6 +181,8 @@ def _read_columns(
         names, _, kind = read_value(about.get("name"), str, f"{path}.name").rpartition(":")
         if "was" in about:
             was[names] = read_value(about["was"], str, f"{path}.was")
+        if "also" in about:
+            also[names] = read_value(about["also"], tuple[str, ...], f"{path}.also")
         if kind not in INPUT_TYPES:
             raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
         if kind in ("texts", "floats") and form not in ("json", *WITH_COLUMNS):
@@ -197,39 +200,27 @@ def _read_columns(
         raise SpecError(
             'input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]'
         )
-    for name, old in was.items():
-        if name not in columns:
+    for key, given in (("was", was), ("also", also)):
+        if wide := next((name for name in given if name not in columns), None):
             raise SpecError(
-                f"input.columns: {name!r} has a `was`, and so must be one column, not a range"
+                f"input.columns: {wide!r} has `{key}`, and so must be one column, not a range"
             )
+    for name, old in was.items():
         if list(was.values()).count(old) > 1:
             raise SpecError(f"input.columns: two columns were {old!r}")
         if old in columns and old != name and old not in was:
             raise SpecError(
                 f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too"
             )
-    return columns, was, times
-
-
-def _read_also(entries: list[Any], columns: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Returns the other names of columns."""
-    also: dict[str, tuple[str, ...]] = {}
     taken = {*columns}
-    for number, entry in enumerate(entries):
-        path = f"input.columns[{number}]"
-        if not isinstance(entry, dict) or "also" not in entry:
-            continue
-        name = str(entry["name"]).rpartition(":")[0]
-        if name not in columns:
-            raise SpecError(
-                f"{path}: {name!r} has an `also`, and so must be one column, not a range"
-            )
-        also[name] = read_value(entry["also"], tuple[str, ...], f"{path}.also")
-        for other in also[name]:
+    for name, others in also.items():
+        for other in others:
             if other in taken or not other:
-                raise SpecError(f"{path}.also = {other!r}: another column has this name already")
+                raise SpecError(
+                    f"input.columns: {name!r} has also = {other!r}: another column has this name already"
+                )
             taken.add(other)
-    return also
+    return columns, was, also, times
 
 
 def _expand_range(names: str, path: str) -> list[str]:

@@ -21,7 +21,7 @@ from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import Arrays
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
-from sluice.etl.schema import CLOSE_RULE, VALUES_RULE, Field, digest
+from sluice.etl.schema import CLOSE_RULE, VALUES_RULE, BagSizes, Field, digest
 from sluice.etl.spec.columns import MODEL_ROLES, ColumnSpec, read_columns, takes_texts
 from sluice.etl.spec.input_section import INPUT_TYPES, Input, read_input
 from sluice.etl.spec.permission import NOTHING, Permission
@@ -50,6 +50,7 @@ class DriftLimits:
     """The limit above which a new version is refused."""
 
 
+_NOTHING_KNOWN: Mapping[str, Any] = MappingProxyType({})
 DRIFTS = ("psi", "unseen", "nulls")
 
 
@@ -167,26 +168,27 @@ class Spec:
     @property
     def functions(self) -> frozenset[str]:
         """The functions of its `python` operators and its transforms, as "module:function"."""
-        named = {
-            op.function for column in self.columns for op in column.ops if isinstance(op, Python)
-        }
+        named = {op.function for _, op in self._python}
         return frozenset(
             named | {transform.function for transform in self.transforms if transform.function}
         )
 
+    @property
+    def _python(self) -> Iterator[tuple[str, Python]]:
+        """Yields each `python` operator with the name of its column."""
+        for column in self.columns:
+            yield from ((column.name, op) for op in column.ops if isinstance(op, Python))
+
     def import_functions(self) -> dict[str, Callable[..., Any]]:
         """Imports the functions of its operators. Raises OperatorError if one may not or cannot be imported."""
         functions: dict[str, Callable[..., Any]] = {}
-        for made in self.columns:
-            for op in made.ops:
-                if isinstance(op, Python):
-                    try:
-                        functions[op.function] = self.permission.load(
-                            op.function, f"the spec of {self.name}"
-                        )
-                        op.check(functions[op.function])
-                    except OperatorError as error:
-                        raise OperatorError(f"column {made.name!r}: {error}") from None
+        for column, op in self._python:
+            try:
+                function = self.permission.load(op.function, f"the spec of {self.name}")
+                op.check(function)
+            except OperatorError as error:
+                raise OperatorError(f"column {column!r}: {error}") from None
+            functions[op.function] = function
         return functions
 
     @property
@@ -302,14 +304,12 @@ class Spec:
 
     def fields(
         self,
-        cardinalities: Mapping[str, int],
-        bags: Mapping[str, tuple[int, float, int]] | None = None,
-        learned: Mapping[str, Any] = MappingProxyType({}),
+        cardinalities: Mapping[str, int] = _NOTHING_KNOWN,
+        bags: Mapping[str, BagSizes] = _NOTHING_KNOWN,
+        learned: Mapping[str, Any] = _NOTHING_KNOWN,
     ) -> tuple[Field, ...]:
         """Returns the table's columns. `learned` has the states of operators, by their keys."""
-        fields = (
-            self.field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns
-        )
+        fields = (self.field(c, cardinalities.get(c.name), bags.get(c.name)) for c in self.columns)
         return tuple(
             replace(field, values_rule=CLOSE_RULE)
             if any(key in learned and op.is_close(learned[key]) for key, op, _ in c.fitted)
@@ -321,7 +321,7 @@ class Spec:
         self,
         c: ColumnSpec,
         cardinality: int | None = None,
-        bag: tuple[int, float, int] | None = None,
+        bag: BagSizes | None = None,
     ) -> Field:
         kind, layout = c.type, "scalar"
         if c.raw:

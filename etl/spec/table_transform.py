@@ -18,7 +18,7 @@ from sluice.etl.ops.base import POSITIVE, Limit, between
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
-from sluice.etl.schema import Field
+from sluice.etl.schema import BagSizes, Field
 from sluice.etl.spec.columns import MODEL_ROLES, ROLE_KINDS, read_operator
 from sluice.etl.spec.toml_keys import SpecError, read_into, read_sections, read_value
 
@@ -282,7 +282,7 @@ def _add_field(
     transform: TableTransform,
     output: TransformOutput,
     inputs: tuple[str, ...],
-    bag: tuple[int, float, int] | None,
+    bag: BagSizes | None,
     *,
     sized: bool,
 ) -> Field:

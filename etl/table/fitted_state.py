@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.etl.table.store import TableStore
@@ -79,8 +77,7 @@ class FileBackedState:
         store = TableStore(self.uri)
         for path, rows in self.parts:
             try:
-                with store.fs.open_input_file(store.path(path)) as file:
-                    reader = pq.ParquetFile(file, page_checksum_verification=True)
+                with store.parquet(path) as reader:
                     if reader.metadata.num_rows != rows:
                         raise StateError(
                             f"{store.url(path)}: holds {reader.metadata.num_rows} rows, but {rows} were "
@@ -120,14 +117,14 @@ class FileBackedState:
         )
 
 
-Learnt = pa.Table | FileBackedState
+Learnt: TypeAlias = pa.Table | FileBackedState
 """What one operator has learned."""
 
 
 def rows_of(store: TableStore, path: str) -> int:
     """Returns the number of rows of a Parquet file, from its footer."""
-    with store.fs.open_input_file(store.path(path)) as file:
-        return int(pq.ParquetFile(file).metadata.num_rows)
+    with store.parquet(path) as file:
+        return int(file.metadata.num_rows)
 
 
 def digest_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
@@ -251,9 +248,7 @@ class FittedState:
             if not isinstance(table, FileBackedState)
         }
         for key, table in small.items():
-            sink = io.BytesIO()
-            pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-            store.write(f"{folder}/{quote(key, safe='')}.parquet", sink.getvalue())
+            store.write_table(f"{folder}/{quote(key, safe='')}.parquet", table)
         store.write_json(
             f"{folder}/state.json",
             {
@@ -272,10 +267,7 @@ class FittedState:
         with _errors_named(store, folder):
             about = store.read_json(f"{folder}/state.json")
             tables: dict[str, Learnt] = {
-                key: pq.ParquetFile(
-                    io.BytesIO(store.read(f"{folder}/{quote(key, safe='')}.parquet")),
-                    page_checksum_verification=True,
-                ).read()
+                key: store.read_table(f"{folder}/{quote(key, safe='')}.parquet")
                 for key in about["keys"]
             }
             tables |= {

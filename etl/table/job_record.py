@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sluice.etl.schema import BagSizes
 from sluice.etl.spec.row_identity import Identity
 
 FORMAT = 1
@@ -59,7 +60,7 @@ class JobRecord:
     cardinalities: Mapping[str, int]
     files: tuple[FileRecord, ...]
     rejected: Mapping[str, int] = field(default_factory=dict)
-    bags: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
+    bags: Mapping[str, BagSizes] = field(default_factory=dict)
     profile: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The profile of its columns: see `sluice.etl.table.profile.Profile`."""
     raw_nulls: Mapping[str, float] = field(default_factory=dict)

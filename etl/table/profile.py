@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.common.errors import UsageError
 from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
-from sluice.etl.ops.hashing import AnyArray, Floats, Whole, hash_texts
+from sluice.etl.ops.hashing import AnyArray, Floats, Whole, hash_texts, offsets_and_bytes
 from sluice.etl.ops.lists import flat
-from sluice.etl.schema import Field
+from sluice.etl.schema import BagSizes, Field
 from sluice.etl.spec.nested_columns import join_chunks
 
 _TEXT_BINS = 64
@@ -59,7 +58,7 @@ class Profile:
         return cls({name: _joined(same) for name, same in columns.items()})
 
     @property
-    def bags(self) -> dict[str, tuple[int, float, int]]:
+    def bags(self) -> dict[str, BagSizes]:
         """The smallest, mean and largest bag of each column that has bags."""
         return {
             name: (c["bag"][0], c["rows"] / max(1, c["bag"][2]), c["bag"][1])
@@ -73,11 +72,8 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
         return _as_read(values)
     if f.role == "id_list":
         if f.layout == "bytes":
-            lengths = pc.binary_length(values).to_numpy() // 4
-            offsets = np.frombuffer(values.buffers()[1], np.int32)[
-                values.offset : values.offset + len(values) + 1
-            ]
-            content = np.frombuffer(values.buffers()[2] or b"", np.uint8)
+            offsets, content = offsets_and_bytes(values)
+            lengths = np.diff(offsets) // 4
             ids = content[offsets[0] : offsets[-1]].view("<u4")
         else:
             elements, lengths = flat(values)

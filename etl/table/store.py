@@ -3,16 +3,21 @@ path."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from sluice.common.stores import Place, StoreError, patiently
 from sluice.etl.table import local_folder
@@ -100,6 +105,23 @@ class TableStore:
                 stream.write(content)
             return
         local_folder.replace(self.root, relative, content)
+
+    @contextlib.contextmanager
+    def parquet(self, relative: str) -> Iterator[pq.ParquetFile]:
+        """Opens a Parquet file. What is read of it is compared with its checksums."""
+        with self.fs.open_input_file(self.path(relative)) as file:
+            yield pq.ParquetFile(file, page_checksum_verification=True)
+
+    def read_table(self, relative: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Returns a whole Parquet file, or those of the columns that it has."""
+        content = io.BytesIO(self.read(relative))
+        return pq.ParquetFile(content, page_checksum_verification=True).read(columns)
+
+    def write_table(self, relative: str, table: pa.Table) -> None:
+        """Writes a Parquet file with checksums, as `write` writes bytes."""
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+        self.write(relative, sink.getvalue())
 
     def read_json(self, relative: str) -> Any:
         return json.loads(self.read(relative))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sluice.common.errors import UsageError
 from sluice.common.stores import StoreError
-from sluice.etl.schema import CLOSE_RULE, DataFile, Field, Fingerprint, Version
+from sluice.etl.schema import CLOSE_RULE, BagSizes, DataFile, Field, Fingerprint, Version
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, short_transforms, stored, transformed
@@ -221,15 +221,14 @@ class FeatureTable:
         store = TableStore(self.uri)
         published = {v.job for v in self._every_version()} | self.records.keys()
         known = {f.path for job in published for f in _record(store, job).files}
-        digests = {store.url(f.path): f.sha256 for r in self.records.values() for f in r.files}
-        return verify(store, self.files, self.stored, self.schema, digests=digests, listed=known)
+        return verify(store, self.files, self.stored, self.schema, listed=known)
 
 
 def check_values(table: FeatureTable, spec: Spec) -> None:
     """Raises TableError if an earlier rule converted values of a column, and `spec` would now give others."""
     # A column by `CLOSE_RULE` keeps its learned state, and was converted by the newest rule.
     rules = {f.name: f.values_rule for f in table.fields if f.values_rule != CLOSE_RULE}
-    for f in spec.fields({}):
+    for f in spec.fields():
         if rules.get(f.name, f.values_rule) != f.values_rule:
             raise TableError(
                 f"{table.uri}: column {f.name!r} was made by Sluice 0.2, in which whole numbers of a [[history]] "
@@ -343,7 +342,7 @@ def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) 
     )
 
 
-def _bag(bags: list[tuple[tuple[int, float, int], int]]) -> tuple[int, float, int] | None:
+def _bag(bags: list[tuple[BagSizes, int]]) -> BagSizes | None:
     """Returns the smallest, mean and largest bag over all jobs' rows."""
     if not bags:
         return None

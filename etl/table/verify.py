@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile, Field
 from sluice.etl.table.store import TableStore
@@ -18,15 +17,12 @@ def verify(
     fields: Sequence[Field],
     schema: pa.Schema,
     *,
-    digests: Mapping[str, str],
     listed: set[str],
 ) -> list[str]:
     """Returns problems, one line each. `listed` are the files of every version.
 
     Other files in `data/` are orphans, except hidden files of other programs."""
-    problems = [
-        p for f in files for p in _of_file(store, f, fields, schema, digest=digests[f.path])
-    ]
+    problems = [p for f in files for p in _of_file(store, f, fields, schema)]
     orphans = [
         p
         for p in store.files("data")
@@ -39,7 +35,7 @@ def verify(
 
 
 def _of_file(
-    store: TableStore, file: DataFile, fields: Sequence[Field], schema: pa.Schema, *, digest: str
+    store: TableStore, file: DataFile, fields: Sequence[Field], schema: pa.Schema
 ) -> list[str]:
     relative = store.relative(file.path)
     size = store.size(relative)
@@ -50,10 +46,10 @@ def _of_file(
             f"{file.path}: {size} bytes, but {file.bytes} were published (truncated or replaced)"
         ]
     try:
-        problems = _of_content(store.path(relative), store, file, fields, schema)
+        problems = _of_content(relative, store, file, fields, schema)
     except (OSError, pa.ArrowException) as error:
         return [f"{file.path}: damaged ({str(error).splitlines()[0]})"]
-    if store.digest(relative) != digest:
+    if store.digest(relative) != file.content:
         problems.insert(
             0, f"{file.path}: its bytes are not those published (a flipped bit, or replaced)"
         )
@@ -64,8 +60,7 @@ def _of_content(
     path: str, store: TableStore, file: DataFile, fields: Sequence[Field], schema: pa.Schema
 ) -> list[str]:
     problems = []
-    with store.fs.open_input_file(path) as source:
-        reader = pq.ParquetFile(source, page_checksum_verification=True)
+    with store.parquet(path) as reader:
         groups = tuple(
             reader.metadata.row_group(i).num_rows for i in range(reader.metadata.num_row_groups)
         )
