@@ -47,13 +47,13 @@ def report(argv: list[str]) -> dict[str, Any]:
     """Writes a run's page again: one page that opens offline."""
     options = parse(RunChoice, argv, "sluice report", description=report.__doc__, epilog=_EXAMPLES)
 
-    from sluice.agent.report import narrative, page
-    from sluice.agent.report.run_folder import Run
+    from sluice.agent.report import page
+    from sluice.agent.report.story import Story
 
     written = page.write(options.run)
-    run = Run.read(options.run)
-    say(f"{narrative.verdict(run)}\n{written}")
-    return {"report": str(written), **narrative.summary(run)}
+    story = Story.read(options.run)
+    say(f"{story.verdict}\n{written}")
+    return {"report": str(written), **story.summary}
 
 
 def explain(argv: list[str]) -> dict[str, Any]:
@@ -62,12 +62,11 @@ def explain(argv: list[str]) -> dict[str, Any]:
         RunChoice, argv, "sluice explain", description=explain.__doc__, epilog=_EXAMPLES
     )
 
-    from sluice.agent.report import narrative
-    from sluice.agent.report.run_folder import Run
+    from sluice.agent.report.story import Story
 
-    run = Run.read(options.run)
-    print(printable(narrative.tell(run)))
-    return {"verdict": narrative.verdict(run), **narrative.summary(run)}
+    story = Story.read(options.run)
+    print(printable(story.explanation))
+    return {"verdict": story.verdict, **story.summary}
 
 
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from math import inf
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from sluice.agent.report import charts
-from sluice.agent.report.charts import Panel, Points, Series, chart
+from sluice.agent.report.charts import Axis, Panel, Points, Series, chart
 from sluice.agent.report.format import percent
 from sluice.agent.report.incidents import GOOD_RESULTS, SMALL_STALL, Incident
-from sluice.agent.report.narrative import (
-    DecisionEffect,
-    RunOutcome,
-    judged_part,
-    mean,
-)
 from sluice.agent.report.run_folder import Line, Run
+from sluice.agent.report.story import Story
 from sluice.agent.report.tables import TONES, verdict
 from sluice.ingest.knobs import format_bytes
 
@@ -26,14 +22,13 @@ _BUSY = 0.9
 """While the trainer waits, a stage whose workers are busy for this share of their time is the bottleneck."""
 
 
-def hero(
-    run: Run, figures: RunOutcome, story: Sequence[DecisionEffect], incidents: Sequence[Incident]
-) -> str:
+def hero(story: Story) -> str:
     """Returns the overview chart, after the decisions and incidents that all charts show."""
+    run, figures = story.run, story.outcome
     moments = {
         "decisions": [
             {"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
-            for c in story
+            for c in story.changes
         ],
         "bands": [
             {
@@ -44,158 +39,128 @@ def hero(
                 "text": f"{incident.label}. {incident.sentence}",
                 "tone": TONES.get(incident.result, ""),
             }
-            for incident, until in lasting(incidents, figures.seconds)
+            for incident, until in _lasting(story.incidents, figures.seconds)
         ],
     }
-    return charts.embedded(moments, "moments") + chart(
-        "Rows a second, and waiting for input",
-        *overview(run, figures),
-        kind="hero",
-        note=_whose(run),
-    )
-
-
-def overview(run: Run, figures: RunOutcome) -> list[Panel]:
-    """Returns the panels of the overview: rows a second, and the trainer's share of waiting."""
     looks = run.looks() or run.of("loader")
-    rate = figures.rows_per_s_first
-    before = Series(name="before tuning", points=[])
-    if figures.changes_faster and rate is not None:
-        knobs = judged_part(run).of("decision")[0].get("before") or {}
-        one_each = set(knobs.get("workers", {}).values()) == {1}
-        before = Series(
-            name="with one worker a stage" if one_each else "before tuning",
-            style="level",
-            points=[(0.0, rate)],
-        )
+    before, first = "before tuning", figures.rows_per_s_first
+    if figures.changes_faster and first is not None:
+        knobs = story.part.of("decision")[0].get("before") or {}
+        if set(knobs.get("workers", {}).values()) == {1}:
+            before = "with one worker a stage"
+    else:
+        first = None
     rates = [
         _series("taken by the trainer", "area", looks, "rows_per_s"),
         Series(name="possible without waiting", points=_headroom(looks), style="limit"),
-        before,
+        Series(name=before, points=[] if first is None else [(0.0, first)], style="level"),
     ]
     waits = [_series("waiting", "area", looks, "stall")]
-    return [
+    # A Loader records only its own rank.
+    ranks = run.config.get("ranks")
+    of_one = f"of one rank; there are {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
+    return charts.embedded(moments, "moments") + chart(
+        "Rows a second, and waiting for input",
         Panel(name="rows a second", axis=charts.ROWS, series=rates),
         Panel(name="time that the trainer waits for input", axis=charts.SHARE, series=waits),
-    ]
-
-
-def workers(run: Run) -> list[Series]:
-    """Returns the number of workers of each stage over time."""
-    knobs = _knobs_over_time(run)
-    names = dict.fromkeys(
-        name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
+        kind="hero",
+        note=f"of all {run.ranks} ranks" if run.ranks > 1 else of_one,
     )
-    return [_series(name, "step", knobs, "knobs", "workers", name) for name in names]
 
 
 class _Stage(NamedTuple):
-    workers: Series
+    """A stage over time."""
+
+    name: str
+    workers: Points
     shares: Points
     """The share of its workers' time at useful work."""
     busy: float | None
     """The mean of `shares` in the last third of the judged part. None: not measured."""
 
 
-def stages(run: Run, figures: RunOutcome) -> str:
+def stages(story: Story) -> str:
     """Returns a small chart for each stage: its workers, and the share of their time at useful work."""
-    knobs = _knobs_over_time(run)
-    last = (knobs[-1].get("knobs") or {}) if knobs else {}
-    shown = [_stage(run, pool) for pool in workers(run)]
-    waits = figures.stall_last is not None and figures.stall_last > SMALL_STALL
-    busiest = max(((stage.busy or 0.0, stage.workers.name) for stage in shown), default=(0.0, ""))
-    bottleneck = busiest[1] if waits and busiest[0] >= _BUSY else ""
-    drawn = [
-        _stage_chart(stage, last, stage.workers.name == bottleneck)
+    shown = _stages(story)
+    if not shown:
+        return ""
+    stall = story.outcome.stall_last
+    busiest = max(shown, key=lambda stage: (stage.busy or 0.0, stage.name))
+    waits = stall is not None and stall > SMALL_STALL and (busiest.busy or 0.0) >= _BUSY
+    backends = (_knobs_over_time(story.run)[-1].get("knobs") or {}).get("backend") or {}
+    drawn = "".join(
+        _stage_chart(stage, backends.get(stage.name) == "process", waits and stage is busiest)
         for stage in shown
-        if stage.workers.points
-    ]
+    )
     about = "Top: number of workers. Bottom: share of time spent working"
-    about = ", ".join(filter(None, [about, _of_each(run)]))
+    about = ", ".join(filter(None, [about, _of_each(story.run)]))
     return (
-        (
-            f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
-            f'<div class="small">{"".join(drawn)}</div></section>'
-        )
-        if drawn
-        else ""
+        f'<section class="bare"><h2>Workers of each stage</h2><p class="empty">{about}</p>'
+        f'<div class="small">{drawn}</div></section>'
     )
 
 
-def _stage(run: Run, workers: Series) -> _Stage:
-    """Returns the figures of a stage over time."""
-    name = workers.name
-    loader = run.of("loader")
-    looks = judged_part(run).looks()
-    shares = [
-        (at, min(1.0, value / n))
-        for (at, value), (_, n) in zip(
-            _points(loader, "stages", name, "busy"),
-            _points(loader, "stages", name, "workers"),
-            strict=False,
-        )
-        if n
-    ]
-    settled = looks[-max(1, len(looks) // 3) :]
-    late = [{"busy": share} for at, share in shares if settled and at >= settled[0]["at"]]
-    return _Stage(workers, shares, mean(late, "busy"))
+def _stages(story: Story) -> list[_Stage]:
+    """Returns the stages whose workers are known."""
+    knobs = _knobs_over_time(story.run)
+    names = dict.fromkeys(
+        name for line in knobs for name in (line.get("knobs") or {}).get("workers", ())
+    )
+    looks = story.part.looks()
+    late = looks[-max(1, len(looks) // 3) :]
+    since = late[0]["at"] if late else inf
+    loader = story.run.of("loader")
+    found = []
+    for name in names:
+        busy, workers = (_points(loader, "stages", name, key) for key in ("busy", "workers"))
+        shares = [
+            (at, min(1.0, value / n))
+            for (at, value), (_, n) in zip(busy, workers, strict=False)
+            if n
+        ]
+        settled = [share for at, share in shares if at >= since]
+        if points := _points(knobs, "knobs", "workers", name):
+            found.append(_Stage(name, points, shares, fmean(settled) if settled else None))
+    return found
 
 
-def _stage_chart(stage: _Stage, knobs: Line, bottleneck: bool) -> str:
+def _stage_chart(stage: _Stage, in_processes: bool, is_bottleneck: bool) -> str:
     """Returns the small chart of a stage."""
-    name, points = stage.workers.name, stage.workers.points
-    first = int(points[0][1])
-    now = int(points[-1][1])
-    unit = "process" if (knobs.get("backend") or {}).get(name) == "process" else "worker"
+    first, now = (int(count) for _, count in (stage.workers[0], stage.workers[-1]))
+    unit = "process" if in_processes else "worker"
     if now != 1:
-        unit += "es" if unit == "process" else "s"
+        unit += "es" if in_processes else "s"
     note = f"{first} → {now} {unit}" if first != now else f"{now} {unit}"
     return chart(
-        name,
-        Panel(axis=charts.WHOLE, series=[replace(stage.workers, name="workers")]),
+        stage.name,
+        Panel(
+            axis=charts.WHOLE, series=[Series(name="workers", points=stage.workers, style="step")]
+        ),
         Panel(axis=charts.SHARE, series=[Series(name="at work", points=stage.shares)]),
         kind="part",
         note=note if stage.busy is None else f"{note}, busy {percent(stage.busy)}",
-        corner=verdict("the bottleneck", "bad") if bottleneck else " ",
+        corner=verdict("the bottleneck", "bad") if is_bottleneck else " ",
     )
 
 
 def training(run: Run) -> str:
     """Returns the charts of the training loss and the AUC."""
-    evaluations = run.of("eval")
-    splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
+    by_split: dict[str, list[Line]] = {}
+    for evaluation in run.of("eval"):
+        by_split.setdefault(str(evaluation.get("split", "")), []).append(evaluation)
+    aucs = [_series(split or "AUC", "dots", lines, "auc") for split, lines in by_split.items()]
+    loss = _series("loss", "line", run.of("train"), "loss")
     return _side_by_side(
         "Training",
-        [
-            chart(
-                "Training loss",
-                Panel(
-                    axis=charts.SCORE,
-                    series=[_series("loss", "line", run.of("train"), "loss")],
-                ),
-            ),
-            chart(
-                "AUC",
-                Panel(
-                    axis=charts.SCORE,
-                    series=[
-                        _series(
-                            split or "AUC",
-                            "dots",
-                            [e for e in evaluations if str(e.get("split", "")) == split],
-                            "auc",
-                        )
-                        for split in splits
-                    ],
-                ),
-            ),
-        ],
+        _chart("Training loss", charts.SCORE, [loss]),
+        _chart("AUC", charts.SCORE, aucs),
     )
 
 
 def machine(run: Run) -> str:
     """Returns the charts of memory, buffers, cores and remote workers."""
     loader = run.of("loader")
+    last = loader[-1] if loader else {}
     each = _of_each(run)
     knobs = _knobs_over_time(run)
     buffers = [
@@ -207,11 +172,11 @@ def machine(run: Run) -> str:
         _series("available", "limit", loader, "cpu_quota"),
     ]
     drawn = [
-        _memory_chart(loader),
-        chart("Buffers", Panel(axis=charts.BYTES, series=buffers), note=each),
-        chart("Cores", Panel(axis=charts.WHOLE, series=cores), note=each),
+        _memory_chart(loader, last),
+        _chart("Buffers", charts.BYTES, buffers, each),
+        _chart("Cores", charts.WHOLE, cores, each),
     ]
-    if remote := loader[-1].get("elsewhere") if loader else None:
+    if remote := last.get("elsewhere"):
         workers = [
             _series(name, "step", loader, "elsewhere", name) for name in ("workers", "starting")
         ]
@@ -220,27 +185,35 @@ def machine(run: Run) -> str:
             f"{remote['retries']:,} requests were repeated, and {remote['hedges']:,} also went to a second worker "
             "because the first was slow"
         )
-        drawn.append(chart("Remote workers", Panel(axis=charts.WHOLE, series=workers), note=note))
-    return _side_by_side("Memory and cores", drawn)
+        drawn.append(_chart("Remote workers", charts.WHOLE, workers, note))
+    return _side_by_side("Memory and cores", *drawn)
 
 
-def _memory_chart(loader: Sequence[Line]) -> str:
+def _memory_chart(loader: Sequence[Line], last: Line) -> str:
     """Returns the chart of memory. The note says how often work waited for memory."""
-    used = _points(loader, "memory_used")
-    limit = _points(loader, "memory_limit")
-    memory = [Series(name="in use", points=used, style="area")]
+    used, limit = (
+        _series("in use", "area", loader, "memory_used"),
+        _series("limit", "limit", loader, "memory_limit"),
+    )
+    memory = [used]
     notes = []
-    if limit and used and limit[-1][1] <= _OFF_SCALE * max(y for _, y in used):
-        memory.append(Series(name="limit", points=limit, style="limit"))
-    elif limit:
-        notes.append(f"limit {format_bytes(limit[-1][1])}, beyond the scale")
-    if held_back := loader[-1].get("held_back") if loader else 0:
-        pressed = loader[-1].get("held_back_pressure", 0)
+    if limit.points:
+        most = limit.points[-1][1]
+        if used.points and most <= _OFF_SCALE * max(y for _, y in used.points):
+            memory.append(limit)
+        else:
+            notes.append(f"limit {format_bytes(most)}, beyond the scale")
+    if held_back := last.get("held_back"):
+        pressed = last.get("held_back_pressure", 0)
         notes.append(
             f"work waited for memory {held_back} times: {held_back - pressed} for the limit, {pressed} because the "
             "system was short of memory"
         )
-    return chart("Memory", Panel(axis=charts.BYTES, series=memory), note="; ".join(notes))
+    return _chart("Memory", charts.BYTES, memory, "; ".join(notes))
+
+
+def _chart(title: str, axis: Axis, series: Sequence[Series], note: str = "") -> str:
+    return chart(title, Panel(axis=axis, series=series), note=note)
 
 
 def _series(name: str, style: str, lines: Sequence[Line], *path: str) -> Series:
@@ -263,17 +236,17 @@ def _headroom(loader: Sequence[Line]) -> Points:
     """Returns the rate that the trainer could take, from its latest computing times, while that is not far above all
     rates. Empty if it is in the end."""
     demand = _points(loader, "demand_rows_per_s")
-    most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
-    if not demand or demand[-1][1] > _OFF_SCALE * most:
+    most = _OFF_SCALE * max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
+    if not demand or demand[-1][1] > most:
         return []
     rates = [
         (at, max(rate for _, rate in demand[max(0, n - 4) : n + 1]))
         for n, (at, _) in enumerate(demand)
     ]
-    return [(at, rate) for at, rate in rates if rate <= _OFF_SCALE * most]
+    return [(at, rate) for at, rate in rates if rate <= most]
 
 
-def lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
+def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
     """Returns each incident with its end: when the rate recovered, or at the next incident. Without a result, an
     incident ends at once."""
     following = [*(incident.at for incident in incidents[1:]), end]
@@ -300,19 +273,11 @@ def _knobs_over_time(run: Run) -> list[Line]:
     )
 
 
-def _whose(run: Run) -> str:
-    """Returns whose rows are counted. A Loader records only its own rank."""
-    ranks = run.config.get("ranks")
-    if run.ranks > 1:
-        return f"of all {run.ranks} ranks"
-    return f"of one rank; there are {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
-
-
 def _of_each(run: Run) -> str:
     return f"of each of {run.ranks} ranks" if run.ranks > 1 else ""
 
 
-def _side_by_side(title: str, drawn: Sequence[str]) -> str:
+def _side_by_side(title: str, *drawn: str) -> str:
     return (
         f'<section class="bare"><h2>{title}</h2><div class="grid2">{"".join(drawn)}</div></section>'
         if any(drawn)

@@ -39,6 +39,11 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns `one change`, or `3 changes`."""
+    return f"one {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def measurement(metric: Mapping[str, Any]) -> str:
     """Describes the pipeline and each of its stages at a look of the agent, in one line."""
     held = f", held back {times}× for memory" if (times := metric["held_back"]) else ""
@@ -68,6 +73,16 @@ def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         if key in before and key in after and before[key] != after[key]:
             parts.append(f"{label} {format_bytes(before[key])} → {format_bytes(after[key])}")
     return ", ".join(parts) or "nothing"
+
+
+def moved(choice: Mapping[str, Any]) -> str:
+    """Returns the difference that a decision or a proposal makes, as `moves` does."""
+    return moves(choice.get("before") or {}, choice.get("after") or {})
+
+
+def reason_of(choice: Mapping[str, Any]) -> str:
+    """Returns the reason for a decision or a proposal."""
+    return (choice.get("reason") or {}).get("text") or "no reason given"
 
 
 def line(event: Mapping[str, Any]) -> str:

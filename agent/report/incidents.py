@@ -1,15 +1,16 @@
 """Finds the incidents of a run: changes that no decision caused, with the agent's reaction and the time to recover.
 
-`find_incidents` returns them. `measured_decisions` returns the decisions with their effects. All functions are pure.
+`find_causes` returns what happened, and `find_incidents` what followed. All functions are pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import fmean
 
-from sluice.agent.report.format import count, moves, percent, seconds
+from sluice.agent.report.format import count, moved, percent, seconds
 from sluice.agent.report.run_folder import Line, Run
 
 _RECOVERED_SHARE = 0.95
@@ -24,8 +25,6 @@ _SAME_CAUSE_S = 5.0
 """Changes of one stage's cost that are noticed this close together have one cause."""
 _SHARED_OUTCOME_S = 2.0
 """Incidents this close together have the same outcome, so one does not end the other."""
-_HIDDEN_S: Mapping[str, float] = {"workload": 10.0, "store": 10.0}
-"""Buffers may hide an incident's cost for this time, so the rate before a decision may be that of full buffers."""
 _MOST_SHOWN = 4
 """The most changes of knobs in a sentence."""
 _MEAN_OF = 3
@@ -47,9 +46,84 @@ _WHAT = {
     "stall-store": "store",
     "corrupt": "store",
 }
+"""Injected fault → what it changes."""
 
 Waits = tuple[float, float, float]
 GOOD_RESULTS = ("recovered", "as fast as before", "the input keeps up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A change that no decision caused, as an event tells it."""
+
+    at: float
+    what: str
+    """`cores`, `memory`, `workload`, `schema`, `worker` or `store`."""
+    text: str
+    stage: str | None = None
+    """The stage whose cost changed. None: the change is none of a stage, or was injected."""
+    noticed_at: float | None = None
+    """When the agent noticed it. None: unknown."""
+    noticed: str = ""
+    """What the agent noticed, in words. Empty if `text` already says it."""
+    is_injected: bool = False
+
+
+def find_causes(run: Run) -> list[Cause]:
+    """Returns what happened in a run that no decision caused, in order."""
+    causes = (cause for cause in map(_read_cause, run.events) if cause is not None)
+    return sorted(causes, key=lambda cause: cause.at)
+
+
+def _read_cause(event: Line) -> Cause | None:
+    """Returns what an event tells. None: it is of another kind."""
+    kind = event.get("kind")
+    at = float(event.get("at", 0.0))
+    if kind in ("incident", "occasion"):  # the second word is that of 0.3
+        stage = event.get("stage")
+        return Cause(at=at, what=event["what"], text=event["text"], stage=stage, noticed_at=at)
+    if kind == "fault" and "fault" in event:
+        name = str(event["fault"]).partition("@")[0].partition("=")[0]
+        text = f"{event['fault']}: {event['did']}"
+        return Cause(at=at, what=_WHAT.get(name, name), text=text, is_injected=True)
+    if kind == "follow":
+        names = [
+            f"{word} {', '.join(columns)}"
+            for word, key in (("new", "added"), ("without", "dropped"))
+            if (columns := [*event.get(key, ()), *event.get(f"dense_{key}", ())])
+        ]
+        text = f"version {event['after']} of the table was adopted ({'; '.join(names) or 'the same columns'})"
+        return Cause(at=at, what="schema", text=text)
+    return None
+
+
+def _merge_detections(causes: Iterable[Cause]) -> list[Cause]:
+    """Returns the causes with each injected fault and its detection by the agent joined into one.
+
+    What the agent first noticed by items under way, it measures once they have ended. That is the same cause."""
+    merged: list[Cause] = []
+    noticed: dict[str, float] = {}  # when each stage was last noticed
+    for cause in causes:
+        if cause.stage is not None:
+            last_at = noticed.get(cause.stage, -inf)
+            noticed[cause.stage] = cause.at
+            if cause.at - last_at < _SAME_CAUSE_S:
+                continue
+        fault = next(
+            (
+                n
+                for n in reversed(range(len(merged)))
+                if merged[n].what == cause.what
+                and merged[n].noticed_at is None
+                and cause.at - merged[n].at <= _MOST_DETECTION_S
+            ),
+            None,
+        )
+        if fault is None or cause.noticed_at is None:
+            merged.append(cause)
+        else:
+            merged[fault] = replace(merged[fault], noticed_at=cause.at, noticed=cause.text)
+    return merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +134,7 @@ class Incident:
     label: str
     """A letter for the charts."""
     what: str
-    """`cores`, `memory`, `workload`, `schema`, `worker` or `store`."""
+    """See `Cause`."""
     text: str
     """What happened, in words."""
     did: tuple[str, ...]
@@ -85,198 +159,92 @@ class Incident:
     little was measured."""
 
     @property
+    def verdict(self) -> str:
+        """The result for a reader."""
+        return self.result or "too short to judge"
+
+    @property
     def sentence(self) -> str:
         """The incident in one sentence, for the report."""
-        noticed = f", seen after {seconds(round(self.noticed_s, 2))}" if self.noticed_s else ""
-        noticed += f" ({self.noticed})" if self.noticed else ""
-        turned = (
-            self.did
-            if len(self.did) <= _MOST_SHOWN
-            else (self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
-        )
-        if turned and self.changed_s is not None:
-            did = f"; changed after {seconds(round(self.changed_s, 2))} by {', then '.join(turned)}"
-        elif self.result in GOOD_RESULTS:
-            did = "; no change needed"
-        else:
-            did = "; no change made"
-        waits = ""
+        told = [f"At {seconds(self.at)} {self.text}"]
+        if self.noticed_s:
+            told[0] += f", seen after {seconds(round(self.noticed_s, 2))}"
+        if self.noticed:
+            told[0] += f" ({self.noticed})"
+        told.append(self._tell_answer())
         if self.waited is not None:
-            before, worst, after = self.waited
-            course = [percent(before), percent(worst), percent(after)]
-            if worst <= max(before, after) + _SAME_WAIT:
-                course = list(dict.fromkeys([percent(before), percent(after)]))
-            waits = f"; waiting {' → '.join(course)}"
-        rates = (
-            f"; {count(self.before)} → {count(self.after)} rows/s"
-            if self.before and self.after
-            else ""
-        )
-        if self.recovered_s is None:
-            back = ""
-        elif self.recovered_s == 0:
-            fell = self.before and self.after and self.after < _RECOVERED_SHARE * self.before
-            back = ", at once" if fell else ", without a dip below that"
-        else:
-            back = f", settled after {seconds(self.recovered_s)}"
+            told.append(f"waiting {self._tell_waits(*self.waited)}")
+        if self.before and self.after:
+            told.append(f"{count(self.before)} → {count(self.after)} rows/s")
         result = f": {self.result}" if self.result else ""
-        return f"At {seconds(self.at)} {self.text}{noticed}{did}{waits}{rates}{back}{result}."
+        return f"{'; '.join(told)}{self._tell_recovery()}{result}."
+
+    def _tell_answer(self) -> str:
+        did = self.did
+        if did and self.changed_s is not None:
+            if len(did) > _MOST_SHOWN:
+                did = (did[0], f"{len(did) - 2} more changes", did[-1])
+            return f"changed after {seconds(round(self.changed_s, 2))} by {', then '.join(did)}"
+        return "no change needed" if self.result in GOOD_RESULTS else "no change made"
+
+    @staticmethod
+    def _tell_waits(before: float, worst: float, after: float) -> str:
+        if worst > max(before, after) + _SAME_WAIT:
+            return " → ".join(map(percent, (before, worst, after)))
+        return " → ".join(dict.fromkeys(map(percent, (before, after))))
+
+    def _tell_recovery(self) -> str:
+        if self.recovered_s is None:
+            return ""
+        if self.recovered_s:
+            return f", settled after {seconds(self.recovered_s)}"
+        fell = self.before and self.after and self.after < _RECOVERED_SHARE * self.before
+        return ", at once" if fell else ", without a dip below that"
 
 
 def find_incidents(run: Run) -> list[Incident]:
     """Returns all incidents in order. Each lasts until the next one, or until the run is resumed."""
-    read = (cause for cause in map(_read_cause, run.events) if cause is not None)
-    merged = _merge_detections(sorted(read, key=lambda cause: cause["at"]))
-    times = [cause["at"] for cause in (*merged, *run.of("start"))]
+    merged = _merge_detections(find_causes(run))
+    times = [*(cause.at for cause in merged), *(start["at"] for start in run.of("start"))]
     return [
         _measure_incident(
             run,
             cause,
             chr(ord("A") + n % 26),
-            max((at for at in times if at < cause["at"] - _SHARED_OUTCOME_S), default=0.0),
-            min((at for at in times if at > cause["at"] + _SHARED_OUTCOME_S), default=float("inf")),
+            max((at for at in times if at < cause.at - _SHARED_OUTCOME_S), default=0.0),
+            min((at for at in times if at > cause.at + _SHARED_OUTCOME_S), default=inf),
         )
         for n, cause in enumerate(merged)
     ]
 
 
-def measured_decisions(run: Run) -> Iterator[tuple[Line, Line | None, str | None]]:
-    """Yields all decisions in order, with the measured effect, and the text of an incident that makes the effect
-    meaningless, because it came before the measurement.
-
-    A resumed run counts its decisions from 1 again. So an effect belongs to the last decision of its number."""
-    decisions = run.of("decision")
-    effects = run.of("effect")
-    causes = [cause for cause in map(_read_cause, run.events) if cause is not None]
-    for i, decision in enumerate(decisions):
-        number = decision.get("sequence")
-        at = float(decision["at"])
-        until = next(
-            (d["at"] for d in decisions[i + 1 :] if d.get("sequence") == number), float("inf")
-        )
-        effect = next(
-            (e for e in effects if e.get("sequence") == number and at <= e["at"] <= until), None
-        )
-        between = (
-            cause["text"]
-            for cause in causes
-            if effect is not None
-            and at - _HIDDEN_S.get(cause["what"], 0.0) < cause["at"] <= effect["at"]
-        )
-        yield decision, effect, next(between, None)
-
-
-def fault_times(run: Run) -> list[float]:
-    """Returns the times of the injected faults."""
-    return [
-        float(event["at"])
-        for event in run.events
-        if event.get("kind") == "fault" and "fault" in event
-    ]
-
-
-def _read_cause(event: Line) -> dict[str, Any] | None:
-    """Returns the cause of an incident if an event of the run is one.
-
-    `noticed` is the time at which the agent noticed the cause, None if that is unknown. `seen` is what it noticed."""
-    kind = event.get("kind")
-    at = float(event.get("at", 0.0))
-    if kind in ("incident", "occasion"):  # the second word is that of 0.3
-        return {
-            "at": at,
-            "what": event["what"],
-            "text": event["text"],
-            "noticed": at,
-            "seen": "",
-            "stage": event.get("stage"),
-        }
-    if kind == "fault" and "fault" in event:
-        name = str(event["fault"]).partition("@")[0].partition("=")[0]
-        return {
-            "at": at,
-            "what": _WHAT.get(name, name),
-            "text": f"{event['fault']}: {event['did']}",
-            "noticed": None,
-            "seen": "",
-        }
-    if kind == "follow":
-        names = [
-            f"new {', '.join(new)}"
-            for new in [[*event.get("added", ()), *event.get("dense_added", ())]]
-            if new
-        ]
-        names += [
-            f"without {', '.join(old)}"
-            for old in [[*event.get("dropped", ()), *event.get("dense_dropped", ())]]
-            if old
-        ]
-        text = f"version {event['after']} of the table was adopted ({'; '.join(names) or 'the same columns'})"
-        return {"at": at, "what": "schema", "text": text, "noticed": None, "seen": ""}
-    return None
-
-
-def _merge_detections(causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the causes with each injected fault and its detection by the agent joined into one.
-
-    What the agent first noticed by items under way, it measures once they have ended. That is the same cause."""
-    merged: list[dict[str, Any]] = []
-    stages: dict[str, float] = {}  # when each stage was last noticed
-    for cause in causes:
-        stage = cause.get("stage")
-        if stage is not None:
-            since = cause["at"] - stages.get(stage, -_MOST_DETECTION_S)
-            stages[stage] = cause["at"]
-            if since < _SAME_CAUSE_S:
-                continue
-        fault = next(
-            (
-                earlier
-                for earlier in reversed(merged)
-                if earlier["what"] == cause["what"]
-                and earlier["noticed"] is None
-                and cause["at"] - earlier["at"] <= _MOST_DETECTION_S
-            ),
-            None,
-        )
-        if fault is not None and cause["noticed"] is not None:
-            fault["noticed"] = cause["noticed"]
-            fault["seen"] = cause["text"]
-        else:
-            merged.append(dict(cause))
-    return merged
-
-
-def _measure_incident(run: Run, cause: Line, label: str, begin: float, end: float) -> Incident:
+def _measure_incident(run: Run, cause: Cause, label: str, begin: float, end: float) -> Incident:
     """Returns the incident of a cause. `begin` is the time of the incident before it, `end` of the next one."""
-    at = cause["at"]
-    metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
-    before = [metric for metric in metrics if begin < metric["at"] <= at][-5:]
-    following = [metric for metric in metrics if at < metric["at"] <= end]
+    at = cause.at
+    looks = [look for look in run.looks() if look.get("rows_per_s") is not None]
+    before = [look for look in looks if begin < look["at"] <= at][-5:]
+    following = [look for look in looks if at < look["at"] <= end]
     decisions = [decision for decision in run.of("decision") if at < decision["at"] <= end]
     last = settled_of(following, since=decisions[-1]["at"] if decisions else at)
     settled, recovered_s = recovery(
-        at, [(metric["at"], metric["rows_per_s"]) for metric in following], last
+        at, [(look["at"], look["rows_per_s"]) for look in following], last
     )
     waited: Waits | None = None
     if settled is not None and before:
-        stalls = [metric["stall"] for metric in following]
-        waited = (
-            _mean([metric["stall"] for metric in before]),
-            max(_mean(stalls[n : n + _MEAN_OF]) for n in range(len(stalls) - _MEAN_OF + 1)),
-            _mean(stalls[-last:]),
-        )
-    noticed = cause["noticed"]
-    answers = [d for d in decisions if noticed is None or d["at"] >= noticed]
-    did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in answers)
-    rate_before = _mean([metric["rows_per_s"] for metric in before]) if before else None
+        stalls = [look["stall"] for look in following]
+        worst = max(fmean(stalls[n : n + _MEAN_OF]) for n in range(len(stalls) - _MEAN_OF + 1))
+        waited = (fmean(look["stall"] for look in before), worst, fmean(stalls[-last:]))
+    noticed_at = cause.noticed_at
+    answers = [d for d in decisions if noticed_at is None or d["at"] >= noticed_at]
+    rate_before = fmean(look["rows_per_s"] for look in before) if before else None
     return Incident(
         at=at,
         label=label,
-        what=cause["what"],
-        text=cause["text"],
-        did=did,
-        noticed_s=None if noticed is None or noticed == at else noticed - at,
-        noticed=cause["seen"],
+        what=cause.what,
+        text=cause.text,
+        did=tuple(map(moved, answers)),
+        noticed_s=None if noticed_at is None or noticed_at == at else noticed_at - at,
+        noticed=cause.noticed,
         changed_s=answers[0]["at"] - at if answers else None,
         before=rate_before,
         after=settled,
@@ -284,10 +252,6 @@ def _measure_incident(run: Run, cause: Line, label: str, begin: float, end: floa
         recovered_s=recovered_s,
         result=_result(rate_before, settled, waited, following[-last:]),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _result(
@@ -320,9 +284,9 @@ def recovery(
     Both are None if there are too few looks. `last` is the number of the last looks."""
     if len(rates) < 2 * _MEAN_OF:
         return None, None
-    settled = _mean([rate for _, rate in rates[-last:]])
+    settled = fmean(rate for _, rate in rates[-last:])
     smooth = [
-        (rates[n][0], _mean([r for _, r in rates[n : n + _MEAN_OF]]))
+        (rates[n][0], fmean(rate for _, rate in rates[n : n + _MEAN_OF]))
         for n in range(len(rates) - _MEAN_OF + 1)
     ]
     recovered = _RECOVERED_SHARE * settled

@@ -12,16 +12,8 @@ from string import Template
 
 from sluice.agent.report import figures, tables
 from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.incidents import find_incidents
-from sluice.agent.report.narrative import (
-    RunOutcome,
-    changes,
-    judged_part,
-    outcome,
-    sentences,
-    settled_period,
-)
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.outcome import RunOutcome
+from sluice.agent.report.story import Story
 from sluice.agent.whole_file import replace_file
 from sluice.ingest.knobs import format_bytes
 
@@ -32,9 +24,8 @@ _TEMPLATE, _STYLE, _SCRIPT = (
 
 def write(run_path: str | os.PathLike[str]) -> Path:
     """Writes `report.html` in the run folder from the present content. Returns its path."""
-    run = Run.read(run_path)
-    path = run.path / "report.html"
-    replace_file(path, page(run))
+    path = Path(run_path) / "report.html"
+    replace_file(path, page(Story.read(run_path)))
     return path
 
 
@@ -50,12 +41,10 @@ def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Pat
         return None
 
 
-def page(run: Run) -> str:
+def page(story: Story) -> str:
     """Returns the page of a run as HTML."""
-    result = outcome(run)
-    story = changes(run)
-    incidents = find_incidents(run)
-    first, *rest = sentences(run)
+    run, result = story.run, story.outcome
+    first, *rest = story.sentences
     name = run.path.resolve().name
     warnings = tuple(dict.fromkeys(str(line["text"]) for line in run.of("warning")))
     return filled(
@@ -63,12 +52,12 @@ def page(run: Run) -> str:
         name=name,
         headline=first,
         rest=" ".join(rest),
-        tiles=_tiles(result, settled_period(judged_part(run))),
+        tiles=_tiles(result, story.period),
         faults=_texts("Faults", result.faults) + _texts("Warnings", warnings),
-        charts=figures.hero(run, result, story, incidents),
-        incidents=tables.incidents_section(incidents),
-        stages=figures.stages(run, result),
-        decisions=tables.decisions(story),
+        charts=figures.hero(story),
+        incidents=tables.incidents_section(story.incidents),
+        stages=figures.stages(story),
+        decisions=tables.decisions(story.changes),
         training=figures.training(run),
         machine=figures.machine(run),
         plan=tables.plan(run),

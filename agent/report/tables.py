@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from sluice.agent.report.changes import Change
 from sluice.agent.report.format import seconds
 from sluice.agent.report.incidents import Incident
-from sluice.agent.report.narrative import DecisionEffect
 from sluice.agent.report.run_folder import Line, Run
 from sluice.common.errors import without_keys
 from sluice.ingest.knobs import format_bytes
@@ -67,44 +68,33 @@ def incidents_section(incidents: Sequence[Incident]) -> str:
     """Returns the section for the incidents. Empty if there were none."""
     if not incidents:
         return ""
-    rows = [
-        [
-            incident.label,
-            verdict(incident.result or "too short to judge"),
-            escape(incident.sentence),
-        ]
-        for incident in incidents
-    ]
+    rows = [[i.label, verdict(i.verdict), escape(i.sentence)] for i in incidents]
     inside = table(("", "result", "effect"), rows, kind="story", row="incident", classes=("o", "v"))
-    results = [incident.result or "too short to judge" for incident in incidents]
+    results = [incident.verdict for incident in incidents]
     return f"<section><h2>What happened</h2>{_folded(inside, results)}</section>"
 
 
-def decisions(story: Sequence[DecisionEffect]) -> str:
+def decisions(changes: Sequence[Change]) -> str:
     """Returns the section for all decisions."""
-    rows = [
-        [
-            str(c.number),
-            seconds(c.at),
-            verdict(c.result),
-            escape(c.moves),
-            escape(c.reason),
-            escape(c.effect),
+    inside = '<p class="empty">None: the knobs stayed as they were.</p>'
+    if changes:
+        rows = [
+            [
+                str(c.number),
+                seconds(c.at),
+                verdict(c.result),
+                *map(escape, (c.moves, c.reason, c.effect)),
+            ]
+            for c in changes
         ]
-        for c in story
-    ]
-    inside = (
-        table(
+        inside = table(
             ("", "when", "result", "change", "why", "effect"),
             rows,
             kind="story",
             row="decision",
             classes=("n", "t", "v", "m"),
         )
-        if rows
-        else '<p class="empty">None: the knobs stayed as they were.</p>'
-    )
-    return f"<section><h2>Decisions</h2>{_folded(inside, [c.result for c in story])}</section>"
+    return f"<section><h2>Decisions</h2>{_folded(inside, [c.result for c in changes])}</section>"
 
 
 def plan(run: Run) -> str:
@@ -131,13 +121,6 @@ def plan(run: Run) -> str:
             )
         )
     note = f"<p>{escape('; '.join(about))}</p>" if about else ""
-    if isinstance(tables, Mapping):
-        tables = [
-            {"table": name, **(value if isinstance(value, Mapping) else {"sharding": value})}
-            for name, value in tables.items()
-        ]
-    if not (isinstance(tables, list) and all(isinstance(row, Mapping) for row in tables)):
-        return f"<section><h2>Sharding plan</h2><p>{_text(tables)}</p></section>"
     head = list(dict.fromkeys(key for row in tables for key in row))
     rows = [[_text(row[key], key) if key in row else "" for key in head] for row in tables]
     return (
@@ -174,8 +157,8 @@ def _folded(rows: str, results: Sequence[str]) -> str:
     if len(results) <= _MOST_OPEN_ROWS:
         return rows
     words = " ".join(
-        verdict(f"{results.count(result)} {result}", TONES.get(result, ""))
-        for result in dict.fromkeys(results)
+        verdict(f"{number} {result}", TONES.get(result, ""))
+        for result, number in Counter(results).items()
     )
     return f"<details><summary>{len(results)} in all: {words}</summary>{rows}</details>"
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.agent.controller import Controller
-from sluice.agent.report import narrative, page, run_folder
+from sluice.agent.report import page, run_folder
+from sluice.agent.report.story import Story, last_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.common.lines import say
 from sluice.dlrm.checkpoint.checkpoint import Checkpoint
@@ -102,7 +103,7 @@ class TrainingSession:
     def report(self, result: dict[str, Any]) -> None:
         """Says how the run went, and writes its page, which `result` then names. The first rank calls this after the
         session's end."""
-        for line in narrative.last_lines(result["outcome"]):
+        for line in last_lines(result["outcome"]):
             say(line)
         written = page.written(self.run.folder, say)
         result["report"] = None if written is None else str(written)
@@ -200,7 +201,7 @@ class TrainingSession:
                 "input": conditions.outcome(loader),
             }
             if ranks.first:
-                result["outcome"] = narrative.summary(run_folder.Run.read(run.folder), result)
+                result["outcome"] = Story.read(run.folder, result).summary
             journal.event({"kind": "end", **result})
         return {**result, "plan": {p.name: [p.kind, *p.ranks] for p in plan.placement.places}}
 

@@ -21,10 +21,10 @@ import psutil
 
 from examples.demo.steps import ROOT, StepFailed, begin, step, torchrun, under_way
 from sluice.agent.report import charts, tables
+from sluice.agent.report.changes import Change, find_changes
 from sluice.agent.report.charts import Panel, Points, Series
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.incidents import Incident, find_incidents
-from sluice.agent.report.narrative import DecisionEffect, changes
 from sluice.agent.report.page import filled
 from sluice.agent.report.run_folder import Run
 from sluice.common.lines import say
@@ -215,11 +215,11 @@ class Comparison:
         }
 
     def page(self) -> str:
-        story = changes(self._runs[AGENT])
+        story = find_changes(self._runs[AGENT])
         rows = [
             [
                 escape(name),
-                tables.verdict(incident.result or "too short to judge"),
+                tables.verdict(incident.verdict),
                 escape(incident.sentence),
             ]
             for name, incident in self.incidents.items()
@@ -246,7 +246,7 @@ class Comparison:
             footer=f"{sum(len(run.metrics) for run in self._runs.values())} measurements.",
         )
 
-    def _charts(self, story: Sequence[DecisionEffect]) -> str:
+    def _charts(self, story: Sequence[Change]) -> str:
         rates, waits = self._points("rows_per_s"), self._points("stall")
         end = max(rate.points[-1][0] for rate in rates if rate.points)
         change = {

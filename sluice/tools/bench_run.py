@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent import policies
 from sluice.agent.costs.rates import rates
 from sluice.agent.report.format import printer
-from sluice.agent.report.narrative import last_lines, summary
-from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.report.story import Story, last_lines
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.tuning import TunedRun, advice
@@ -186,7 +186,7 @@ def consume(
 
 def _summarise(run: Path, report: Path | None) -> dict[str, Any]:
     """Prints what a run folder's report says, and returns its figures."""
-    told = summary(Run.read(run))
+    told = Story.read(run).summary
     for text in (*last_lines(told), *([f"report: {report}"] if report else [])):
         say(text)
     figures = {"outcome": told, "report": report and str(report), "incidents": told["incidents"]}

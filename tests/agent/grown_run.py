@@ -27,6 +27,32 @@ def _knobs(workers: int) -> dict[str, Any]:
     }
 
 
+def decided(at: float, number: int = 1, **more: Any) -> dict[str, Any]:
+    """The decision of that number: one reader more."""
+    before, after = ({"workers": {"decode": workers}} for workers in (number, number + 1))
+    told = {"before": before, "after": after, "reason": {"text": "more"}}
+    return {"at": at, "kind": "decision", "sequence": number, **told, **more}
+
+
+def effect(
+    at: float,
+    number: int = 1,
+    *,
+    rates: tuple[float, float] = (100.0, 200.0),
+    stalls: tuple[float, float] = (0.5, 0.1),
+    error: float | None = None,
+) -> dict[str, Any]:
+    """The effect of that decision."""
+    return {
+        "at": at,
+        "kind": "effect",
+        "sequence": number,
+        **dict(zip(("rows_per_s_before", "rows_per_s_after"), rates, strict=True)),
+        **dict(zip(("stall_before", "stall_after"), stalls, strict=True)),
+        "prediction_error": error,
+    }
+
+
 def written(path: Path, *lines: dict[str, Any], config: dict[str, Any] | None = None) -> Run:
     """A run folder with these events and metrics."""
     path.mkdir(parents=True, exist_ok=True)
@@ -84,28 +110,12 @@ def write(
     events: list[dict[str, Any]] = []
     for number, at in enumerate(changed, 1):
         before, after = 1 + (number - 1) % 7, 1 + number % 7
-        events.append(
-            {
-                "at": at,
-                "kind": "decision",
-                "sequence": number,
-                "before": _knobs(before),
-                "after": _knobs(after),
-                "reason": {"text": "squash is the bottleneck (1 of 1 worker busy)"},
-            }
-        )
-        events.append(
-            {
-                "at": min(at + 5 * every, seconds),
-                "kind": "effect",
-                "sequence": number,
-                "rows_per_s_before": 5e3 * min(before, 4),
-                "rows_per_s_after": 5e3 * min(after, 4),
-                "stall_before": 0.7,
-                "stall_after": 0.1,
-                "prediction_error": 1.7 if number % 2 else -0.2,
-            }
-        )
+        reason = {"text": "squash is the bottleneck (1 of 1 worker busy)"}
+        turned = {"before": _knobs(before), "after": _knobs(after), "reason": reason}
+        events.append(decided(at, number, **turned))
+        brought = {"rates": (5e3 * min(before, 4), 5e3 * min(after, 4)), "stalls": (0.7, 0.1)}
+        error = 1.7 if number % 2 else -0.2
+        events.append(effect(min(at + 5 * every, seconds), number, **brought, error=error))
     for number, at in enumerate(hit):
         name, did = FAULTS[number % len(FAULTS)]
         events.append({"at": at, "kind": "fault", "fault": name.format(at=at), "did": did})

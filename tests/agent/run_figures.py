@@ -9,17 +9,16 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.report import narrative
 from sluice.agent.report.format import count, percent
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.story import Story
 from sluice.ingest.knobs import format_bytes
 
 
 def assert_same_figures(folder: Path, last: Mapping[str, Any], terminal: str) -> None:
     """`last` is the last line of the program, `terminal` is everything that it printed before."""
-    run, page = Run.read(folder), (folder / "report.html").read_text()
-    explained, outcome = narrative.tell(run), last["outcome"]
-    assert json.loads(json.dumps(narrative.summary(run))) == outcome
+    story, page = Story.read(folder), (folder / "report.html").read_text()
+    explained, outcome = story.explanation, last["outcome"]
+    assert json.loads(json.dumps(story.summary)) == outcome
     assert outcome["headline"] in unescape(page)
     for text in (terminal, explained):
         for sentence in (

@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice import Loader
-from sluice.agent.report import narrative, page
+from sluice.agent.report import page
 from sluice.agent.report.format import seconds
-from sluice.agent.report.narrative import RunOutcome, headline, largest_loss
+from sluice.agent.report.outcome import RunOutcome
 from sluice.agent.report.run_folder import Run
+from sluice.agent.report.story import Story, last_lines
 from sluice.ingest.row_order import RowsPlan
 from tests.agent.grown_run import written
 from tests.raises import assert_names
@@ -45,10 +46,10 @@ def drawn(chance: random.Random, cause: str) -> tuple[RunOutcome, float]:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_largest_loss_is_named_with_its_size(cause, seed):
     figures, lost = drawn(random.Random(seed), cause)
-    text = headline(figures)
+    text = figures.headline
     assert text.startswith("104 k rows/s over the whole run")
     if cause:
-        name, found_s = largest_loss(figures)
+        name, found_s = figures.largest_loss
         assert (name, round(found_s, 6)) == (cause, round(lost, 6))
     if cause in ("start", "evaluation"):
         assert f"{seconds(round(lost, 1))} of {seconds(round(figures.seconds, 1))}" in text
@@ -81,8 +82,8 @@ def made_run(path, rates: list[float], **end: float) -> Run:
 )
 def test_every_account_of_a_run_begins_with_the_whole_run(tmp_path, rates, first_batch_s, told):
     run = made_run(tmp_path / "run", rates, first_batch_s=first_batch_s)
-    first_line = narrative.last_lines(narrative.summary(run))[0]
-    for text in (first_line, narrative.tell(run), narrative.verdict(run)):
+    story = Story.of(run)
+    for text in (last_lines(story.summary)[0], story.explanation, story.verdict):
         assert text.startswith("100 k rows/s over the whole run")
         assert told in text
     html = page.write(run.path).read_text()

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.agent.report import narrative, page
+from sluice.agent.report import page
 from sluice.agent.report.incidents import find_incidents
-from sluice.agent.report.run_folder import Run
-from tests.agent.grown_run import written
+from sluice.agent.report.story import Story
+from tests.agent.grown_run import decided, effect, written
 from tests.raises import assert_names
 
 CORES = {"kind": "incident", "what": "cores", "text": "the cores at hand went from 2 to 1"}
-KNOBS = [{"workers": {"udf": n}} for n in (1, 3)]
 
 
 def _run(tmp_path, events, rates, config=None, calm=0):
@@ -40,10 +39,6 @@ def _with_looks(run, *changes):
     return replace(run, metrics=tuple(metrics))
 
 
-def _turned(at):
-    return {"at": at, "kind": "decision", "sequence": 1, "before": KNOBS[0], "after": KNOBS[1]}
-
-
 FAULTS = [
     ("slow-store=0.6s@10s", "workload", "a row became 8 times dearer in decode"),
     ("kill-worker=1@10s", "worker", "2 worker processes died and were replaced"),
@@ -55,7 +50,7 @@ def _answered(fault, what, seen, at):
     return [
         {"at": 10.0, "kind": "fault", "fault": fault, "did": "so"},
         {"at": 12.0, "kind": "incident", "what": what, "text": seen},
-        _turned(at),
+        decided(at),
     ]
 
 
@@ -64,8 +59,8 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
     tmp_path, fault, what, seen
 ):
     rates = [200.0] * 10 + [50.0] * 6 + [200.0] * 14
-    run = _run(tmp_path, _answered(fault, what, seen, at=14.0), rates)
-    (incident,) = find_incidents(run)
+    story = Story.of(_run(tmp_path, _answered(fault, what, seen, at=14.0), rates))
+    (incident,) = story.incidents
     assert incident.waited == pytest.approx((0.1, 0.5, 0.1))
     assert_names(
         incident.sentence,
@@ -73,7 +68,7 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
         fault,
         "seen after 2 s",
         seen,
-        "changed after 4 s by udf 1 → 3",
+        "changed after 4 s by decode 1 → 2",
         "waiting 10 % → 50 % → 10 %",
         "200 → 200 rows/s",
         "after 7 s",
@@ -83,10 +78,10 @@ def test_a_fault_is_told_with_what_was_noticed_of_it_and_how_long_the_trainer_wa
         "A",
         what,
         2.0,
-        ("udf 1 → 3",),
+        ("decode 1 → 2",),
     )
-    assert incident.sentence in narrative.tell(run)
-    assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
+    assert incident.sentence in story.explanation
+    assert not story.outcome.faults, "a fault on purpose is no fault of the tuning"
 
 
 @pytest.mark.parametrize(("stall", "result"), [(0.01, "the input keeps up"), (0.3, "still slow")])
@@ -103,56 +98,39 @@ def test_a_lower_rate_is_the_trainers_own_where_it_waits_for_nothing(tmp_path, s
 FAULT = {"kind": "fault", "fault": "cores=1@20s", "did": "1 core instead of 4"}
 
 
-def _effect(at):
-    return {
-        "at": at,
-        "kind": "effect",
-        "sequence": 1,
-        "rows_per_s_before": 100.0,
-        "rows_per_s_after": 200.0,
-        "stall_before": 0.5,
-        "stall_after": 0.1,
-        "prediction_error": None,
-    }
-
-
 @pytest.mark.parametrize(
-    ("effect", "gain"),
+    ("measured", "gain"),
     [
-        ([_effect(21.0)], "before the first fault of the run, after one change."),
-        ([{**_effect(10.0), "rows_per_s_after": 101.0}], "one change brought no measurable gain"),
+        ([effect(21.0)], "before the first fault of the run, after one change."),
+        ([effect(10.0, rates=(100.0, 101.0))], "one change brought no measurable gain"),
     ],
     ids=["measured after a fault", "no more rows"],
 )
-def test_a_change_that_was_not_measured_to_help_is_credited_with_nothing(tmp_path, effect, gain):
-    changed = {**_turned(6.5), "reason": {"text": "so"}}
+def test_a_change_that_was_not_measured_to_help_is_credited_with_nothing(tmp_path, measured, gain):
+    changed = decided(6.5)
     rates = [5.0] * 3 + [190.0] * 3 + [200.0] * 14 + [50.0] * 20
-    run = _run(tmp_path, [changed, {"at": 20.0, **FAULT}, *effect], rates, calm=20)
-    assert "→" not in narrative.sentences(run)[0]
-    assert gain in narrative.sentences(run)[0]
+    run = _run(tmp_path, [changed, {"at": 20.0, **FAULT}, *measured], rates, calm=20)
+    headline = Story.of(run).sentences[0]
+    assert "→" not in headline
+    assert gain in headline
     assert "before tuning" not in page.write(tmp_path).read_text()
 
 
 def test_the_start_is_no_part_of_what_was_before_a_change(tmp_path):
-    changed = {**_turned(6.5), "reason": {"text": "so"}}
-    run = _run(tmp_path, [changed, _effect(10.0)], [5.0] * 5 + [100.0] + [200.0] * 20)
-    assert narrative.outcome(run).rows_per_s_first == 100.0
-
-
-def _resumed(tmp_path, rates, resumes, *events):
-    """A run that was resumed at these times."""
-    starts = [{"at": at, "kind": "start"} for at in (0.0, *resumes)]
-    return _run(tmp_path, [*starts, *events], rates)
+    changed = decided(6.5)
+    run = _run(tmp_path, [changed, effect(10.0)], [5.0] * 5 + [100.0] + [200.0] * 20)
+    assert Story.of(run).outcome.rows_per_s_first == 100.0
 
 
 def test_the_headline_of_a_resumed_run_is_of_its_last_part(tmp_path):
-    run = _resumed(tmp_path, [100.0] * 60 + [50.0] * 6, [60.5], {"at": 10.0, **FAULT})
-    outcome = narrative.outcome(run)
+    starts = [{"at": at, "kind": "start"} for at in (0.0, 60.5)]
+    rates = [100.0] * 60 + [50.0] * 6
+    story = Story.of(_run(tmp_path, [*starts, {"at": 10.0, **FAULT}], rates))
+    outcome, told = story.outcome, story.explanation
     assert (outcome.rows_per_s_settled, outcome.rows_per_s_last) == (50.0, 50.0)
-    told = narrative.tell(run)
     assert_names(told, "50 rows/s", "in the last third of part 2 of 2", "from 1 min on")
     assert "After the faults" not in told, "the fault was in the part before"
-    assert_names(page.page(run), "Trainer waits, last third of part 2 of 2 (from 1 min on)</dt>")
+    assert_names(page.page(story), "Trainer waits, last third of part 2 of 2 (from 1 min on)</dt>")
 
 
 def test_each_line_is_in_the_part_whose_start_came_before_it_and_the_first_one_has_what_came_earlier(
@@ -171,21 +149,21 @@ def test_the_rates_of_a_part_are_those_of_its_own_ranks(tmp_path):
 
 
 def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
-    changed = {**_turned(6.5), "reason": {"text": "so"}}
+    changed = decided(6.5)
     end = {"auc": 0.8, "samples_per_s": 60.0, "stall_fraction": 0.5}
     rates = [100.0] * 6 + [100.0, 180.0] + [200.0] * 12 + [50.0] * 20
     run = _run(
         tmp_path,
-        [changed, _effect(10.0), {"at": 20.0, **FAULT}, {**_turned(30.0), "sequence": 2}],
+        [changed, effect(10.0), {"at": 20.0, **FAULT}, decided(30.0, 2)],
         rates,
         config={"kind": "train", "ranks": 2},
         calm=20,
     )
-    outcome = narrative.summary(run, end)
+    outcome = Story.of(run, end).summary
     with open(tmp_path / "events.jsonl", "a") as events:
         events.write(json.dumps({"at": 40.0, "kind": "end", **end}) + "\n")
-    run = Run.read(tmp_path)
-    assert narrative.summary(run) == outcome, "before the last event and after it"
+    story = Story.read(tmp_path)
+    assert story.summary == outcome, "before the last event and after it"
     assert_names(
         outcome["headline"], "50 % → 10 %", "7 s", "2 times", "200 → 400 rows/s", "one change"
     )
@@ -198,7 +176,7 @@ def test_the_headline_is_of_the_part_before_the_first_fault(tmp_path):
         "limited by the cores",
     )
     text = page.write(tmp_path).read_text()
-    for where in (text, narrative.tell(run)):
+    for where in (text, story.explanation):
         assert_names(
             where, outcome["headline"], incident["sentence"], "last third before the first fault"
         )
@@ -210,7 +188,7 @@ def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
     away = {"rows_per_s": 0.0, "stall": 0.0, "away": 1.0}
     evaluated = _with_looks(run, *(away if 24 < at < 29 else {} for at in range(1, 31)))
     assert find_incidents(evaluated) == find_incidents(run)
-    assert narrative.outcome(evaluated).rows_per_s_settled == 100.0
+    assert Story.of(evaluated).outcome.rows_per_s_settled == 100.0
 
 
 def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
@@ -218,7 +196,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
         tmp_path,
         [
             {**CORES, "at": 5.0},
-            _turned(7.0),
+            decided(7.0),
             {
                 "at": 15.0,
                 "kind": "follow",
@@ -231,7 +209,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
         [100.0] * 30,
     )
     first, second = find_incidents(run)
-    assert (first.did, second.did) == (("udf 1 → 3",), ())
+    assert (first.did, second.did) == (("decode 1 → 2",), ())
     assert_names(second.text, "version 1", "C17", "C9")
     text = page.write(tmp_path).read_text()
     bands = json.loads(re.search(r'class="moments">(.*?)</script>', text)[1])["bands"]

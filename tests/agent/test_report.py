@@ -9,49 +9,29 @@ from dataclasses import replace
 import pytest
 
 from sluice.agent import __main__ as agent
-from sluice.agent.report import charts, figures, narrative
+from sluice.agent.report import charts, figures
 from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate
 from sluice.agent.report.format import count, percent
 from sluice.agent.report.incidents import SMALL_STALL
-from sluice.agent.report.run_folder import Run, RunError, RunFolder
+from sluice.agent.report.run_folder import RunError, RunFolder
+from sluice.agent.report.story import Story
 from tests.agent.fake import FakePipeline, FakeStage, tune
-from tests.agent.grown_run import written
+from tests.agent.grown_run import decided, effect, written
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
 LOOK = {"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.5}
-EFFECT = {
-    "kind": "effect",
-    "sequence": 1,
-    "rows_per_s_before": 100.0,
-    "rows_per_s_after": 50.0,
-    "stall_before": 1.0,
-    "stall_after": 0.5,
-    "prediction_error": None,
-}
 
 
-def _run(path, *lines):
-    """A run with these lines, one a second unless they say when."""
-    return written(path, *({"at": float(at), **line} for at, line in enumerate(lines, 1)))
+def _told(path, *lines):
+    """The story of a run with these lines, one a second unless they say when."""
+    return Story.of(written(path, *({"at": float(at), **line} for at, line in enumerate(lines, 1))))
 
 
 def _looks(*stalls, **more):
     return [{**LOOK, "stall": stall, **more} for stall in stalls]
-
-
-def _grown(number, **more):
-    """The decision of that number: one reader more."""
-    return {
-        "kind": "decision",
-        "sequence": number,
-        "before": {"workers": {"decode": number}},
-        "after": {"workers": {"decode": number + 1}},
-        "reason": {"text": "more"},
-        **more,
-    }
 
 
 def data_of(text, kind):
@@ -116,7 +96,7 @@ def test_the_page_opens_offline_and_marks_every_decision(tmp_path):
     ],
 )
 def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall, facts):
-    assert_names(narrative.verdict(_run(tmp_path / "run", *_looks(*9 * [stall]))), *facts)
+    assert_names(_told(tmp_path / "run", *_looks(*9 * [stall])).verdict, *facts)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +108,9 @@ def test_a_busy_stage_is_the_bottleneck_of_a_trainer_that_waits(tmp_path, busy, 
         "knobs": {"workers": {"decode": 1}},
         "stages": {"decode": {"workers": 1, "busy": busy}},
     }
-    run = _run(tmp_path / "run", *_looks(*9 * [stall], **of_stage))
-    outcome = replace(narrative.outcome(run), stall_last=stall)
-    assert ("the bottleneck" in figures.stages(run, outcome)) is is_marked
+    story = _told(tmp_path / "run", *_looks(*9 * [stall], **of_stage))
+    story = replace(story, outcome=replace(story.outcome, stall_last=stall))
+    assert ("the bottleneck" in figures.stages(story)) is is_marked
 
 
 def test_page_and_explanation_show_the_same_waiting_and_rates(tmp_path):
@@ -138,14 +118,14 @@ def test_page_and_explanation_show_the_same_waiting_and_rates(tmp_path):
     case = {"rows_per_s": 1e4, "workers": {"decode": 2}}
     cases = {"as it is": case, "twice the cores": {**case, "rows_per_s": 2.9e6}}
     end = {"rows_per_s": 1000, "stall_fraction": 0.5, "peak_bytes": 3 * 2**30}
-    run = _run(
+    story = _told(
         tmp_path / "run",
         *_looks(*30 * [0.5], *3 * [0.9], memory_used=2**30, memory_limit=2**33),
         {"kind": "verdict", "text": "all is well", "details": {"what_if": cases}},
         {"kind": "end", **end, "memory": {"limit": 2**32}},
     )
-    explained, page = narrative.tell(run), report.write(run.path).read_text()
-    summary = narrative.summary(run)
+    explained, page = story.explanation, report.write(story.run.path).read_text()
+    summary = story.summary
     waits = percent(summary["stall_settled"])
     assert waits == "61 %"
     assert summary["stall_last"] == summary["stall_settled"]
@@ -164,12 +144,12 @@ def _started(rates):
 def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
     end = {"kind": "end", "samples_per_s": 950.0, "stall_fraction": 0.2}
     short = [*_started([0.0, 0.0, 120.0, 1000.0]), end]
-    verdict = narrative.verdict(_run(tmp_path / "short", *short))
+    verdict = _told(tmp_path / "short", *short).verdict
     assert_names(verdict, "Too short", "950 rows/s", "20 %")
     assert "bottleneck" not in verdict
     nothing = {**end, "samples_per_s": 0.0, "stall_fraction": 0.0}  # the same command once more
-    assert narrative.verdict(_run(tmp_path / "again", *short, nothing)) == verdict
-    outcome = narrative.outcome(_run(tmp_path / "enough", *_started([0.0, 0.0, 120.0, *3 * [1e3]])))
+    assert _told(tmp_path / "again", *short, nothing).verdict == verdict
+    outcome = _told(tmp_path / "enough", *_started([0.0, 0.0, 120.0, *3 * [1e3]])).outcome
     assert (outcome.rows_per_s_first, outcome.rows_per_s_settled, outcome.stall_first) == (
         1e3,
         1e3,
@@ -179,10 +159,11 @@ def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
 
 def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
     _tuned_run(tmp_path / "run")
-    verdict = narrative.verdict(Run.read(tmp_path / "run"))
+    story = Story.read(tmp_path / "run")
+    verdict = story.verdict
     assert re.search(r"9\d % → 0(\.\d)? %.*2\d times", verdict), verdict
     assert_names(verdict, "trainer was the bottleneck", "AUC 0.7700", "0.8100")
-    explained = narrative.tell(Run.read(tmp_path / "run"))
+    explained = story.explanation
     assert explained.startswith(verdict)
     assert re.search(
         r"1\. at [\d.]+ s: decode 1 → \d+.*\n.*why: .*decode.*rows/s expected.*\n.*effect: \d+ times",
@@ -199,7 +180,7 @@ def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
     ids=["waited for", "slow"],
 )
 def test_a_rank_that_holds_the_others_up_is_named(tmp_path, seen, facts):
-    run = _run(tmp_path / "run", *_looks(*9 * [0.25]))
+    run = _told(tmp_path / "run", *_looks(*9 * [0.25])).run
     ((kind, values),) = seen.items()
 
     def told(*ranks):
@@ -208,7 +189,7 @@ def test_a_rank_that_holds_the_others_up_is_named(tmp_path, seen, facts):
             for rank in ranks
         ]
         brief = [{"kind": "train", "at": 2.0}]
-        return narrative.verdict(replace(run, metrics=(*run.metrics, *brief, *trained)))
+        return Story.of(replace(run, metrics=(*run.metrics, *brief, *trained))).verdict
 
     assert_names(told(3, 3), *facts)
     assert "host1" not in told()
@@ -217,11 +198,10 @@ def test_a_rank_that_holds_the_others_up_is_named(tmp_path, seen, facts):
 
 
 def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
-    run = _run(tmp_path / "run")
-    assert_names(report.page(run), "Nothing is measured")
-    ended = _run(tmp_path / "ended", {"kind": "end"})
+    assert_names(report.page(_told(tmp_path / "run")), "Nothing is measured")
+    ended = _told(tmp_path / "ended", {"kind": "end"})
     assert "no loader metrics" in report.page(ended)
-    assert "No decision was made." in narrative.tell(ended)
+    assert "No decision was made." in ended.explanation
 
 
 @pytest.mark.parametrize(
@@ -252,7 +232,7 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
 def test_what_work_waited_for_and_what_remote_workers_cost_is_shown(tmp_path, looks, facts):
     memory = {"memory_used": 2**30, "memory_limit": 2**31}
     assert_names(
-        report.page(_run(tmp_path / "run", *({**look, **memory} for look in looks))), *facts
+        report.page(_told(tmp_path / "run", *({**look, **memory} for look in looks))), *facts
     )
 
 
@@ -279,7 +259,7 @@ def test_faults_and_an_interrupted_run_are_shown(tmp_path):
 
 def test_warnings_of_the_run_are_on_its_page_once(tmp_path):
     warning = {"kind": "warning", "step": 9, "text": "AUC 0.53 is no better than <chance>"}
-    page = report.page(_run(tmp_path / "run", *_looks(*9 * [0.25]), warning, warning))
+    page = report.page(_told(tmp_path / "run", *_looks(*9 * [0.25]), warning, warning))
     assert page.count("no better than &lt;chance&gt;") == 1
     assert "<h2>Warnings</h2>" in page
 
@@ -289,7 +269,7 @@ def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):
     assert len(decimate(points)) <= charts.MOST_POINTS + 2
     assert (7777.0, 1.0) in decimate(points)
     train = ({"kind": "train", "loss": i % 7, "step": i} for i in range(20_000))
-    assert len(report.page(_run(tmp_path / "run", *train))) < 60_000
+    assert len(report.page(_told(tmp_path / "run", *train))) < 60_000
 
 
 @pytest.mark.parametrize(
@@ -317,7 +297,7 @@ def test_explain_predicts_other_resources_and_shows_its_error(tmp_path):
     ]
     with RunFolder.create(tmp_path / "run", {}) as folder:
         tune(FakePipeline(stages), 30, record=folder.event, observe=folder.metric)[0].stop()
-    text = narrative.tell(Run.read(tmp_path / "run"))
+    text = Story.read(tmp_path / "run").explanation
     for pattern in (
         r"twice the cores: (1\.9|2) times",
         r"half the cores: 0\.5\d? times",
@@ -332,17 +312,16 @@ def test_an_effect_is_not_compared_across_a_disturbance(tmp_path):
     """With the effect of the first change came other cores; only what is predicted of the second counts."""
     cores = {"kind": "incident", "what": "cores", "text": "the cores at hand went from 2 to 0.5"}
     dearer = {"kind": "incident", "what": "workload", "text": "a row became 14 times dearer"}
-    run = _run(
+    story = _told(
         tmp_path / "run",
-        *(_grown(1, at=10.0), {**cores, "at": 11.0}),
-        {**EFFECT, "prediction_error": -0.75, "at": 14.0},
-        *(_grown(2, at=20.0), {**EFFECT, "sequence": 2, "prediction_error": -0.375, "at": 24.0}),
-        *({**dearer, "at": 56.0}, _grown(3, at=60.0), {**EFFECT, "sequence": 3, "at": 67.0}),
+        *(decided(10.0), {**cores, "at": 11.0}, effect(14.0, error=-0.75)),
+        *(decided(20.0, 2), effect(24.0, 2, rates=(100.0, 50.0), error=-0.375)),
+        *({**dearer, "at": 56.0}, decided(60.0, 3), effect(67.0, 3)),
         {"kind": "verdict", "text": "done", "at": 70.0},
     )
-    first, second, third = narrative.changes(run)
+    first, second, third = story.changes
     assert_names(first.effect, "not comparable", "from 2 to 0.5")
     assert second.effect.startswith("0.5 times")
     assert second.result == "slower"
     assert third.result == "not comparable", "the rate before was that of full buffers"
-    assert_names(narrative.tell(run), "one change: median 38 %")
+    assert_names(story.explanation, "one change: median 38 %")

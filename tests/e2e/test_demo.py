@@ -13,7 +13,7 @@ import pytest
 
 from examples.demo.__main__ import FAULTS, main
 from examples.demo.steps import step, torchrun
-from sluice.agent.report import narrative
+from sluice.agent.report.story import Story
 from tests import processes
 from tests.product import Run, UsageError
 from tests.raises import assert_names, raises
@@ -44,13 +44,13 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     report = Path(last["report"]).read_text()
     assert not re.search(r"""(src|href)=["']?https?:""", report), "the report must open offline"
     run = Run.read(Path(last["report"]).parent)
-    end, explained = run.of("end")[-1]["outcome"], narrative.tell(run)
+    end, story = run.of("end")[-1]["outcome"], Story.of(run)
     assert end["headline"] == last["headline"]
-    assert end["stall_settled"] == last["stall_tuned"] == narrative.outcome(run).stall_settled
+    assert end["stall_settled"] == last["stall_tuned"] == story.outcome.stall_settled
     for sentence in (last["headline"], *(incident["sentence"] for incident in end["incidents"])):
         assert result.stderr.count(sentence) == 2, "printed by the training and by the demo"
         assert escape(sentence) in report
-        assert sentence in explained
+        assert sentence in story.explanation
     assert [fault["fault"] for fault in run.of("fault")] == FAULTS.split(",")
     (killed,) = (incident for incident in end["incidents"] if "kill-worker" in incident["text"])
     assert re.search("(were|was) replaced", killed["noticed"])

@@ -20,7 +20,7 @@ from sluice.tools.bench_run import consume
 from tests.agent.run_figures import assert_same_figures
 from tests.etl.tables import column, write_rows, write_spec
 from tests.open_loader import load_epoch, open_loader
-from tests.product import Run, RunFolder, UsageError, tell
+from tests.product import Run, RunFolder, Story, UsageError
 from tests.raises import MISTAKES, assert_names, raises
 from tests.run_program import run_program
 
@@ -188,7 +188,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_reported_with_wh
     outcome = last["outcome"]
     assert outcome["decisions"] == last["decisions"]
     assert round(outcome["rows_per_s_settled"]) == last["rows_per_s_settled"]
-    for waits in (text, tell(run)):
+    for waits in (text, Story.of(run).explanation):
         waited = rf"waited (for input )?{percent(outcome['stall_last'])}"
         assert re.search(waited, waits) or outcome["stall_last"] <= NO_STALL
     assert last["order_hash"] == load_epoch(table, batch_size=400, reader="arrow")[0]

@@ -66,7 +66,7 @@ with Loader(sys.argv[1], batch_size=512, tuning="auto", run_dir=sys.argv[2]) as 
 def test_a_tuned_first_batch_imports_neither_the_trainer_nor_the_report(files, tmp_path):
     done = run_program("-c", FIRST_BATCH, files, tmp_path / "run", check=True)
     unneeded = "torchrec fbgemm_gpu tensordict torch._dynamo torch._inductor sympy pyspark rich"
-    report = "sluice.agent.report.page sluice.agent.report.figures sluice.agent.report.narrative"
+    report = "sluice.agent.report.page sluice.agent.report.figures sluice.agent.report.story"
     loaded = set(done.stdout.split())
     assert "sluice.agent.tuning" in loaded
     assert not loaded & {*unneeded.split(), *report.split()}
