@@ -151,8 +151,9 @@ class Controller:
     def _decide(self, snapshot: Snapshot) -> None:
         """Asks the policy, and applies and logs its choice."""
         before = self._tunable.knobs
-        if self._tunable.limits != self._limits:
-            self._start_policy(self._tunable.limits, before)
+        limits = self._tunable.limits
+        if limits != self._limits:
+            self._start_policy(limits, before)
         if (
             len(self._change_times) == self._change_times.maxlen
             and self._clock() - self._change_times[0] < _MINUTE_S
@@ -179,7 +180,7 @@ class Controller:
             self._record(
                 {"kind": "proposal", **_choice_event(before, reason.proposal, reason, measured)}
             )
-        if _has_same_effect(before, after):
+        if limits.complete(before) == limits.complete(after):  # the same pipeline
             return
         self._record_metric(snapshot, 0.0)  # so that each metric is of one setting
         if not self._apply(after):
@@ -392,20 +393,6 @@ class Controller:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _has_same_effect(before: Knobs, after: Knobs) -> bool:
-    """Returns whether both knobs set up the same pipeline."""
-
-    def plain(knobs: Knobs) -> tuple[Any, ...]:
-        return (
-            knobs.workers,
-            {stage: backend for stage, backend in knobs.backend.items() if backend != "thread"},
-            knobs.read_ahead_bytes,
-            knobs.prefetch_bytes,
-        )
-
-    return plain(before) == plain(after)
 
 
 def _choice_event(

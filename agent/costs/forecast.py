@@ -89,11 +89,10 @@ class Forecast:
         requests_a_core: float = 0.0,
     ) -> Forecast:
         """Returns the forecast for the back ends of `knobs`. `rates` are the latest ones, at these knobs."""
-        known = {name: cost for name, cost in costs.items() if cost.points}
         without_base = cls(
             knobs=knobs,
             limits=limits,
-            costs=known,
+            costs=costs,
             demand=demand,
             base_bytes=0.0,
             memory_limit=rates.memory_limit,
@@ -276,12 +275,12 @@ class Forecast:
 
     def switched(self, name: str) -> Forecast:
         """Returns the forecast for a stage on its other back end."""
-        cost = self.costs[name]
-        other = next(b for b in self.limits.backends_of(name) if b != cost.backend)
+        other = self.costs[name].other
+        assert other is not None, f"{name} has one back end"
         return replace(
             self,
-            knobs=replace(self.knobs, backend={**self.knobs.backend, name: other}),
-            costs={**self.costs, name: cost.on(other)},
+            knobs=replace(self.knobs, backend={**self.knobs.backend, name: other.backend}),
+            costs={**self.costs, name: other},
         )
 
     def _capacities_with_headroom(self, name: str, least: int, most: int) -> ndarray:

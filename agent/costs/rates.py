@@ -20,8 +20,6 @@ class StageRates:
     """Workers that did useful work, on average. Near `workers`: the bottleneck. Near 0: the stage could do more."""
     cpu: float
     """Cores that the stage used. Near `busy`: processor-bound. Near 0: bound by a store."""
-    starved: float
-    """Workers that waited for input, on average. Near `workers`: the stages before it are too slow."""
     blocked: float
     """Workers that waited for space in the next queue, on average. Near `workers`: the stages after it are too slow."""
     workers: int
@@ -130,7 +128,6 @@ def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:
         steady_rows_per_s=rows * busy / finished if finished > 0 else rows,
         busy=busy,
         cpu=rate("cpu_s"),
-        starved=rate("wait_input_s"),
         blocked=rate("wait_output_s"),
         workers=after.workers,
         queue_bytes=after.queue_bytes,

@@ -13,7 +13,7 @@ All settings are compared over the same draws, so what is unknown of both does n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy import ndarray
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast, Ranges
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.tuner.lock import lock_capacity
 from sluice.agent.tuner.settings import TunerSettings
 from sluice.agent.tuner.stage_model import COMPUTES, StageModel
@@ -242,25 +242,21 @@ class Outlook:
         counts = np.array(sorted({*(n for n in _GRID if n <= most), workers, most}))
         now = float(stage.curve(np.array([workers]), favour)[0])
         turns_s = held * self._turn_s(stage.name) if stage.backend != "process" else 0.0
-        others: Mapping[str, Mapping[int, Point]] = {}
-        if self.limits.movable(stage.name, stage.backend):
-            other = "process" if stage.backend == "thread" else "thread"
-            left = stage.on(other)
-            over = math.sqrt(_OVERHEAD[0] * _OVERHEAD[1]) if other == "process" else 1.0
-            busy = np.full(len(counts), now * over) if left is None else left.curve(counts)
-            others = {other: _points(counts, busy, stage.cpu_share * now * over)}
-        return StageCost(
+        busy, cpu_s = stage.curve(counts, favour) + turns_s, stage.cpu_share * now
+        cost = StageCost(
             name=stage.name,
-            points=_points(counts, stage.curve(counts, favour) + turns_s, stage.cpu_share * now),
+            workers=counts,
+            busy=busy,
+            cpu=np.minimum(cpu_s, busy),
             item_bytes=stage.item_bytes,
             process_bytes=self.process_bytes(stage.name),
             backend=stage.backend,
-            other_backends=others,
         )
-
-
-def _points(counts: ndarray, busy: ndarray, cpu_s: float) -> dict[int, Point]:
-    return {
-        int(n): Point(busy_s=float(b), cpu_s=min(cpu_s, float(b)))
-        for n, b in zip(counts, busy, strict=True)
-    }
+        if not self.limits.movable(stage.name, stage.backend):
+            return cost
+        other = "process" if stage.backend == "thread" else "thread"
+        left = stage.on(other)
+        over = math.sqrt(_OVERHEAD[0] * _OVERHEAD[1]) if other == "process" else 1.0
+        busy = np.full(len(counts), now * over) if left is None else left.curve(counts)
+        moved = replace(cost, backend=other, busy=busy, cpu=np.minimum(cpu_s * over, busy))
+        return replace(cost, other=moved)

@@ -1,5 +1,5 @@
 """A pipeline without data for tests: `FakePipeline`, a Tunable over stages of known cost. Deterministic. `tune` has a
-policy tune it.
+policy tune it, and `look` lets a controller look once a second.
 
 Work is a fluid: in each slice of time a stage does what its workers, its input and the room behind it allow, and all
 stages share the cores. So the best setting is known by arithmetic (`best_rows_per_s`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice import Knobs
@@ -57,6 +57,8 @@ class FakePipeline:
         self.memory_limit, self.base_bytes = memory_limit, base_bytes
         self.now = 0.0
         self.applied: list[Knobs] = []
+        self.told: dict[str, Any] = {}
+        """What its snapshots say in place of what is true."""
         self._knobs = self.limits.clamp(Knobs(workers=workers or {}))
         self._queues = [0.0] * len(stages)  # items that wait behind each stage
         self._sums = {
@@ -162,7 +164,7 @@ class FakePipeline:
             for s, stage in zip(stats, self.stages, strict=True)
         )
         self._sequence += 1
-        return Snapshot(
+        seen = Snapshot(
             at=self.now,
             sequence=self._sequence,
             stages=tuple(stats),
@@ -175,6 +177,7 @@ class FakePipeline:
             cpu_quota=self.cores,
             cpu_used_s=self._cpu,
         )
+        return replace(seen, **self.told)
 
     def rows_per_s(self, workers: Mapping[str, int]) -> float:
         """The steady rate of a setting, by arithmetic."""
@@ -199,16 +202,51 @@ class FakePipeline:
         )
 
 
+def store_bound(**more: Any) -> FakePipeline:
+    """A pipeline that waits for a store."""
+    return FakePipeline(
+        [
+            FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
+            FakeStage(name="collate", cpu_s=0.001),
+        ],
+        **more,
+    )
+
+
+def look(controller: Controller, pipeline: FakePipeline, times: int) -> None:
+    """Lets a controller look so many times, a second of the pipeline apart."""
+    for _ in range(times):
+        controller.step()
+        pipeline.advance(1.0)
+
+
+def looked(
+    pipeline: FakePipeline, policy: str | Policy, times: int, **more: Any
+) -> tuple[Controller, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns a controller that has looked so many times, its events and its metrics."""
+    metrics: list[dict[str, Any]] = []
+    controller, events = controlled(pipeline, policy, observe=metrics.append, **more)
+    look(controller, pipeline, times)
+    return controller, events, metrics
+
+
 def tune(
     pipeline: Tunable, seconds: float, policy: str | Policy = "auto", **more: Any
 ) -> tuple[Controller, list[dict[str, Any]]]:
     """Has a policy tune a pipeline for so long. Returns its controller, and what it recorded."""
+    controller, events = controlled(pipeline, policy, **more)
+    go_on(controller, pipeline, seconds)
+    return controller, events
+
+
+def controlled(
+    pipeline: Tunable, policy: str | Policy = "auto", **more: Any
+) -> tuple[Controller, list[dict[str, Any]]]:
+    """Returns a controller by the pipeline's clock, and what it will record."""
     events: list[dict[str, Any]] = []
     policy = make(policy) if isinstance(policy, str) else policy
     how = {"record": events.append, "clock": lambda: pipeline.now, **more}
-    controller = Controller(pipeline, policy, **how)
-    go_on(controller, pipeline, seconds)
-    return controller, events
+    return Controller(pipeline, policy, **how), events
 
 
 def go_on(controller: Controller, pipeline: Tunable, seconds: float) -> None:
@@ -220,5 +258,6 @@ def go_on(controller: Controller, pipeline: Tunable, seconds: float) -> None:
     assert controller.frozen is None, controller.frozen
 
 
-def decisions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [event for event in events if event["kind"] == "decision"]
+def of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The events of one kind."""
+    return [event for event in events if event["kind"] == kind]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
+
+from sluice import Knobs
+from sluice.agent.costs.contention import Contention
+from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.agent.costs.stage_cost import StageCost
+from sluice.ingest.knobs import Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 
@@ -33,7 +41,7 @@ def snapshot(at: float, *stages: StageStats, **given: Any) -> Snapshot:
 
 
 def stage_rates(**given: Any) -> StageRates:
-    names = ("busy", "cpu", "starved", "blocked", "queue_bytes")
+    names = ("busy", "cpu", "blocked", "queue_bytes")
     return StageRates(**{"rows_per_s": 1.0, "workers": 1, **dict.fromkeys(names, 0), **given})
 
 
@@ -41,3 +49,18 @@ def pipeline_rates(**given: Any) -> PipelineRates:
     usual = {"seconds": 1.0, "rows_per_s": 1.0, "stall": 1.0, "demand_rows_per_s": None, "cpu": 0.0}
     machine = {"cpu_quota": 4.0, "memory_used": 0, "memory_limit": 1, "stages": {}}
     return PipelineRates(**{**usual, **machine, **given})
+
+
+def stage_cost(name: str, by_workers: dict[int, tuple[float, float]], **given: Any) -> StageCost:
+    """A cost: number of workers → useful and processor seconds of a row."""
+    busy, cpu = np.array(list(by_workers.values())).T
+    return StageCost(name=name, workers=np.array(list(by_workers)), busy=busy, cpu=cpu, **given)
+
+
+def forecast(
+    seen: PipelineRates, knobs: Knobs, limits: Limits, *costs: StageCost, **given: Any
+) -> Forecast:
+    """A forecast beside no other program. The trainer takes all rows and no core."""
+    usual = {"contention": Contention.of(seen), "other_cpu_s": 0.0, "demand": math.inf}
+    by_name = {cost.name: cost for cost in costs}
+    return Forecast.of(seen, knobs, limits, by_name, **{**usual, **given})

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sluice.agent.controller import Controller
 from sluice.agent.lab.simulator.fluid import Simulator
 from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.policies import make
 from sluice.ingest.stats import Snapshot
-from tests.agent.fake import FakePipeline, FakeStage, tune
+from tests.agent.fake import FakePipeline, FakeStage, looked, of, tune
 from tests.agent.made_figures import stage_stats
 
 ROWS = 1024
-ILLNESSES = (
-    "a stage is missing",
-    "a stage is new",
-    "the clock stands still",
-    "counters begin anew",
-    "no core and no memory are left",
-)
+ILLNESSES: dict[str, Callable[[Snapshot], dict[str, Any]]] = {
+    "a stage is missing": lambda seen: {"stages": seen.stages[:1]},
+    "a stage is new": lambda seen: {"stages": (*seen.stages, replace(seen.stages[0], name="new"))},
+    "the clock stands still": lambda seen: {"at": 3.0},
+    "counters begin anew": lambda seen: {
+        **{"rows": 0, "batches": 0, "consumer_wait_s": 0.0, "cpu_used_s": 0.0},
+        "stages": tuple(stage_stats(s.name, workers=s.workers) for s in seen.stages),
+    },
+    "no core and no memory are left": lambda seen: {"cpu_quota": 0.0, "memory_limit": 0},
+}
 
 
 def _scenario(*costs: float, cores: float) -> Scenario:
@@ -44,7 +47,7 @@ class PolicyContract:
     def test_deciding_is_pure_and_within_the_limits(self, name: str) -> None:
         """The same snapshot and state give the same answer, whatever happened in between; nothing leaves the limits."""
         pipeline = _scenario(0.01, 0.03, 0.02, cores=6)
-        simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
+        simulator = Simulator.of(pipeline)
         policy = make(name)
         state = policy.initial(pipeline.limits, simulator.knobs)
         for _ in range(12):
@@ -75,20 +78,14 @@ class PolicyContract:
     def test_illness_is_survived_or_stops_it_once_with_its_knobs_in_force(
         self, name: str, illness: str
     ) -> None:
-        pipeline, events = _Ill(illness), []
-        controller = Controller(
-            pipeline, make(name), record=events.append, clock=lambda: pipeline.now
-        )
-        for _ in range(12):
-            controller.step()  # would raise into the training loop
-            pipeline.advance(1.0)
+        pipeline = _Ill(illness)
+        controller, events, _ = looked(pipeline, name, 12)  # would raise into the training loop
         controller.stop()
         pipeline.limits.check(pipeline.knobs)
         assert controller.ticks >= 12 or illness == "the clock stands still", (
             "such a look counts as a rest"
         )
-        faults: list[dict[str, Any]] = [e for e in events if e["kind"] == "fault"]
-        assert len(faults) == (controller.frozen is not None)
+        assert len(of(events, "fault")) == (controller.frozen is not None)
 
 
 class _Ill(FakePipeline):
@@ -102,18 +99,4 @@ class _Ill(FakePipeline):
 
     def snapshot(self) -> Snapshot:
         before = super().snapshot()
-        if self.now <= 3:
-            return before
-        if self.illness == "a stage is missing":
-            return replace(before, stages=before.stages[:1])
-        if self.illness == "a stage is new":
-            return replace(before, stages=(*before.stages, replace(before.stages[0], name="new")))
-        if self.illness == "the clock stands still":
-            return replace(before, at=3.0)
-        if self.illness == "counters begin anew":
-            stages = tuple(stage_stats(s.name, workers=s.workers) for s in before.stages)
-            return replace(
-                before, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages
-            )
-        assert self.illness == "no core and no memory are left"
-        return replace(before, cpu_quota=0.0, memory_limit=0)
+        return before if self.now <= 3 else replace(before, **ILLNESSES[self.illness](before))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sluice.agent.costs.forecast import StageRequest, allocate
-from sluice.agent.costs.stage_cost import Point, StageCost
+from tests.agent.made_figures import stage_cost
 
 
 def _by_enumeration(requests, enough, memory):
@@ -57,8 +57,9 @@ def test_the_least_of_all_where_nothing_fits():
 
 @pytest.mark.parametrize("counts", [[3], [1, 4], [2, 3, 9]])
 def test_the_costs_of_many_numbers_of_workers_are_those_of_each(counts):
-    points = {n: Point(busy_s=1 + 0.3 * i, cpu_s=0.5 + 0.1 * i) for i, n in enumerate(counts)}
-    cost = StageCost(name="read", points=points)
+    seconds = {n: (1 + 0.3 * i, 0.5 + 0.1 * i) for i, n in enumerate(counts)}
+    cost = stage_cost("read", seconds)
+    assert [(cost.busy_s(n), cost.cpu_s(n)) for n in counts] == list(seconds.values())
     workers = np.arange(1, 13)
     busy, cpu = cost.curves(workers)
     assert busy.tolist() == [cost.busy_s(n) for n in workers.tolist()]

@@ -8,19 +8,11 @@ import json
 import pytest
 
 from sluice import Knobs
-from sluice.agent.controller import Controller
-from sluice.agent.policies import make
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError
 from sluice.ingest.stats import Snapshot
-from tests.agent.fake import FakePipeline, FakeStage, tune
+from tests.agent.fake import FakePipeline, FakeStage, look, looked, of, store_bound, tune
 from tests.raises import assert_names
-
-
-def _pipeline():
-    return FakePipeline(
-        [FakeStage(name="decode", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)]
-    )
 
 
 class Script(Policy):
@@ -42,25 +34,9 @@ class Script(Policy):
         return knobs, (knobs, at + 1), Reason(text=f"number {at}", predicted_rows_per_s=1e9)
 
 
-def _run(pipeline, policy, ticks, **more):
-    events, metrics = [], []
-    controller = Controller(
-        pipeline,
-        policy,
-        record=events.append,
-        observe=metrics.append,
-        clock=lambda: pipeline.now,
-        **more,
-    )
-    for _ in range(ticks):
-        controller.step()
-        pipeline.advance(1.0)
-    return controller, events, metrics
-
-
 def test_the_verdict_is_of_the_last_look_before_which_rows_came():
-    pipeline = _pipeline()
-    controller, events, _ = _run(pipeline, Script(1), 6)
+    pipeline = store_bound()
+    controller, events, _ = looked(pipeline, Script(1), 6)
     for _ in range(5):  # the trainer tests its model
         pipeline.now += 1.0
         controller.step()
@@ -70,8 +46,8 @@ def test_the_verdict_is_of_the_last_look_before_which_rows_came():
 
 
 def test_changes_are_logged_once_with_their_effect_and_holding_is_not():
-    pipeline = _pipeline()
-    controller, events, metrics = _run(pipeline, Script(1, 1, 1, 4), 14)
+    pipeline = store_bound()
+    controller, events, metrics = looked(pipeline, Script(1, 1, 1, 4), 14)
     assert [e["kind"] for e in events] == ["decision", "effect"]
     decision, effect = events
     assert decision["before"]["workers"]["decode"] == 1
@@ -100,8 +76,8 @@ def test_the_rate_after_a_change_is_the_rate_before_the_next():
             else:
                 super().advance(seconds)
 
-    pipeline = Idle(_pipeline().stages)
-    _, events, _ = _run(pipeline, Script(1, 1, 1, 4, 4, 4, 8), 14)
+    pipeline = Idle(store_bound().stages)
+    _, events, _ = looked(pipeline, Script(1, 1, 1, 4, 4, 4, 8), 14)
     assert [(e["kind"], e["sequence"]) for e in events] == [
         ("decision", 1),
         ("effect", 1),
@@ -116,13 +92,13 @@ def test_the_rate_after_a_change_is_the_rate_before_the_next():
 
 
 def test_a_prediction_is_compared_with_no_more_than_the_trainer_takes():
-    _, (_, effect), _ = _run(FakePipeline(_pipeline().stages, step_s=0.1), Script(1, 1, 4), 14)
+    _, (_, effect), _ = looked(store_bound(step_s=0.1), Script(1, 1, 4), 14)
     assert effect["prediction_error"] == pytest.approx(0, abs=0.05)
 
 
 def test_stopping_logs_the_effect_that_is_still_due():
-    pipeline = _pipeline()
-    controller, events, _ = _run(pipeline, Script(1, 1, 4), 5)
+    pipeline = store_bound()
+    controller, events, _ = looked(pipeline, Script(1, 1, 4), 5)
     controller.stop()
     controller.stop()
     assert [e["kind"] for e in events] == ["decision", "effect", "verdict"]
@@ -130,15 +106,10 @@ def test_stopping_logs_the_effect_that_is_still_due():
 
 
 def test_whole_windows_of_rows_neither_delay_a_decision_nor_hide_its_effect():
-    class Windows(FakePipeline):
-        """The first window is not complete in this time."""
-
-        def snapshot(self):
-            return dataclasses.replace(super().snapshot(), rows=0)
-
-    pipeline = Windows(_pipeline().stages)
-    _, (_, effect, *_), _ = _run(pipeline, make("auto"), 12)
-    first = FakePipeline(pipeline.stages).rows_per_s({"decode": 1, "collate": 1})
+    pipeline = store_bound()
+    pipeline.told = {"rows": 0}  # the first window is not complete in this time
+    _, (_, effect, *_), _ = looked(pipeline, "auto", 12)
+    first = pipeline.rows_per_s({"decode": 1, "collate": 1})
     assert effect["rows_per_s_before"] == pytest.approx(first, rel=0.05)
 
 
@@ -151,10 +122,10 @@ class Raises(Script):
 
 
 def test_a_policy_that_raises_freezes_the_knobs_and_the_metrics_go_on():
-    pipeline, policy = _pipeline(), Raises(1, 4)
-    controller, events, metrics = _run(pipeline, policy, 12)
+    pipeline, policy = store_bound(), Raises(1, 4)
+    controller, events, metrics = looked(pipeline, policy, 12)
     assert policy.asked == 4, "it is not asked again"
-    faults = [e for e in events if e["kind"] == "fault"]
+    faults = of(events, "fault")
     assert len(faults) == 1
     assert "by the policy" in faults[0]["text"]
     assert pipeline.knobs.workers["decode"] == 4
@@ -168,8 +139,8 @@ def test_knobs_outside_the_limits_freeze(knobs):
         def decide(self, snapshot, state):
             return Knobs(workers=knobs), state, Reason(text="too far")
 
-    pipeline = _pipeline()
-    _, events, _ = _run(pipeline, Outside(), 3)
+    pipeline = store_bound()
+    _, events, _ = looked(pipeline, Outside(), 3)
     assert [e["kind"] for e in events] == ["fault"]
     assert pipeline.knobs.workers["decode"] == 1
 
@@ -177,12 +148,9 @@ def test_knobs_outside_the_limits_freeze(knobs):
 def test_a_tunable_that_raises_or_reports_nonsense_freezes_and_is_recorded_once():
     class Broken(FakePipeline):
         def snapshot(self) -> Snapshot:
-            before = super().snapshot()
-            return (
-                dataclasses.replace(before, consumer_wait_s=float("nan"))
-                if self.now > 3
-                else before
-            )
+            if self.now > 3:
+                self.told = {"consumer_wait_s": float("nan")}
+            return super().snapshot()
 
     class Stuck(FakePipeline):
         error: Exception = OSError("a worker cannot start")
@@ -194,8 +162,8 @@ def test_a_tunable_that_raises_or_reports_nonsense_freezes_and_is_recorded_once(
         error = KnobError("read: not today")
 
     for kind, word in ((Broken, "StatsError"), (Stuck, "cannot start"), (Refusing, "not today")):
-        _, events, _ = _run(kind(_pipeline().stages), make("auto"), 12)
-        (fault,) = [e for e in events if e["kind"] == "fault"]
+        _, events, _ = looked(kind(store_bound().stages), "auto", 12)
+        (fault,) = of(events, "fault")
         assert word in fault["text"]
 
 
@@ -203,11 +171,8 @@ def test_a_log_that_cannot_be_written_stops_tuning_and_nothing_else(capsys):
     def full(event):
         raise OSError("no space left")
 
-    pipeline = _pipeline()
-    controller = Controller(pipeline, Script(1, 4), record=full, clock=lambda: pipeline.now)
-    for _ in range(5):
-        controller.step()
-        pipeline.advance(1.0)
+    pipeline = store_bound()
+    controller, _, _ = looked(pipeline, Script(1, 4), 5, record=full)
     assert "no space left" in controller.frozen
     assert "recorded" in capsys.readouterr().err
 
@@ -219,19 +184,17 @@ def test_limits_that_move_under_a_decision_begin_the_policy_anew():
                 self.stages[0] = dataclasses.replace(self.stages[0], most=3)
             super().apply(knobs)
 
-    pipeline = Moving(_pipeline().stages)
-    controller, events, _ = _run(pipeline, make("auto"), 12)
+    pipeline = Moving(store_bound().stages)
+    controller, events, _ = looked(pipeline, "auto", 12)
     assert controller.frozen is None
     assert pipeline.knobs.workers["decode"] == 3
-    decisions = [e for e in events if e["kind"] == "decision"]
-    assert (
-        len(decisions) == len(pipeline.applied) == 1
-    )  # nothing is logged of the choice that did not come
+    # Nothing is logged of the choice that did not come.
+    assert len(of(events, "decision")) == len(pipeline.applied) == 1
 
 
 def test_shadow_says_what_it_would_do_and_touches_nothing():
-    pipeline = _pipeline()
-    _, events, _ = _run(pipeline, make("shadow"), 30)
+    pipeline = store_bound()
+    _, events, _ = looked(pipeline, "shadow", 30)
     assert pipeline.applied == []
     assert {e["kind"] for e in events} == {"proposal"}
     proposed = [str(e["after"]["workers"]) for e in events]
@@ -242,14 +205,12 @@ def test_shadow_says_what_it_would_do_and_touches_nothing():
 
 def test_changes_are_rationed():
     """A policy that changes its mind all the time gets its say again once the minute has passed."""
-    pipeline = _pipeline()
-    controller, _, _ = _run(
+    pipeline = store_bound()
+    controller, _, _ = looked(
         pipeline, Script(*(1 + i % 2 for i in range(200))), 60, changes_a_minute=5
     )
     assert controller.decisions == 5
-    for _ in range(10):
-        controller.step()
-        pipeline.advance(1.0)
+    look(controller, pipeline, 10)
     assert controller.decisions == 10
 
 
@@ -261,8 +222,8 @@ def test_other_limits_begin_the_policy_anew():
             Counted.begun += 1
             return super().initial(limits, knobs)
 
-    pipeline = _pipeline()
-    controller, _, _ = _run(pipeline, Counted(), 3)
+    pipeline = store_bound()
+    controller, _, _ = looked(pipeline, Counted(), 3)
     pipeline.stages = [dataclasses.replace(s, most=8) for s in pipeline.stages]
     controller.step()
     assert Counted.begun == 2
@@ -300,9 +261,9 @@ def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning(
     ],
 )
 def test_damaged_or_old_knowledge_of_an_earlier_run_is_ignored_with_one_line(damaged):
-    controller, events, _ = _run(_pipeline(), make("auto"), 12, learned=damaged)
-    assert not any(event["kind"] == "fault" for event in events)
-    (note,) = (event for event in events if event["kind"] == "note")
+    controller, events, _ = looked(store_bound(), "auto", 12, learned=damaged)
+    assert not of(events, "fault")
+    (note,) = of(events, "note")
     assert_names(note["text"], "earlier run", "ignored")
     assert controller.frozen is None
     assert controller.decisions > 0

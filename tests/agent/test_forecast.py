@@ -5,11 +5,9 @@ import math
 import pytest
 
 from sluice import Knobs
-from sluice.agent.costs.contention import Contention
-from sluice.agent.costs.forecast import Forecast, what_if
-from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.costs.forecast import what_if
 from sluice.ingest.knobs import Limits
-from tests.agent.made_figures import pipeline_rates, stage_rates
+from tests.agent.made_figures import forecast, pipeline_rates, stage_cost, stage_rates
 
 MIB = 2**20
 
@@ -34,16 +32,12 @@ def _best(limit, *, wait_s=1.0):
         memory_limit=limit,
         stages=stages,
     )
-    costs = {
-        "decode": StageCost(
-            name="decode", points={4: Point(busy_s=wait_s, cpu_s=1e-4)}, item_bytes=16 * MIB
-        ),
-        "collate": StageCost(
-            name="collate", points={1: Point(busy_s=1e-4, cpu_s=1e-4)}, item_bytes=64 * MIB
-        ),
-    }
-    look = Forecast.of(
-        seen, knobs, limits, costs, contention=Contention.of(seen), other_cpu_s=0, demand=math.inf
+    look = forecast(
+        seen,
+        knobs,
+        limits,
+        stage_cost("decode", {4: (wait_s, 1e-4)}, item_bytes=16 * MIB),
+        stage_cost("collate", {1: (1e-4, 1e-4)}, item_bytes=64 * MIB),
     )
     best, rate = look.best({"decode": (1, 32), "collate": (1, 1)}, fewest=False)
     return best, rate, look.fits(best)
@@ -55,19 +49,10 @@ def test_other_resources_are_estimated_only_with_the_cost_of_every_stage(missing
     names = ("decode", "collate")
     limits = Limits(workers=dict.fromkeys(names, (1, 4)))
     knobs = Knobs(workers=dict.fromkeys(names, 1))
-    cost = {1: Point(busy_s=1e-4, cpu_s=1e-4)}
     seen = pipeline_rates(cpu=1, cpu_quota=8, memory_used=600 * MIB, memory_limit=6000 * MIB)
-    costs = {n: StageCost(name=n, points={} if n in missing else cost) for n in names}
+    costs = [stage_cost(n, {1: (1e-4, 1e-4)}) for n in names if n not in missing]
     slow, fast = (
-        Forecast.of(
-            seen,
-            knobs,
-            limits,
-            costs,
-            contention=Contention.of(seen),
-            other_cpu_s=0.1,
-            demand=demand,
-        )
+        forecast(seen, knobs, limits, *costs, other_cpu_s=0.1, demand=demand)
         for demand in (10, math.inf)
     )
     cases = what_if(slow)
@@ -93,20 +78,11 @@ def test_processes_that_idle_hold_their_memory_once():
     seen = pipeline_rates(
         memory_used=1024 * MIB,
         memory_limit=4096 * MIB,
-        stages={"t": stage_rates(starved=4, workers=4)},
+        stages={"t": stage_rates(workers=4)},
     )
     knobs = Knobs(
         workers={"t": 4}, backend={"t": "process"}, read_ahead_bytes=MIB, prefetch_bytes=MIB
     )
     limits = Limits(workers={"t": (1, 8)}, backends={"t": ("thread", "process")})
-    known = StageCost(name="t", points={4: Point(busy_s=1e-6, cpu_s=1e-6)})
-    look = Forecast.of(
-        seen,
-        knobs,
-        limits,
-        {"t": known},
-        contention=Contention.of(seen),
-        other_cpu_s=0,
-        demand=math.inf,
-    )
+    look = forecast(seen, knobs, limits, stage_cost("t", {4: (1e-6, 1e-6)}))
     assert look.memory(knobs) == 1026 * MIB

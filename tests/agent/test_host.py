@@ -6,11 +6,9 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.controller import Controller
-from sluice.agent.policies import make
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.ingest.knobs import KnobError
-from tests.agent.fake import FakePipeline, FakeStage
+from tests.agent.fake import FakePipeline, FakeStage, controlled
 from tests.raises import raises
 
 
@@ -49,15 +47,11 @@ def _advance(pipelines, members, seconds=1.0):
         member.step()
 
 
-class Saying(FakePipeline):
-    """Its snapshots have these values."""
-
-    def __init__(self, **values):
-        super().__init__([FakeStage(name="decode", cpu_s=0.002)], cores=8)
-        self.values = values
-
-    def snapshot(self):
-        return dataclasses.replace(super().snapshot(), **self.values)
+def _saying(**values):
+    """A pipeline whose snapshots have these values."""
+    pipeline = _pipeline()
+    pipeline.told = values
+    return pipeline
 
 
 def _host(*pipelines):
@@ -80,7 +74,7 @@ FLEET = {"workers": 3, "bytes": 7, "requests_a_core": 2, "start_s": 5.0}
     ],
 )
 def test_what_ranks_say_is_merged(name, values, merged):
-    pipelines = [Saying(**{name: value}) for value in values]
+    pipelines = [_saying(**{name: value}) for value in values]
     members, tunable = _host(*pipelines)
     for _ in range(2):
         _advance(pipelines, members)
@@ -94,12 +88,12 @@ def test_what_ranks_say_is_merged(name, values, merged):
 )
 def test_worker_processes_that_died_are_counted_over_all_ranks(name, added, merged):
     """And the idle cores of the host are shared by its ranks."""
-    pipelines = [Saying(**{name: 0}) for _ in added]
+    pipelines = [_saying(**{name: 0}) for _ in added]
     members, tunable = _host(*pipelines)
     _advance(pipelines, members)
     before = getattr(tunable.snapshot(), name)
     for pipeline, more in zip(pipelines, added, strict=True):
-        pipeline.values = {name: more}
+        pipeline.told = {name: more}
     _advance(pipelines, members, 10.0)
     assert getattr(tunable.snapshot(), name) - before == pytest.approx(merged)
 
@@ -141,9 +135,7 @@ def test_a_stalled_rank_on_another_host_keeps_the_workers_here(workers):
             HostMember(store, "b", 0, elsewhere, tell=untold),
         ]
         tunable = HostTunable(store, "a", here, ranks={"a": 1, "b": 1})
-        controller = Controller(
-            tunable, make("auto"), record=lambda e: None, clock=lambda here=here: here.now
-        )
+        controller, _ = controlled(tunable, clock=lambda here=here: here.now)
         for _ in range(30):
             _advance(pipelines, members)
             controller.step()
@@ -205,7 +197,7 @@ def test_a_run_that_ends_before_the_second_tick_has_been_measured():
     member = HostMember(store, "a", 0, pipeline, interval_s=1e6, tell=untold)
     member.step()
     tunable = HostTunable(store, "a", pipeline, ranks={"a": 1})
-    controller = Controller(tunable, make("fixed"), record=[].append, observe=seen.append)
+    controller, _ = controlled(tunable, "fixed", observe=seen.append, clock=lambda: pipeline.now)
     controller.step()
     pipeline.advance(0.5)
     assert not seen

@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.controller import Controller
-from sluice.agent.policies import make
-from tests.agent.fake import FakePipeline, FakeStage
+from tests.agent.fake import FakePipeline, FakeStage, controlled, look, of, store_bound
 from tests.raises import assert_names
 
 
@@ -18,31 +16,23 @@ def _pipeline(workers=None):
     )
 
 
-def _run(pipeline, ticks, events, policy="fixed", changes=()):
-    """One controller's life; `changes` are (tick, what to do to the pipeline)."""
-    controller = Controller(
-        pipeline, make(policy), record=events.append, clock=lambda: pipeline.now
-    )
-    for tick in range(ticks):
-        for at, change in changes:
-            if at == tick:
-                change(pipeline)
-        controller.step()
-        pipeline.advance(1.0)
+def _events(pipeline, looks, *changes, policy="fixed"):
+    """What a controller records; `changes` are (look, what to do to the pipeline), in order."""
+    controller, events = controlled(pipeline, policy)
+    for at, change in changes:
+        look(controller, pipeline, at - controller.ticks)
+        change(pipeline)
+    look(controller, pipeline, looks - controller.ticks)
     assert controller.frozen is None
-    return controller
-
-
-def _incidents(events):
-    return [(e["what"], e["text"]) for e in events if e["kind"] == "incident"]
+    return events
 
 
 def _assert_incidents(events, *expected):
     """Asserts the kind of each incident, and the facts that its text names."""
-    told = _incidents(events)
-    assert [what for what, _ in told] == [what for what, *_ in expected]
-    for (_, text), (_, *facts) in zip(told, expected, strict=True):
-        assert_names(text, *facts)
+    told = of(events, "incident")
+    assert [incident["what"] for incident in told] == [what for what, *_ in expected]
+    for incident, (_, *facts) in zip(told, expected, strict=True):
+        assert_names(incident["text"], *facts)
 
 
 def _dearer(pipeline, times=4.0):
@@ -60,19 +50,14 @@ def _dearer(pipeline, times=4.0):
     ],
 )
 def test_other_limits_are_noticed_at_the_next_look(policy, name, value, what, fact):
-    events = []
     change = (12, lambda pipeline: setattr(pipeline, name, value))
-    _run(_pipeline(), 13, events, policy, [change])
-    _assert_incidents(events, (what, fact))
+    _assert_incidents(_events(_pipeline(), 13, change, policy=policy), (what, fact))
 
 
 def test_a_dearer_transform_is_noticed_within_four_looks_and_once():
-    for ticks, noticed in ((40, 1), (24, 1), (20, 0)):
-        events = []
-        controller = _run(
-            _pipeline({"decode": 4, "udf": 2}), ticks, events, changes=[(20, _dearer)]
-        )
-        assert controller.decisions == 0
+    for looks, noticed in ((40, 1), (24, 1), (20, 0)):
+        events = _events(_pipeline({"decode": 4, "udf": 2}), looks, (20, _dearer))
+        assert not of(events, "decision")
         _assert_incidents(events, *noticed * [("workload", "4 times", "udf")])
 
 
@@ -84,18 +69,10 @@ def test_a_change_of_workers_does_not_hide_a_dearer_stage(turned, times):
     def turn(pipeline):
         pipeline.apply(pipeline.knobs.with_workers(**{turned: 3}))
 
-    events = []
     dearer = (20, lambda pipeline: _dearer(pipeline, times))
-    _run(_pipeline({"decode": 4, "udf": 2}), 30, events, changes=[(18, turn), dearer])
-    (event,) = (e for e in events if e["kind"] == "incident")
+    events = _events(_pipeline({"decode": 4, "udf": 2}), 30, (18, turn), dearer)
+    (event,) = of(events, "incident")
     assert (event["what"], event["stage"]) == ("workload", "udf")
-
-
-class Restarting(FakePipeline):
-    restarts = 0
-
-    def snapshot(self):
-        return dataclasses.replace(super().snapshot(), restarts=self.restarts)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +80,11 @@ class Restarting(FakePipeline):
     [([1], "a worker process died"), ([1, 2], "3 worker processes died")],
 )
 def test_worker_processes_that_died_are_told_once_ranks_have_counted_theirs(died, fact):
-    def die(number):
-        return lambda pipeline: setattr(pipeline, "restarts", pipeline.restarts + number)
+    pipeline = store_bound()
+    pipeline.told = {"restarts": 0}
 
-    events, pipeline = [], Restarting([FakeStage(name="decode", cpu_s=0.002)], cores=4)
-    _run(pipeline, 30, events, changes=[(12 + n, die(number)) for n, number in enumerate(died)])
-    _assert_incidents(events, ("worker", fact))
+    def die(number):
+        return lambda _: pipeline.told.update(restarts=pipeline.told["restarts"] + number)
+
+    changes = [(12 + n, die(number)) for n, number in enumerate(died)]
+    _assert_incidents(_events(pipeline, 30, *changes), ("worker", fact))

@@ -7,13 +7,12 @@ import json
 import pytest
 
 from sluice import Knobs
-from sluice.agent.controller import Controller
 from sluice.agent.report import run_folder
 from sluice.agent.report.looks import read
 from sluice.agent.report.run_folder import RunError, RunFolder
 from sluice.agent.tunable import Policy, Reason
 from sluice.agent.tuner.tuner import Tuner
-from tests.agent.fake import FakePipeline, FakeStage
+from tests.agent.fake import FakePipeline, FakeStage, controlled
 from tests.raises import raises
 
 STAGES = [FakeStage(name="decode", wait_s=0.05), FakeStage(name="slow", cpu_s=0.004)]
@@ -23,9 +22,7 @@ def recorded(folder, policy: Policy) -> FakePipeline:
     """Records a simulated run of this policy. Returns its pipeline."""
     pipeline = FakePipeline(STAGES)
     with RunFolder.create(folder, {}, clock=lambda: pipeline.now) as run:
-        controller = Controller(
-            pipeline, policy, record=run.event, looks=run.look, clock=lambda: pipeline.now
-        )
+        controller, _ = controlled(pipeline, policy, record=run.event, looks=run.look)
         while pipeline.now < 12.0:
             controller.step()
             pipeline.advance(controller.wait_s)

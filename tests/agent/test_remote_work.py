@@ -1,18 +1,21 @@
 """Remote workers: their time at work, and how many of them are worth their price, by arithmetic."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from sluice import Knobs
 from sluice.agent.costs import forecast as forecasts
-from sluice.agent.costs.contention import Contention
-from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.remote_work import at_work
-from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.ingest.knobs import REQUESTS_A_CORE, Limits
-from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates, stage_stats
+from tests.agent.made_figures import (
+    forecast,
+    pipeline_rates,
+    snapshot,
+    stage_cost,
+    stage_rates,
+    stage_stats,
+)
 
 
 def _seen(at, busy_s, workers, **more):
@@ -60,17 +63,9 @@ def test_the_last_worker_has_to_bring_its_price(monkeypatch, price, least, most)
         Limits(workers={"decode": (1, 64)}, backends={"decode": ("remote", "thread")}),
         Knobs(workers={"decode": 2}, backend={"decode": "remote"}),
     )
-    points = {n: Point(busy_s=1e-3 * (1 + 0.08 * (n - 2)), cpu_s=1e-6) for n in (2, 40, 64)}
+    cost = {n: (1e-3 * (1 + 0.08 * (n - 2)), 1e-6) for n in (2, 40, 64)}
     seen = pipeline_rates(memory_limit=2**34, stages={"decode": stage_rates(busy=2.0, workers=2)})
-    forecast = Forecast.of(
-        seen,
-        knobs,
-        limits,
-        {"decode": StageCost(name="decode", points=points, backend="remote")},
-        contention=Contention.of(seen),
-        other_cpu_s=0.0,
-        demand=math.inf,
-        requests_a_core=REQUESTS_A_CORE,
-    )
-    wanted, _ = forecast.best({"decode": (1, 64)}, fewest=False)
+    remote = stage_cost("decode", cost, backend="remote")
+    look = forecast(seen, knobs, limits, remote, requests_a_core=REQUESTS_A_CORE)
+    wanted, _ = look.best({"decode": (1, 64)}, fewest=False)
     assert least <= wanted.workers["decode"] <= most

@@ -129,7 +129,7 @@ def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
 def test_no_queue_passes_its_limit(split, number):
     """The first two have ten stages. Their queues become full one after the other within a millisecond."""
     scenario = drawn(split, number, changing=False)
-    pipeline = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
+    pipeline = Simulator.of(scenario, seed=number)
     for _ in range(40):
         pipeline.advance(0.25)
         for rows, limit in zip(pipeline.queue, pipeline.queue_limits, strict=True):
@@ -180,10 +180,7 @@ def test_what_is_kept_from_one_moment_to_the_next_is_what_it_would_be(number):
     )
     scenario = dataclasses.replace(scenario, machine=machine, changes=(*scenario.changes, *sizes))
     draw = random.Random(number)
-    kept, forgetful = (
-        kind(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
-        for kind in (Simulator, Forgetful)
-    )
+    kept, forgetful = (kind.of(scenario, seed=number) for kind in (Simulator, Forgetful))
     for _ in range(30):
         workers = {
             n: draw.randint(1, min(12, high)) for n, (_, high) in scenario.limits.workers.items()

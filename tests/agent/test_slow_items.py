@@ -4,7 +4,7 @@ import pytest
 
 from sluice import Knobs
 from sluice.ingest.knobs import Limits
-from tests.agent.fake import decisions, go_on, tune
+from tests.agent.fake import go_on, of, tune
 from tests.agent.made_figures import snapshot, stage_stats
 
 ROWS = 20_000
@@ -70,7 +70,7 @@ def test_items_that_take_seconds_get_their_workers_without_a_change_of_mind(seco
     pipeline = SlowItems(seconds)
     controller, events = tune(pipeline, 60 * seconds, "auto")
     controller.stop()
-    changes, effects = decisions(events), [e for e in events if e["kind"] == "effect"]
+    changes, effects = of(events, "decision"), of(events, "effect")
     grown = [(d["before"]["workers"]["slow"], d["after"]["workers"]["slow"]) for d in changes]
     assert pipeline.knobs.workers["slow"] == 16, grown
     assert all(before < after for before, after in grown), [d["reason"]["text"] for d in changes]
@@ -93,7 +93,7 @@ def test_a_stage_that_hangs_after_a_change_is_not_waited_for_for_ever():
                 super().advance(seconds)
 
     _, events = tune(Hanging(0.5), 100, "auto")
-    first, second = decisions(events)[:2]
+    first, second = of(events, "decision")[:2]
     assert first["after"]["workers"]["slow"] > 1
     assert second["after"]["workers"]["slow"] < first["after"]["workers"]["slow"]
 
@@ -114,4 +114,4 @@ def test_workers_beyond_which_nothing_ends_are_left_within_half_a_minute():
     assert pipeline.knobs.workers["slow"] > 3, "there was nothing to leave"
     go_on(controller, pipeline, 30)
     assert 2 <= pipeline.knobs.workers["slow"] <= 3
-    assert len(decisions(events)) <= 8
+    assert len(of(events, "decision")) <= 8

@@ -11,7 +11,7 @@ from sluice.agent.lab.simulator.rollout import run
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.lab.simulator.scenario_json import shipped
 from sluice.agent.policies import make
-from tests.agent.fake import FakePipeline, FakeStage, decisions, go_on, tune
+from tests.agent.fake import FakePipeline, FakeStage, go_on, of, tune
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +166,7 @@ def test_short_memory_is_given_back_at_once():
     ]
     pipeline = FakePipeline(stages, workers={"decode": 16, "transform": 2}, memory_limit=480 * MIB)
     _, events = tune(pipeline, 20)
-    assert "as memory is short" in decisions(events)[0]["reason"]["text"]
+    assert "as memory is short" in of(events, "decision")[0]["reason"]["text"]
     assert pipeline.snapshot().memory_used <= pipeline.memory_limit
 
 

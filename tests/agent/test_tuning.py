@@ -11,7 +11,7 @@ from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.tunable import Policy, Reason
 from sluice.agent.tuning import TunedRun, policy_of
 from sluice.ingest.knobs import KnobError
-from tests.agent.fake import FakePipeline, FakeStage
+from tests.agent.fake import FakePipeline, store_bound
 from tests.ingest.twin import eventually
 from tests.raises import assert_names, raises
 
@@ -20,12 +20,7 @@ class Moving(FakePipeline):
     """A pipeline whose time passes as it is looked at."""
 
     def __init__(self):
-        super().__init__(
-            [
-                FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
-                FakeStage(name="collate", cpu_s=0.001),
-            ]
-        )
+        super().__init__(store_bound().stages)
 
     def snapshot(self):
         self.advance(1.0)
@@ -56,8 +51,7 @@ def started(pipeline, policy, **more):
 
 
 def test_the_status_shows_the_start_and_the_settled_knobs():
-    pipeline, policy = Moving(), Climbing(most=3)
-    run = TunedRun(pipeline, policy, interval_s=0.001)
+    run = TunedRun(Moving(), Climbing(most=3), interval_s=0.001)
     assert_names(str(run.status), "climbing", "first batch", "decode=1")
     run.start()
     eventually(lambda: run.status.settled)

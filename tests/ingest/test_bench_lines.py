@@ -28,7 +28,6 @@ def test_the_advice_names_the_gain_and_the_busiest_workers(stall, cpu, tuning, f
             rows_per_s=1.0,
             busy=busy,
             cpu=busy,
-            starved=0.0,
             blocked=0.0,
             workers=workers,
             queue_bytes=0,

@@ -65,19 +65,17 @@ def drive(
     return log, rows
 
 
-def rate_of(truth: TrueCosts, knobs: Knobs, limits_first: Mapping[str, str]) -> float:
+def rate_of(truth: TrueCosts, knobs: Knobs) -> float:
     """Returns the settled rows a second of a setting at these costs."""
-    names = [s.name for s in truth.stages]
-    backends = [knobs.backend.get(n, limits_first[n]) for n in names]
-    return steady(truth, [knobs.workers[n] for n in names], backends).rates[-1]
+    backends = [knobs.backend.get(s.name, s.backends[0]) for s in truth.stages]
+    return steady(truth, [knobs.workers[s.name] for s in truth.stages], backends).rates[-1]
 
 
 def measure(case: FaultCase, log: _Log, rows: list[tuple[float, float]]) -> dict[str, Any]:
     """Returns how a fault was answered."""
     truth = case.scenario.truth_at(case.settled_at)
-    first = {s.name: s.backends[0] for s in truth.stages}
-    best = rate_of(truth, best_knobs(truth, case.scenario.limits), first)
-    made = [rate_of(truth, knobs, first) for _, knobs in log]
+    best = rate_of(truth, best_knobs(truth, case.scenario.limits))
+    made = [rate_of(truth, knobs) for _, knobs in log]
     best = max(best, *made)
     start = max(i for i, (at, _) in enumerate(log) if at <= case.at)
     times = [case.at, *(at for at, _ in log[start + 1 :]), case.at + AFTER_S]
@@ -104,9 +102,8 @@ def rest(scenario: Scenario, simulator: ItemSimulator, policy: Policy) -> dict[s
     """Returns the changes a minute of a settled pipeline, its rows, and its workers over those needed."""
     log, rows = drive(simulator, policy, _REST_S)
     truth = scenario.truth_at(_REST_S)
-    first = {s.name: s.backends[0] for s in truth.stages}
     lean = best_knobs(truth, scenario.limits)
-    best = rate_of(truth, lean, first)
+    best = rate_of(truth, lean)
     after_s = _REST_S - _SETTLED_S
     made = _rows_at(rows, _REST_S) - _rows_at(rows, _SETTLED_S)
     return {
@@ -134,7 +131,7 @@ def run_case(kind: str, number: int, policy: str, store: ResultStore) -> list[Ma
         scenario = slow_pipeline(number, tail=kind == "tails")
 
         def go_rest() -> Any:
-            simulator = _items(scenario, number)
+            simulator = ItemSimulator.of(scenario, seed=number)
             return rest(scenario, simulator, make_policy(policy, scenario))
 
         return [store.get(policy, f"{kind} {number}", go_rest)]
@@ -145,21 +142,13 @@ def run_case(kind: str, number: int, policy: str, store: ResultStore) -> list[Ma
 
         def go(case: FaultCase = case) -> Any:
             scenario = case.scenario
-            if kind == "fluid":
-                made: ItemSimulator | Simulator = Simulator(
-                    scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number
-                )
-            else:
-                made = _items(scenario, number)
+            mode: type[ItemSimulator | Simulator] = Simulator if kind == "fluid" else ItemSimulator
+            made = mode.of(scenario, seed=number)
             log, rows = drive(made, make_policy(policy, scenario), scenario.seconds)
             return measure(case, log, rows)
 
         results.append(store.get(policy, f"{kind} {number} {i}", go))
     return results
-
-
-def _items(scenario: Scenario, seed: int) -> ItemSimulator:
-    return ItemSimulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed)
 
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:

@@ -31,7 +31,6 @@ class FaultCase:
     stage: str
     """The stage with the fault. Empty: the cores."""
     is_near: bool
-    seed: int
 
     @property
     def settled_at(self) -> float:
@@ -102,7 +101,7 @@ def slow_case(number: int) -> FaultCase:
     scenario = slow_pipeline(number, tail=number % 3 == 2)
     at = TRAINER_AT + r.uniform(-NEAR_S, NEAR_S) if near else r.uniform(30, 50)
     name, factor = str(r.choice(["fetch", "lookup"])), _factor(r)
-    return _case(scenario, number, float(at), name, factor, near=near)
+    return _case(scenario, float(at), name, factor, near=near)
 
 
 def fluid_case(number: int) -> FaultCase:
@@ -116,14 +115,14 @@ def fluid_case(number: int) -> FaultCase:
     if kind < 0.2 and cores >= 2:
         fewer = max(1.0, round(cores * float(r.choice([0.25, 0.5]))))
         change = ScheduledChange(at=at, key="machine.cores", value=fewer)
-        return _with(scenario, number, at, "", change, near=near)
+        return _with(scenario, at, "", change, near=near)
     if kind < 0.35 and movable:
         name = movable[int(r.integers(len(movable)))].name
         change = ScheduledChange(at=at, key=f"stages.{name}.lock", value=0.9)
-        return _with(scenario, number, at, name, change, near=near)
+        return _with(scenario, at, name, change, near=near)
     shares = np.array([s.cost_s / s.rows_per_item / max(1, s.workers) for s in scenario.stages])
     stage = scenario.stages[int(r.choice(len(shares), p=shares / shares.sum()))]
-    return _case(scenario, number, at, stage.name, _factor(r), near=near)
+    return _case(scenario, at, stage.name, _factor(r), near=near)
 
 
 def twin(seed: int) -> list[FaultCase]:
@@ -146,7 +145,7 @@ def twin(seed: int) -> list[FaultCase]:
         stages=stages,
     )
     return [
-        _case(scenario, seed, float(at + r.uniform(-4, 4)), name, factor, near=False)
+        _case(scenario, float(at + r.uniform(-4, 4)), name, factor, near=False)
         for at, name, factor in ((46.4, "fetch", 1.4 / 0.6), (40.0, "levels", 2.95))
     ]
 
@@ -155,24 +154,22 @@ def _factor(r: np.random.Generator) -> float:
     return float(np.exp(r.uniform(math.log(1.5), math.log(4))))
 
 
-def _case(
-    scenario: Scenario, number: int, at: float, name: str, factor: float, *, near: bool
-) -> FaultCase:
+def _case(scenario: Scenario, at: float, name: str, factor: float, *, near: bool) -> FaultCase:
     """Returns the scenario with a stage's cost multiplied at a moment."""
     stage = next(s for s in scenario.stages if s.name == name)
     changes = [ScheduledChange(at=at, key=f"stages.{name}.cost_s", value=factor * stage.cost_s)]
     if stage.cap_rows_per_s:
         cap = stage.cap_rows_per_s / factor
         changes.append(ScheduledChange(at=at, key=f"stages.{name}.cap_rows_per_s", value=cap))
-    return _with(scenario, number, at, name, *changes, near=near)
+    return _with(scenario, at, name, *changes, near=near)
 
 
 def _with(
-    scenario: Scenario, number: int, at: float, name: str, *changes: ScheduledChange, near: bool
+    scenario: Scenario, at: float, name: str, *changes: ScheduledChange, near: bool
 ) -> FaultCase:
     if near:
         faster = scenario.consumer.step_s / 1.5
         trainer = ScheduledChange(at=TRAINER_AT, key="consumer.step_s", value=faster)
         changes = (*changes, trainer)
     whole = dataclasses.replace(scenario, seconds=at + AFTER_S + 1, changes=changes)
-    return FaultCase(whole, at, name, near, number)
+    return FaultCase(whole, at, name, near)

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import mul
+from typing import Self
 
 import numpy as np
 
 from sluice.agent.lab.simulator.physics import TrueCosts
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
@@ -77,6 +79,12 @@ class SimulatedPipeline:
         self.memory = self._memory(0.0, self.active)
         self._sequence = 0
         self._drifted: tuple[TrueCosts, tuple[int, ...], TrueCosts] | None = None
+
+    @classmethod
+    def of(cls, scenario: Scenario, *, seed: int = 0, governor: bool = True) -> Self:
+        """Returns the pipeline of a scenario, with its first knobs."""
+        limits, knobs = scenario.limits, scenario.first_knobs
+        return cls(scenario.truth_at, limits, knobs, seed=seed, governor=governor)
 
     # The methods of a Tunable follow.
 

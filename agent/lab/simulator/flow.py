@@ -121,7 +121,7 @@ def _find_capacity(table: ndarray, factors: Factors, held: float, figures: ndarr
     on_core = slow * smt
     capacity, share, _ = figures
     workers, rows, cpu, memory, lock, waiting = table[:6]
-    crowd, cap, turns = table[6], table[7], table[11]
+    turns, crowd, cap = table[6:9]
     for i in range(len(workers)):
         on_cpu = (cpu[i] + memory[i] * slow_memory) * crowd[i] * on_core
         wall = on_cpu + lock[i] * (slow_lock - 1) * slow + turns[i] * held + waiting[i]
@@ -139,7 +139,7 @@ def _find_use(
     _, slow_memory, _, smt = factors
     capacity, share, cpu_item = figures
     workers, rows, cpu, memory, lock = table[:5]
-    kappa, bytes_, handover = table[8:11]
+    kappa, bytes_, handover = table[9:]
     used = traffic = locked = runnable = contenders = 0.0
     for i in range(len(workers)):
         active = workers[i] * rates[i] / capacity[i]
@@ -182,4 +182,4 @@ def steady(
 ) -> Flow:
     """Returns the rates once every queue has settled. Then all stages have the rate of the slowest."""
     linked = [True] * len(workers)
-    return flow(Load(truth, workers, backends, bursts=bursts), linked, linked)
+    return flow(Load.of(truth, workers, backends, bursts=bursts), linked, linked)

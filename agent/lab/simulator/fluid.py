@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.agent.lab.simulator.base import CHUNK_S, SimulatedPipeline
 from sluice.agent.lab.simulator.flow import Flow, flow
-from sluice.agent.lab.simulator.physics import UNBOUNDED, Load
+from sluice.agent.lab.simulator.physics import Load
 
 _MANY_EVENTS = 12
 """After this many events in a chunk, queues alternate at their limits. The rest of the chunk has constant rates."""
@@ -94,9 +94,14 @@ class Simulator(SimulatedPipeline):
         key = (tuple(admitted), factors, bursts, uncapped)
         if self._load is None or self._load[0] != key:
             workers = [max(n, 1e-6) for n in admitted]
-            load = Load(self.truth, workers, self.backends, factors, bursts)
-            for i in uncapped:
-                load.cap[i] = UNBOUNDED
+            load = Load.of(
+                self.truth,
+                workers,
+                self.backends,
+                factors=factors,
+                bursts=bursts,
+                uncapped=uncapped,
+            )
             self._load = (key, load)
         return self._load[1]
 

@@ -8,7 +8,6 @@ without input, or with a full queue after it, uses nothing and leaves its share 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,11 +30,6 @@ UNBOUNDED = 1e15  # The rows a second of a consumer without a limit.
 
 Factors = tuple[float, float, float, float]
 """The slow-down by cores, bandwidth, lock and second threads."""
-COLUMNS = (
-    *("workers", "rows", "cpu", "memory", "lock", "waiting", "crowd", "cap", "kappa", "traffic"),
-    *("handover", "turns"),
-)
-"""The rows of `Load.table`."""
 
 
 class MechanismError(ValueError):
@@ -248,93 +242,85 @@ class TrueCosts:
         return int(self.stages[0].name == FETCH)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """The true costs with given workers and back ends as plain numbers, made once per change, for the inner loop."""
+    """The true costs with given workers and back ends as plain numbers, for the inner loop. It is equal only to
+    itself."""
 
-    def __init__(
-        self,
+    table: ndarray
+    """A column for each stage, with the numbers of `_stage_numbers`."""
+    shared: tuple[float, ...]
+    """What the stages share: the trainer's numbers, and the machine's."""
+    cores: float
+
+    @classmethod
+    def of(
+        cls,
         truth: TrueCosts,
         workers: Sequence[float],
         backends: Sequence[str],
+        *,
         factors: Sequence[float] = (),
         bursts: Sequence[float] = (),
-    ) -> None:
-        machine = truth.machine
-        consumer = truth.consumer
-        self.cores = max(0.05, machine.cores - machine.neighbour_cores)
-        self.machine = machine
-        self.workers = [float(n) for n in workers]
-        self.rows = [stage.rows_per_item for stage in truth.stages]
-        self.cap = [stage.cap_rows_per_s or UNBOUNDED for stage in truth.stages]
-        self.kappa = [stage.kappa for stage in truth.stages]
-        self.traffic = [
-            stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0
-            for stage in truth.stages
-        ]
-        self.handover = [machine.handover_s * (i > 0) for i in range(len(truth.stages))]
-        self.cpu: list[float] = []
-        self.memory: list[float] = []
-        self.lock: list[float] = []
-        self.turns: list[float] = []
-        """Seconds for which an item waits for a lock that is always held."""
-        self.waiting: list[float] = []
+        uncapped: Sequence[int] = (),
+    ) -> Load:
+        """Returns the load. The stores of the stages `uncapped` still give credit."""
+        machine, consumer = truth.machine, truth.consumer
+        cores = max(0.05, machine.cores - machine.neighbour_cores)
         contending = consumer.cores * consumer.cpu
+        columns = []
         for i, stage in enumerate(truth.stages):
-            n = self.workers[i]
-            self._add_costs(
+            n = float(workers[i])
+            numbers = _stage_numbers(
                 stage,
                 n,
-                factors[i] if factors else 1.0,
-                bursts[i] if bursts else 1.0,
-                backends[i] == "process",
+                factor=factors[i] if factors else 1.0,
+                burst=bursts[i] if bursts else 1.0,
+                process=backends[i] == "process",
+                capped=i not in uncapped,
             )
+            columns.append((*numbers, machine.handover_s * (i > 0)))
             contending += n * stage.cpu
-        self.crowd = [
-            1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)
-        ]
-        """The factor on the cost of a row while all workers are busy."""
-        self.batch = float(consumer.batch_rows)
-        pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
-        self.consumer_cpu = consumer.step_s * consumer.cpu * (1 + consumer.interference * pressure)
-        self.consumer_wait = consumer.step_s * (1 - consumer.cpu)
-        self.consumer_cores = consumer.cores
-
-    def _add_costs(
-        self, stage: SimStage, n: float, factor: float, burst: float, process: bool
-    ) -> None:
-        """Adds a stage's seconds for an item, with `n` workers."""
-        cost = stage.cost_s + (stage.process_cost_s if process else 0.0)
-        if stage.cliff_workers and n > stage.cliff_workers:
-            factor *= stage.cliff_factor
-        cpu = cost * stage.cpu * factor
-        waiting = cost * (1 - stage.cpu) * factor * burst
-        self.cpu.append(cpu * (1 - stage.memory_bound))
-        self.memory.append(cpu * stage.memory_bound)
-        self.lock.append(0.0 if process else cpu * stage.lock)
-        self.turns.append(0.0 if process or stage.lock else stage.lock_turns * SWITCH_S)
-        self.waiting.append(waiting + stage.sigma * max(0.0, n - 1) * cost * factor)
-
-    @functools.cached_property
-    def table(self) -> ndarray:
-        """The numbers of all stages: a row for each of COLUMNS. They no longer change."""
-        return np.array([getattr(self, name) for name in COLUMNS])
-
-    @functools.cached_property
-    def shared(self) -> tuple[float, ...]:
-        """What the stages share: the trainer's numbers, and the machine's."""
-        machine = self.machine
-        return (
-            self.consumer_wait,
-            self.consumer_cpu,
-            float(self.consumer_cores),
-            self.batch,
-            self.cores,
+        pressure = max(0.0, contending / cores - 1.0) if consumer.cpu else 0.0
+        shared = (
+            consumer.step_s * (1 - consumer.cpu),
+            consumer.step_s * consumer.cpu * (1 + consumer.interference * pressure),
+            float(consumer.cores),
+            float(consumer.batch_rows),
+            cores,
             float(machine.neighbour_threads),
             float(machine.switch_cost),
             float(machine.bandwidth),
             float(machine.convoy),
             float(machine.smt),
         )
+        return cls(np.array(columns).T.copy(), shared, cores)
+
+
+def _stage_numbers(
+    stage: SimStage, n: float, *, factor: float, burst: float, process: bool, capped: bool
+) -> tuple[float, ...]:
+    """Returns the numbers of a stage with `n` workers. `flow` unpacks them in this order."""
+    cost = stage.cost_s + (stage.process_cost_s if process else 0.0)
+    if stage.cliff_workers and n > stage.cliff_workers:
+        factor *= stage.cliff_factor
+    cpu = cost * stage.cpu * factor
+    waiting = cost * (1 - stage.cpu) * factor * burst
+    return (
+        n,
+        stage.rows_per_item,
+        cpu * (1 - stage.memory_bound),
+        cpu * stage.memory_bound,
+        0.0 if process else cpu * stage.lock,
+        waiting + stage.sigma * max(0.0, n - 1) * cost * factor,
+        # the seconds for which an item waits for a lock that is always held
+        0.0 if process or stage.lock else stage.lock_turns * SWITCH_S,
+        # the factor on the cost of a row while all workers are busy
+        1 + stage.kappa * n * (n - 1),
+        (stage.cap_rows_per_s if capped else 0.0) or UNBOUNDED,
+        stage.kappa,
+        stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0,
+    )
 
 
 def memory_need(

@@ -279,7 +279,6 @@ def pipeline(
     split: str,
     number: int,
     *,
-    least_cores: float = 0.25,
     most_stages: int = 12,
     changing: bool = False,
 ) -> Scenario:
@@ -293,7 +292,7 @@ def pipeline(
     place = SPLITS.index(split)
     draw = Draw(np.random.default_rng((5, place, number)), place)
     family = list(FAMILIES[split])[number % len(FAMILIES[split])]
-    cores = draw.between(least_cores, 128)
+    cores = draw.between(0.25, 128)
     # A quota may give a rank part of a core.
     cores = round(cores) if cores >= 2 else round(cores, 2)
     rows = int(2 ** draw.random.integers(10, 16))
@@ -317,7 +316,6 @@ def pipeline(
     scenario = Scenario(
         name=f"{split} {number}",
         about=", ".join([family, *names]),
-        family=split,
         seconds=_SECONDS,
         machine=dataclasses.replace(parts.machine, memory_limit=memory),
         stages=tuple(parts.stages),
@@ -384,7 +382,6 @@ def _changing(scenario: Scenario, draw: Draw) -> Scenario:
     return dataclasses.replace(
         scenario,
         name=f"{scenario.name} changing",
-        family="changing",
         seconds=_CHANGING_SECONDS,
         changes=tuple(changes),
     )

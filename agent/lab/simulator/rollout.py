@@ -47,13 +47,7 @@ def run(
     """Returns the outcome of a policy on a new simulator.
 
     The policy decides at the start and after every second, or sooner if it asks for that."""
-    return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
-
-
-def _simulator(scenario: Scenario, seed: int, governor: bool) -> Simulator:
-    return Simulator(
-        scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed, governor=governor
-    )
+    return _drive(scenario, Simulator.of(scenario, seed=seed, governor=governor), policy, observe)
 
 
 def _drive(
@@ -110,7 +104,7 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
     If memory is short, it runs twice: once within the limit by itself, and once relying on the governor."""
 
     def go(fill: float) -> Rollout:
-        simulator = _simulator(scenario, seed, True)
+        simulator = Simulator.of(scenario, seed=seed)
         return _drive(scenario, simulator, ForesightOracle(simulator.true_at, fill=fill))
 
     careful = go(_FILL)

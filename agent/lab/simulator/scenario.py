@@ -54,7 +54,6 @@ class Scenario:
     start: Mapping[str, int] = field(default_factory=dict)
     """Workers at the start. Every other stage starts with one."""
     changes: tuple[ScheduledChange, ...] = ()
-    family: str = "scenario"
 
     def __post_init__(self) -> None:
         if len({s.name for s in self.stages}) != len(self.stages) or not self.stages:

@@ -53,7 +53,7 @@ def shipped() -> list[Scenario]:
 
 def parse(values: Any) -> Scenario:
     """Returns the scenario of parsed JSON. Raises ScenarioError with the path of the key."""
-    given = _object(values, "", _fields(Scenario) - {"family"})
+    given = _object(values, "", _fields(Scenario))
     for name in ("name", "stages"):
         if name not in given:
             raise ScenarioError(f"{name}: is missing")
@@ -143,13 +143,7 @@ def _changes(
     plain: Scenario, values: Any, path: str, earlier: list[ScheduledChange]
 ) -> list[ScheduledChange]:
     """Returns the changes of one entry of `changes`, after the `earlier` ones."""
-    if not isinstance(values, dict):
-        raise ScenarioError(f"{path}: is not an object")
-    for key in values:
-        if key not in ("at", "over", "set", "scale"):
-            raise ScenarioError(
-                f"{path}.{key}: unknown key{nearest(key, ('at', 'over', 'set', 'scale'))}"
-            )
+    values = _object(values, path, {"at", "over", "set", "scale"})
     if "at" not in values:
         raise ScenarioError(f"{path}.at: is missing")
     at = _number(values, "at", path, 0)
