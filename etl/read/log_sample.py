@@ -68,7 +68,7 @@ class LogSample:
     keys: Mapping[str, Any]
     """The keys of `[input]`, except format and columns."""
     cells: Mapping[str, Cells]
-    """The cells of each column. If it has a type, None also stands for a text that means a missing number."""
+    """The cells of each column. None: the cell is empty, or a line lacks it."""
     places: Sequence[str]
     """The file and the line of each row."""
     rows: int
@@ -77,6 +77,9 @@ class LogSample:
     """Whether the end of the last file was read."""
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     """The columns with their types. Null for a cell that is missing, or does not fit its column."""
+    texts: Mapping[str, pa.Array] = field(default_factory=dict)
+    """For each column of which not all cells are texts: the cells that are. Null for a text that means a missing
+    number."""
     others: Mapping[str, str] = field(default_factory=dict)
     """The columns that a spec cannot read, with the reason."""
     ambiguous: Sequence[str] = ()
@@ -101,11 +104,10 @@ class LogSample:
     def of(cls, files: Sequence[InputFile]) -> LogSample:
         """Samples these files, which are sorted by name."""
         first, last = files[0], files[-1]
-        parts, is_complete = _read_ends(first)
-        lines, end = parts[0], [] if len(parts) < 2 else parts[1]
+        lines, end, is_complete = _read_ends(first)
         if first is not last:
-            parts, is_complete = _read_ends(last)
-            end = parts[-1]
+            begin, end, is_complete = _read_ends(last)
+            end = end or begin
         content = b"".join((*lines, *end))
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise UsageError(
@@ -165,14 +167,16 @@ def _read_objects(placed: Mapping[str, str]) -> Parsed:
 
 
 def _type_objects(sample: LogSample, label: str | None) -> LogSample:
-    columns: dict[str, pa.Array] = {}
+    columns, texts = dict[str, pa.Array](), dict[str, pa.Array]()
     others: dict[str, str] = {}
     for name, cells in sample.cells.items():
-        texts = [cell for cell in cells if isinstance(cell, str)]
-        few = _are_few(texts, cells, name == label)
-        numbers = [None if few and isinstance(cell, str) else cell for cell in cells]
+        words = [cell if isinstance(cell, str) else None for cell in cells]
+        wrong = [word for word in words if word is not None]
+        few = _are_few(wrong, cells, name == label)
+        values = [None if isinstance(cell, str) and (few or not cell) else cell for cell in cells]
         try:
-            read = flattened(pa.table({name: pa.array(numbers)}))
+            texts[name] = pa.array(words, pa.string())
+            read = flattened(pa.table({name: pa.array(values)}))
         except (pa.ArrowException, OverflowError):
             others[name] = "values of several types, or beyond 64 bits"
             continue
@@ -187,7 +191,7 @@ def _type_objects(sample: LogSample, label: str | None) -> LogSample:
                 columns[part] = values
             else:
                 others[part] = f"{values.type}, which a job cannot turn into ids"
-    return replace(sample, columns=columns, others=others)
+    return replace(sample, columns=columns, texts=texts, others=others)
 
 
 def _read_fields(placed: Mapping[str, str]) -> Parsed:
@@ -242,7 +246,7 @@ def _read_fields(placed: Mapping[str, str]) -> Parsed:
 def _type_fields(sample: LogSample, label: str | None) -> LogSample:
     """Makes numbers of the columns that hold them, by the marks that fit the most columns."""
     columns = {name: pa.array(column, pa.string()) for name, column in sample.cells.items()}
-    cells, numbers = dict(sample.cells), dict[str, pa.Array]()
+    numbers, read_texts = dict[str, pa.Array](), dict[str, pa.Array]()
     for name, texts in columns.items():
         given = pc.if_else(pc.is_in(texts, pa.array(_MISSING)), None, texts)
         likely = _share(given, _NUMBER) >= _ALIKE and _share(given, _PADDED) <= 1 - _ALIKE
@@ -260,7 +264,7 @@ def _type_fields(sample: LogSample, label: str | None) -> LogSample:
         read, bad = _cells(marks).convert(encoded.dictionary, "float")
         wrong = texts.filter(pc.is_in(encoded.indices, pa.array(bad, pa.int32())))
         if read.null_count == len(read) or not _are_few(
-            wrong.to_pylist(), cells[name], name == label
+            wrong.to_pylist(), sample.cells[name], name == label
         ):
             continue
         # Where few values occur, a text may be one of them.
@@ -268,15 +272,15 @@ def _type_fields(sample: LogSample, label: str | None) -> LogSample:
             continue
         whole, not_whole = _cells(marks).convert(encoded.dictionary, "int")
         columns[name] = (whole if not_whole == bad else read).take(encoded.indices)
-        words.update({*_MISSING}.intersection(cells[name]))
-        cells[name] = texts.to_pylist()
+        words.update({*_MISSING}.intersection(sample.cells[name]))
+        read_texts[name] = texts
     more = {
         "decimal": marks[0].strip("."),
         "thousands": marks[1],
         "null_values": sorted(words),
     }
     keys = {**sample.keys, **{key: value for key, value in more.items() if value}}
-    return replace(sample, columns=columns, cells=cells, keys=keys, ambiguous=ambiguous)
+    return replace(sample, columns=columns, texts=read_texts, keys=keys, ambiguous=ambiguous)
 
 
 def _cells(marks: tuple[str, str]) -> TextCells:
@@ -313,9 +317,9 @@ def _are_few(wrong: Cells, cells: Cells, is_label: bool) -> bool:
     return len(wrong) <= (1 - _ALIKE) * len(given) and (not is_label or 10 * len(wrong) <= ones)
 
 
-def _read_ends(file: InputFile) -> tuple[list[list[bytes]], bool]:
-    """Returns the first lines of a file and the last lines of a large one, and whether its end was read. A compressed
-    file must be read up to its end."""
+def _read_ends(file: InputFile) -> tuple[list[bytes], list[bytes], bool]:
+    """Returns the first lines of a file, the last lines of a large one, and whether its end was read. A compressed file
+    must be read up to its end."""
     size, end = _BYTES, max(_BYTES, file.size - _BYTES)
     if is_compressed(file):
         size = end = file.size
@@ -324,10 +328,15 @@ def _read_ends(file: InputFile) -> tuple[list[list[bytes]], bool]:
         ranges.append(FileRange(file, end, file.size - end, _BYTES))
     try:
         pieces = [*islice(chain.from_iterable(part.pieces() for part in ranges), _PIECES)]
-        parts = [
-            [line for batch in piece.batches() for line in batch["line"].to_pylist()]
-            for piece in (*pieces[:1], *pieces[1:][-1:])
-        ]
-        return parts or [[]], len(pieces) < _PIECES
+        first, last = (
+            [
+                line
+                for piece in part
+                for batch in piece.batches()
+                for line in batch["line"].to_pylist()
+            ]
+            for part in (pieces[:1], pieces[1:][-1:])
+        )
     except JobFailure as error:
         raise UsageError(f"{file.path}: cannot be read, the file is damaged ({error})") from None
+    return first, last, len(pieces) < _PIECES

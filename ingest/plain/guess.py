@@ -4,6 +4,7 @@ A loader takes its roles from the proposals, and `sluice guess` writes a spec fr
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.common.suggest import meant
 from sluice.etl.ops.chain import make_labels
@@ -23,9 +25,15 @@ from sluice.ingest.plain.column_kind import (
     numbers_of,
     words_of,
 )
-from sluice.ingest.plain.probe import ColumnFacts
+from sluice.ingest.plain.probe import ColumnFacts, is_lost
 from sluice.ingest.plain.roles import GuessError, ParquetError, label_of
-from sluice.ingest.plain.time_guess import TimeGuess, guess_times, share_of_values, unit_of_times
+from sluice.ingest.plain.time_guess import (
+    TimeGuess,
+    TimeReading,
+    guess_times,
+    share_of_values,
+    unit_of_times,
+)
 
 LABELS = (
     "label",
@@ -72,16 +80,14 @@ class Proposal:
     """For ids: the number of ids to hash to."""
     fits: bool = False
     """For ids: whether a loader can take them unchanged."""
-    unit: int = 1
-    """For a time as a whole number: how many units a second has."""
     why: str = ""
     """Why a loader without a spec leaves it out."""
     guess: TimeGuess | None = None
-    """For a time as text or as digits: how it was read, and how else it might be."""
+    """For a time: how it is read, and how else it might be."""
     label: str = ""
     """For the label: its name, or the comparison that makes it."""
     rejected: str = ""
-    """For a time as text, and for clicks: how many sampled values are none, and an example."""
+    """How many sampled values are no times, no clicks, or no numbers of a log, and an example."""
 
     @property
     def hash(self) -> int | None:
@@ -90,10 +96,8 @@ class Proposal:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """For a time as text, or as digits such as 14102100: the formats in which an operator reads it."""
-        if self.guess is None or pa.types.is_temporal(self.facts.type):  # the job reads it
-            return ()
-        return self.guess.reading.formats
+        """For a time as text, or as digits such as 14102100: its formats."""
+        return self.guess.reading.formats if self.guess else ()
 
 
 def proposals(
@@ -119,40 +123,52 @@ def proposals(
         raise ParquetError(
             f"there is no column {wanted!r} to be the label{meant(wanted, facts)}{columns}"
         )
-    if pa.types.is_temporal(facts[wanted].type) or pa.types.is_nested(facts[wanted].type):
-        raise ParquetError(
-            f"the label {wanted!r} holds {facts[wanted].type}: name a column of numbers or texts"
-        )
-    if not made and is_text(facts[wanted].type) and (examples := facts[wanted].examples):
-        texts = sorted(examples.cast(pa.string()).to_pylist())
-        positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])
-        raise GuessError(
-            f"the label {wanted!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
-            f'positive one, for instance roles="label={wanted} == {positive}", or '
-            f"`sluice guess --label '{wanted} == {positive}'`"
-        )
+    _check_label(wanted, facts[wanted], is_compared=bool(made))
     least, odd = (None, "") if made else _judge_label(facts[wanted])
     if is_click and least is not None:
         label = f"{wanted} >= {least:g}"
-    hashed, proposed = set(hashed), dict[str, Proposal]()
-    sampled = {name: column.sampled for name, column in facts.items() if name not in hashed}
-    times = guess_times({name: rows for name, rows in sampled.items() if rows is not None})
+    hashed = set(hashed)
+    free = {name: column for name, column in facts.items() if name not in hashed}
+    times = guess_times({n: column.sampled for n, column in free.items() if column.sampled})
+    proposed = dict[str, Proposal]()
     for name, column in facts.items():
-        blank = Proposal(name=name, facts=column, guess=times.get(name))
+        lost = _describe_lost(column, column.texts, column.sampled)
+        blank = Proposal(name=name, facts=column, guess=times.get(name), rejected=lost)
         if name == wanted:
-            proposed[name] = replace(blank, role="label", label=label, rejected=odd)
-        elif name in hashed:
-            proposed[name] = replace(blank, role="id_list" if is_list(column.type) else "sparse")
-        else:
+            proposed[name] = replace(blank, role="label", label=label, rejected=lost or odd)
+        elif name in free:
             proposed[name] = _proposal(blank, rows)
-    judged = {
-        name: column
-        for name, column in facts.items()
-        if name not in hashed and proposed[name].role not in ("", "label", "weight")
-    }
+        else:
+            proposed[name] = replace(blank, role="id_list" if is_list(column.type) else "sparse")
+    judged = {n: c for n, c in free.items() if proposed[n].role not in ("", "label", "weight")}
     for name, why in label_leaks(judged, label_values(wanted, facts[wanted], label)):
         proposed[name] = replace(proposed[name], role="", why=why)
     return proposed
+
+
+def _check_label(name: str, facts: ColumnFacts, *, is_compared: bool) -> None:
+    """Raises if a column cannot be the label, or only by a comparison."""
+    if pa.types.is_temporal(facts.type) or pa.types.is_nested(facts.type):
+        raise ParquetError(
+            f"the label {name!r} holds {facts.type}: name a column of numbers or texts"
+        )
+    if is_text(facts.type) and facts.sampled and facts.values and not is_compared:
+        texts = sorted(facts.sampled.drop_null().unique().to_pylist())
+        positive = next((text for text in texts if text.lower() in _POSITIVE), texts[0])
+        raise GuessError(
+            f"the label {name!r} holds texts ({', '.join(texts[:_SHOWN])}): say which of them is the "
+            f'positive one, for instance roles="label={name} == {positive}", or '
+            f"`sluice guess --label '{name} == {positive}'`"
+        )
+
+
+def _describe_lost(facts: ColumnFacts, texts: pa.Array | None, values: pa.Array | None) -> str:
+    """Describes the sampled texts that are no numbers, or no times. Empty if there are none."""
+    if texts is None or not (lost := is_lost(texts, values)).any():
+        return ""
+    first = int(lost.argmax())
+    place = f" ({facts.places[first]})" if facts.places else ""
+    return share_of_values(int(lost.sum()), len(lost), texts[first].as_py()) + place
 
 
 def usual_label(names: Iterable[str]) -> str | None:
@@ -200,7 +216,7 @@ def _proposal(blank: Proposal, rows: int) -> Proposal:
     if pa.types.is_null(kind) or (unseen and not is_list(kind)):
         return replace(blank, why="no value was seen")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return replace(blank, role="time", why="a time")
+        return replace(blank, role="time", why="a time", guess=TimeGuess(TimeReading()))
     is_whole = pa.types.is_integer(kind)
     if is_whole and (time := _time_of_numbers(blank, kind.bit_width)):
         return time
@@ -227,7 +243,7 @@ def _ids(guessed: Proposal, inner: pa.DataType, rows: int) -> Proposal:
     if is_text(inner) and not facts.values:
         return replace(left_out, why="text of which no value was seen; hash= makes ids of it")
     if is_single and is_text(inner) and guessed.guess:
-        return _read_time(replace(guessed, role="time", why="a time as text"), guessed.guess)
+        return _judge_time(replace(guessed, role="time", why="a time as text"))
     likely = likely_values(facts, rows)
     if (
         is_single
@@ -252,31 +268,37 @@ def _time_of_numbers(blank: Proposal, bits: int) -> Proposal | None:
     if it does not."""
     name, low, high = blank.name, blank.facts.low, blank.facts.high
     named = is_named_id(name)
-    guess = None if named is False else blank.guess
-    time = replace(blank, role="time", why="looks like a time", guess=guess)
-    if guess:
-        return _read_time(time, guess)
-    unit = unit_of_times(low, high)
-    if _TIMES.search(name):
-        return replace(time, unit=unit) if unit else replace(time, role="")
+    time = replace(blank, role="time", why="looks like a time")
+    if blank.guess and named is not False:
+        return _judge_time(time)
+    unit, is_named = unit_of_times(low, high), _TIMES.search(name)
+    if not unit:
+        return replace(time, role="", guess=None) if is_named else None
     # Ids may be as large as times. Ids that are counted up lie within an hour, and ids as large as the seconds of the
     # years before 2001 are seldom close together.
-    if not (
-        unit
-        and bits >= 32
+    is_likely = (
+        bits >= 32
         and named is None
         and high - low >= _HOUR * unit
         and (low >= _YEAR_2001 * unit or high - low < _TEN_YEARS * unit)
-    ):
-        return None
-    return replace(time, unit=unit)
+    )
+    guess = TimeGuess(TimeReading(unit=unit))
+    return replace(time, guess=guess) if is_named or is_likely else None
 
 
-def _read_time(time: Proposal, guess: TimeGuess) -> Proposal:
+def _judge_time(time: Proposal) -> Proposal:
     """Completes the proposal for a time as text or as digits. If it has two readings, it is left out."""
+    facts, guess = time.facts, time.guess
+    assert guess
     if guess.is_open:
         return replace(time, role="", why=f"a time with two readings: {guess.example}")
-    return replace(time, rejected=guess.reading.rejected)
+    if not is_text(facts.type):
+        return time
+    seconds = guess.reading.seconds(facts.sampled)
+    lost = _describe_lost(facts, facts.sampled, seconds)
+    ends = pc.min_max(seconds).as_py().values()
+    low, high = (datetime.datetime.fromtimestamp(end, datetime.UTC) for end in ends)
+    return replace(time, facts=replace(facts, low=low, high=high), rejected=lost)
 
 
 def _are_ids(name: str, facts: ColumnFacts) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sluice.etl.ops.base import as_one_column
 from sluice.etl.ops.chain import applied, lacks, reading
+from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.nested_columns import flattened, is_bytes, is_list, join_chunks, parts
 from sluice.etl.table.table_columns import FileColumns, TableParquet
 from sluice.ingest.columns import ColumnError, Columns
@@ -30,9 +31,8 @@ _FILES = 8
 _GROUPS = 32
 _ROWS = 20_000
 _CHUNKS = 20_000
-_EXAMPLES = 1_000
 """How much is examined at most: files, evenly spread; row groups of each file; rows of the first and of the last file
-(half of them from its last row groups); column chunks in all, roughly; and values that are kept of a column."""
+(half of them from its last row groups); and column chunks in all, roughly."""
 _CELLS, _LEAST_ROWS = 4_000_000, 1_000
 """Roughly how many values are read of a file, and of how many rows at least. Wide tables get fewer rows."""
 _MOST_ID, _LARGEST = np.iinfo(np.int32).max, float(np.finfo(np.float32).max)
@@ -70,18 +70,40 @@ class ColumnFacts:
     """The number of distinct values in the sampled rows."""
     sampled: pa.Array | None = field(default=None, repr=False)
     """The column in the sampled rows, null where a value is missing. All columns have the same rows."""
-    examples: pa.Array | None = field(default=None, repr=False)
-    """Some of the distinct values."""
     optional: bool = False
     """Whether some file lacks the column."""
     known: bool = True
     """Whether all examined footers have the smallest and the largest value."""
+    texts: pa.Array | None = field(default=None, repr=False)
+    """For a column of a log whose cells are not all texts: the cells that are. Null in other rows."""
+    places: Sequence[str] = field(default=(), repr=False)
+    """For a log: the file and the line of each sampled row."""
 
     def widen(self, low: Any, high: Any, place: Place) -> None:
         if self.low is None or low < self.low:
             self.low, self.low_place = low, place
         if self.high is None or high > self.high:
             self.high, self.high_place = high, place
+
+    @classmethod
+    def of_log(cls, values: pa.Array, texts: pa.Array | None, places: Sequence[str]) -> ColumnFacts:
+        """Returns what a column of a log shows. A text that does not fit counts as no missing value."""
+        facts = cls(values.type, texts=texts, places=places)
+        facts.add_sample(values, has_range=False)
+        lost = 0 if texts is None else is_lost(texts, values).sum()
+        if values.null_count > lost:
+            facts.nulls["", 0] = values.null_count - lost
+        return facts
+
+    def add_sample(self, values: pa.Array, *, has_range: bool) -> None:
+        """Adds the column in the sampled rows. Without `has_range`, they show the smallest and the largest value."""
+        there = elements(values).drop_null()
+        self.sampled, self.values, self.distinct = values, len(there), len(there.unique())
+        if pa.types.is_floating(values.type):
+            self.unusable = bool(pc.any(pc.invert(pc.is_finite(there))).as_py())
+        if not has_range and len(there):
+            ends = pc.min_max(there)
+            self.widen(_plain(ends["min"].as_py()), _plain(ends["max"].as_py()), ("", 0))
 
 
 def probe(
@@ -108,10 +130,10 @@ def probe(
                 for name, kind in types.items():
                     facts.setdefault(name, ColumnFacts(common.get(name, kind)))
                 examined = file.num_row_groups if every else groups
-                known = _add_statistics(file, path, types, facts, examined)
+                _add_statistics(file, path, types, facts, examined)
                 if file.metadata.num_rows and path in (chosen[0], chosen[-1]) and rows:
                     read = {name: common.get(name) for name in types if _is_looked_at(types[name])}
-                    samples.append(_sample(file, path, read, facts, known, rows=rows))
+                    samples.append(_sample(file, read, rows=rows))
         except Exception as error:  # flipped bits can cause any kind of error
             raise ParquetError(
                 f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged, or in "
@@ -120,18 +142,26 @@ def probe(
     sampled = pa.concat_tables(samples, promote_options="default") if samples else pa.table({})
     for name, column in facts.items():
         if name in sampled.column_names:
-            column.sampled = join_chunks(sampled[name])
-            values = elements(column.sampled).drop_null()
-            differ = pc.unique(values)
-            column.values = len(values)
-            column.distinct = len(differ)
-            column.examples = differ[:_EXAMPLES]
+            values = join_chunks(sampled[name])
+            column.add_sample(values, has_range=column.known)
+            if values.null_count and (is_list(values.type) or not column.known):
+                column.nulls["", 0] = values.null_count
     return facts
 
 
 def elements(values: pa.Array) -> pa.Array:
     """Returns the elements of lists, or the values themselves if they are not lists."""
     return pc.list_flatten(values) if is_list(values.type) else values
+
+
+def has_text(texts: pa.Array) -> pa.Array:
+    """Whether each text is there and not empty."""
+    return pc.fill_null(pc.not_equal(texts, ""), False)
+
+
+def is_lost(texts: pa.Array, values: pa.Array) -> Flags:
+    """Whether each text is there, and the value that is made of it is not."""
+    return np.asarray(pc.and_(has_text(texts), pc.is_null(values)))
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
@@ -146,14 +176,13 @@ def _add_statistics(
     types: Mapping[str, pa.DataType],
     facts: Mapping[str, ColumnFacts],
     groups: int,
-) -> set[str]:
-    """Adds the footer's statistics of `groups` row groups. Returns the columns of which they are complete."""
+) -> None:
+    """Adds the footer's statistics of `groups` row groups."""
     leaves: dict[str, int] = {}
     for number, name in enumerate(file.leaves):
         while name not in types and "." in name:
             name = name.rpartition(".")[0]  # noqa: PLW2901
         leaves.setdefault(name, number)
-    complete = set(types)
     check_chunks(file.metadata)
     for group in _spread(list(range(file.metadata.num_row_groups)), groups):
         chunks, place = file.metadata.row_group(group), (path, group)
@@ -170,7 +199,6 @@ def _add_statistics(
             if stats is None or not (
                 stats.has_null_count and (stats.has_min_max or not stats.num_values)
             ):
-                complete.discard(name)
                 column.known = False
             if stats is None:
                 continue
@@ -179,22 +207,11 @@ def _add_statistics(
                 column.nulls[place] = stats.null_count
             if stats.has_min_max:
                 column.widen(_plain(stats.min), _plain(stats.max), place)
-    return complete
 
 
-def _sample(
-    file: TableParquet,
-    path: str,
-    wanted: Mapping[str, pa.DataType | None],
-    facts: Mapping[str, ColumnFacts],
-    known: Collection[str],
-    *,
-    rows: int,
-) -> pa.Table:
-    """Reads the first rows of the file and the first rows of its last row groups. Adds what the footer did not say.
-
-    `wanted` has the type to which a column is converted if its files have several. The footer has complete statistics
-    of the columns in `known`."""
+def _sample(file: TableParquet, wanted: Mapping[str, pa.DataType | None], *, rows: int) -> pa.Table:
+    """Reads the first rows of the file and the first rows of its last row groups. `wanted` has the type to which a
+    column is converted if its files have several."""
     sizes = group_rows(file.metadata)
     first = next(
         (n for n, before in enumerate(accumulate(sizes), 1) if before >= rows // 2), len(sizes)
@@ -208,23 +225,14 @@ def _sample(
     table = flattened(pa.Table.from_batches(batches))
     kept = {}
     for name, common in wanted.items():
-        column, values, place = facts[name], join_chunks(table.column(name)), (path, 0)
+        values = join_chunks(table.column(name))
         if common is not None:
             values = values.cast(common, safe=False)
-        if values.null_count and (name not in known or pa.types.is_nested(values.type)):
-            column.nulls[place] = values.null_count
-        if pa.types.is_floating(values.type):
-            column.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         values = values.cast(_COMMON.get(values.type, values.type))
-        inner = elements(values).drop_null()
-        if pa.types.is_nested(inner.type):
-            continue
-        kept[name] = values
-        if name not in known and len(inner) and not pa.types.is_boolean(inner.type):
-            bounds = pc.min_max(inner)
-            column.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), place)
+        if not pa.types.is_nested(elements(values).type):
+            kept[name] = values
     return pa.table(kept) if kept else pa.table({"": pa.nulls(table.num_rows)})
 
 
@@ -306,7 +314,7 @@ def _describe_useless_label(recipe: Recipe, files: Files, fill: float | None) ->
     empty text."""
     source = recipe.sources[0]
     column = probe(files, recipe.sources).get(source)
-    if column is None or not (column.sampled and column.examples) or len(recipe.sources) > 1:
+    if column is None or not column.values or len(recipe.sources) > 1:
         return ""
     if not recipe.operators and column.low != column.high:
         return ""  # rows that were not sampled have another label
@@ -319,10 +327,11 @@ def _describe_useless_label(recipe: Recipe, files: Files, fill: float | None) ->
     labels = labels.drop_null()
     if len(labels) < _LEAST_ROWS or pc.count_distinct(labels).as_py() > 1:
         return ""
+    examples = elements(column.sampled).drop_null().unique()[:3].to_pylist()
     return (
         f"the label {recipe.name!r} is {labels[0].as_py():g} in all of {len(labels):,} examined rows, and a model "
         f"learns nothing from one label; column {source!r} holds for instance "
-        f"{', '.join(map(repr, column.examples[:3].to_pylist()))}"
+        f"{', '.join(map(repr, examples))}"
     )
 
 

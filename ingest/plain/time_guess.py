@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from sluice.etl.apply.cells import stored_column
 from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.spec.nested_columns import is_text
+from sluice.ingest.plain.probe import has_text, is_lost
 
 _YEAR_1990 = 631_152_000
 _YEAR_2100 = 4_102_444_800
@@ -40,6 +41,9 @@ _CLOCKS = (
     "T%H:%M",
 )
 _DAY_FIRST, _MONTH_FIRST = "%d/%m/%Y", "%m/%d/%Y"
+_DATES = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", _DAY_FIRST, _MONTH_FIRST)
+_FORMATS = (*(f"{date}{clock}" for clock in _CLOCKS for date in _DATES), "%d/%b/%Y:%H:%M:%S %z")
+"""Formats of times that are written as texts."""
 _DIGITS = ("%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m%d", "%y%m%d%H")
 """Formats of times that are written as one whole number."""
 _MONTHS, _DAYS = "(0?[1-9]|1[0-2])", "(1[3-9]|2[0-9]|3[01])"
@@ -57,17 +61,22 @@ _QUOTED = 100  # characters of a value to quote
 
 @dataclass(frozen=True, slots=True)
 class TimeReading:
-    """A column, read as times."""
+    """How the values of a column are read as times."""
 
-    formats: tuple[str, ...]
-    seconds: pa.Array
-    """The times in seconds since 1970, null where a value is no time."""
-    rejected: str = ""
-    """How many values are no times, with an example."""
+    formats: tuple[str, ...] = ()
+    """The formats of texts, or of digits such as 14102100. Empty: the values are numbers or have a type of times."""
+    unit: int = 1
+    """For numbers: how many units a second has."""
 
-    @property
-    def times(self) -> npt.NDArray[np.float64]:
-        return np.asarray(self.seconds.fill_null(math.nan))
+    def seconds(self, values: pa.Array) -> pa.Array:
+        """Returns the times in seconds since 1970, null where a value is no time."""
+        if self.formats:
+            return ParseTime(format=self.formats).apply(values.cast(pa.string()), None)
+        return pc.divide(stored_column(values, "float")[0], float(self.unit))
+
+    def times(self, values: pa.Array) -> npt.NDArray[np.float64]:
+        """Returns the times in seconds since 1970, NaN where a value is no time."""
+        return np.asarray(self.seconds(values).fill_null(math.nan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +100,16 @@ def guess_times(columns: Mapping[str, pa.Array]) -> dict[str, TimeGuess]:
     """Returns a guess for each column that holds times as texts or digits. The columns have the same rows, in their
     order."""
     found = {name: two for name, values in columns.items() if (two := _readings(values))}
-    alone = {name: one[0] for name, one in found.items() if len(one) == 1}
-    known = {
-        name: times
+    clear = {
+        name: reading
         for name, values in columns.items()
-        if (times := _known_times(values)) is not None
-    } | {name: reading.times for name, reading in alone.items()}
+        if name not in found and (reading := _reading_by_type(values))
+    } | {name: one[0] for name, one in found.items() if len(one) == 1}
+    known = {name: reading.times(columns[name]) for name, reading in clear.items()}
     return {
         name: TimeGuess(readings[0])
         if len(readings) == 1
-        else _choose(columns[name], readings, alone, known)
+        else _choose(columns[name], readings, clear, known)
         for name, readings in found.items()
     }
 
@@ -124,7 +133,7 @@ def share_of_values(count: int, total: int, example: str) -> str:
 
 
 def _readings(values: pa.Array) -> list[TimeReading]:
-    """Returns the readings that explain a column: one, two, or none if its values are no times."""
+    """Returns the readings that explain texts or digits: one, two, or none if they are no times."""
     is_whole = pa.types.is_integer(values.type)
     if is_whole:
         if len({len(str(end)) for end in pc.min_max(values).as_py().values()}) > 1:
@@ -132,24 +141,18 @@ def _readings(values: pa.Array) -> list[TimeReading]:
     elif not is_text(values.type):
         return []
     texts = values.cast(pa.string())
-    several = pc.unique(texts.filter(pc.fill_null(pc.not_equal(texts, ""), False)))
+    several = pc.unique(texts.filter(has_text(texts)))
     if not len(several):
         return []
     places = np.linspace(0, len(several) - 1, min(_EXAMPLES, len(several))).astype(int)
     examples = several.take(pa.array(places))
     if is_whole:
-        return [
-            TimeReading((form,), ParseTime(format=form).apply(texts, None))
-            for form in _DIGITS
-            if _are_recent(ParseTime(format=form).apply(examples, None))
-        ]
-    slashed = pc.any(pc.match_substring_regex(examples, "^[0-9]{1,2}/")).as_py()
-    days = (_DAY_FIRST, _MONTH_FIRST) if slashed else (_DAY_FIRST,)
-    chosen = [_formats(examples, day) for day in days]
+        by_digits = [TimeReading((form,)) for form in _DIGITS]
+        return [reading for reading in by_digits if _are_recent(reading.seconds(examples))]
     return [
         reading
-        for formats in dict.fromkeys(chosen)
-        if formats and (reading := _read(texts, formats))
+        for reading in map(TimeReading, dict.fromkeys(_formats(examples)))
+        if is_lost(texts, reading.seconds(texts)).sum() <= _FEW * pc.sum(has_text(texts)).as_py()
     ]
 
 
@@ -159,65 +162,50 @@ def _are_recent(seconds: pa.Array) -> bool:
     return not seconds.null_count and _YEAR_1990 <= ends["min"] <= ends["max"] <= _YEAR_2100
 
 
-def _formats(examples: pa.Array, day: str) -> tuple[str, ...]:
-    """Returns the time formats that together read nearly all of these texts, the most frequent first. Empty if there
-    are none. `day` is the format for a day with slashes."""
-    days = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", day)
-    candidates = [f"{date}{clock}" for clock in _CLOCKS for date in days]
-    left, formats = examples, list[str]()
-    while len(left) and len(formats) < _MOST_FORMATS:
-        read = {
-            form: ParseTime(format=form).apply(left, None)
-            for form in (*candidates, "%d/%b/%Y:%H:%M:%S %z")
-        }
-        best = min(read, key=lambda form: read[form].null_count)
-        if read[best].null_count == len(left):
-            break
-        formats.append(best)
-        left = left.filter(pc.is_null(read[best]))
-    return tuple(formats) if len(left) <= max(1, len(examples) // _DISTINCT) else ()
+def _formats(examples: pa.Array) -> Iterator[tuple[str, ...]]:
+    """Yields the time formats that together read nearly all of these texts, the most frequent first. It yields those
+    with the day first and those with the month first. Without slashes, they are the same."""
+    read = {
+        form: np.asarray(TimeReading((form,)).seconds(examples).is_valid()) for form in _FORMATS
+    }
+    for other in (_MONTH_FIRST, _DAY_FIRST):
+        candidates = [form for form in _FORMATS if not form.startswith(other)]
+        left, formats = np.ones(len(examples), bool), list[str]()
+        while left.any() and len(formats) < _MOST_FORMATS:
+            best = max(candidates, key=lambda form: (read[form] & left).sum())
+            if not (read[best] & left).any():
+                break
+            formats.append(best)
+            left &= ~read[best]
+        if formats and left.sum() <= max(1, len(examples) // _DISTINCT):
+            yield tuple(formats)
 
 
-def _read(texts: pa.Array, formats: tuple[str, ...]) -> TimeReading | None:
-    """Reads texts by these formats. None if more than 1 % of them are no times."""
-    seconds = ParseTime(format=formats).apply(texts, None)
-    given = pc.fill_null(pc.not_equal(texts, ""), False).to_numpy(zero_copy_only=False)
-    wrong = given & seconds.is_null().to_numpy(zero_copy_only=False)
-    if wrong.sum() > _FEW * given.sum():
-        return None
-    rejected = ""
-    if wrong.any():
-        rejected = share_of_values(int(wrong.sum()), len(texts), texts[int(wrong.argmax())].as_py())
-    return TimeReading(formats, seconds, rejected)
-
-
-def _known_times(values: pa.Array) -> npt.NDArray[np.float64] | None:
-    """Returns the times of a column whose type or range shows them, in seconds since 1970."""
+def _reading_by_type(values: pa.Array) -> TimeReading | None:
+    """Returns the reading of a column whose type or range shows that it holds times."""
     if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
-        unit = 1
-    elif pa.types.is_integer(values.type):
+        return TimeReading()
+    if pa.types.is_integer(values.type):
         unit = unit_of_times(*pc.min_max(values).as_py().values())
-    else:
-        return None
-    seconds, _ = stored_column(values, "float")
-    return np.asarray(seconds.fill_null(math.nan)) / unit if unit else None
+        return TimeReading(unit=unit) if unit else None
+    return None
 
 
 def _choose(
     values: pa.Array,
     readings: Sequence[TimeReading],
-    alone: Mapping[str, TimeReading],
+    clear: Mapping[str, TimeReading],
     known: Mapping[str, npt.NDArray[np.float64]],
 ) -> TimeGuess:
     """Chooses one of two readings, if anything speaks much more against the other one."""
-    times = [reading.times for reading in readings]
+    times = np.stack([reading.times(values) for reading in readings])
     # In texts such as 05/05/2026, both numbers are equal.
     row = int(np.nanargmax(np.abs(times[0] - times[1])))
     days = dict.fromkeys(
         f"{datetime.datetime.fromtimestamp(both[row], datetime.UTC):%Y-%m-%d}" for both in times
     )
     example = f"{json.dumps(str(values[row]))} may be {' or '.join(days)}"
-    for against, reason in _evidence(values, readings, alone, known):
+    for against, reason in _evidence(values, times, clear, known):
         for taken, other in ((0, 1), (1, 0)):
             if _CLEAR * against[taken] < against[other]:
                 return TimeGuess(readings[taken], readings[other], reason, example)
@@ -226,13 +214,12 @@ def _choose(
 
 def _evidence(
     values: pa.Array,
-    readings: Sequence[TimeReading],
-    alone: Mapping[str, TimeReading],
+    times: npt.NDArray[np.float64],
+    clear: Mapping[str, TimeReading],
     known: Mapping[str, npt.NDArray[np.float64]],
 ) -> Iterator[tuple[Sequence[float], str]]:
     """Yields what speaks against each of two readings, as two numbers, with the reason to take the better one. What
-    says most comes first."""
-    times = np.stack([reading.times for reading in readings])
+    says most comes first. `times` has a row for each reading."""
     there = ~np.isnan(times.sum(0))
     differ = there & (times[0] != times[1])
     gaps = {
@@ -257,13 +244,13 @@ def _evidence(
         return
     yield (
         [
-            sum(any(form.startswith(day) for form in reading.formats) for reading in alone.values())
+            sum(any(form.startswith(day) for form in reading.formats) for reading in clear.values())
             for day in (_MONTH_FIRST, _DAY_FIRST)
         ],
         "other columns can only be read in this way",
     )
     spans = np.ptp(times[:, there], axis=1).tolist()
     # Figures of whole months are often dated on their first day.
-    wide = readings[int(np.argmax(spans))].seconds.cast(pa.int64(), safe=False)
-    if not pc.all(pc.equal(pc.day(wide.cast(pa.timestamp("s"))), 1)).as_py():
+    wide = times[np.argmax(spans), there].astype("datetime64[s]")
+    if (wide.astype("datetime64[D]") != wide.astype("datetime64[M]")).any():
         yield spans, "its times are then closest together"

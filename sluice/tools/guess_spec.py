@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import datetime
 import os
-import tempfile
 import zoneinfo
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sluice.common.errors import UsageError
 from sluice.common.suggest import nearest
-from sluice.etl.apply.cells import stored_column
-from sluice.etl.ops.timestamps import ParseTime
 from sluice.etl.read.log_sample import LogSample, text_files
 from sluice.etl.spec.columns import free_name
 from sluice.etl.spec.nested_columns import is_text
@@ -34,10 +27,10 @@ from sluice.ingest.plain.guess import (
     user_of,
     usual_label,
 )
-from sluice.ingest.plain.probe import facts_text
+from sluice.ingest.plain.probe import ColumnFacts, facts_text
 from sluice.ingest.plain.recipe import check_kind
 from sluice.ingest.plain.roles import label_of
-from sluice.ingest.plain.time_guess import TimeGuess, guess_times, share_of_values
+from sluice.ingest.plain.time_guess import TimeGuess, TimeReading
 from sluice.ingest.read.source_files import Paths, facts_of
 
 _HEAD = """\
@@ -71,10 +64,12 @@ def spec_text(
     inputs, kinds = list[str](), dict[str, str]()
     # For CSV and TSV, the spec must name all columns of a line.
     for name, proposal in (proposed if form in ("csv", "tsv") else used).items():
-        kinds[name] = _input_type(proposal, has_texts=bool(proposal.rejected) and form != "json")
+        is_time = _is_time_of_job(proposal, logs)
+        has_texts = bool(proposal.rejected) and form != "json"
+        kinds[name] = "float" if is_time else _input_type(proposal, has_texts=has_texts)
         typed = quoted(f"{name}:{kinds[name]}")
-        if proposal.role == "time" and proposal.guess and not proposal.formats:
-            typed = f"{{name = {typed}, format = {toml_texts(proposal.guess.reading.formats)}}}"
+        if is_time:
+            typed = f"{{name = {typed}, format = {toml_texts(proposal.formats)}}}"
         inputs.append(typed)
     lines = [
         _HEAD_OF_TEXT if logs else _HEAD,
@@ -83,8 +78,8 @@ def spec_text(
         *(logs.marks() if logs else ()),
         "columns = [" + ",\n           ".join(inputs) + "]",
     ]
-    times = [p.guess.reading for p in used.values() if p.role == "time" and p.guess]
-    if any(time_format[-1] not in "zZ" for time in times for time_format in time.formats):
+    formats = [form for p in used.values() if p.role == "time" for form in p.formats]
+    if any(form[-1] not in "zZ" for form in formats):
         lines.append(
             "# Texts that name no zone are read as times in UTC. For another zone, write for instance "
             'zone = "Europe/Berlin" next to format.'
@@ -98,17 +93,20 @@ def spec_text(
         lines += ["# Left out:", *(f"#   {name}: {reason}" for name, reason in why.items())]
     for name, proposal in proposed.items():
         if proposal.role in ("", "time") and (guess := proposal.guess) and guess.other:
-            is_text_of_log = bool(logs) and not pa.types.is_integer(proposal.facts.type)
-            lines += _write_readings(name, guess, in_columns=is_text_of_log)
+            in_columns = bool(logs) and is_text(proposal.facts.type)
+            lines += _write_readings(name, guess, in_columns=in_columns)
     lines += ["", "[table]", *_write_splits(proposed, logs), ""]
     taken = {name.lower() for name in proposed}
     for name, proposal in used.items():
         if proposal.rejected:
             lines.append(_write_rejects(proposal, kinds[name]))
-        lines += _write_columns(
-            proposal, free_name(name, proposed, used, taken), learns=logs is not None
-        )
+        lines += _write_columns(proposal, free_name(name, proposed, used, taken), logs)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _is_time_of_job(proposal: Proposal, logs: LogSample | None) -> bool:
+    """Whether the job makes seconds since 1970 of the column's texts, before operators get them."""
+    return bool(logs) and proposal.role == "time" and is_text(proposal.facts.type)
 
 
 def _write_readings(name: str, guess: TimeGuess, *, in_columns: bool) -> Iterator[str]:
@@ -185,15 +183,8 @@ def _write_splits(proposed: Mapping[str, Proposal], logs: LogSample | None) -> I
         yield "# Rows without a label go to a separate split. Nothing is trained on them."
         yield 'unlabelled = "ask"'
     for name, proposal in proposed.items() if logs is None or logs.is_complete else ():
-        if bounds := _time_bounds(proposal):
-            first, second = (
-                f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}"
-                for at in _seconds(pa.array(bounds[1:]), proposal)
-            )
-            yield f"# The training split is the past. Validation begins at {first} UTC, test at {second} UTC."
-            yield "# Rows of later days go to test. To train on them, raise both bounds."
-            yield f"split_time = {quoted(name)}"
-            yield f"split = {{train = {bounds[0]}, validation = {bounds[1]}, test = {bounds[2]}}}"
+        if lines := _split_by_time(name, proposal, logs):
+            yield from lines
             return
     user = user_of(proposed)
     by = [user] if user is not None and proposed[user].role else []
@@ -220,44 +211,46 @@ def _write_splits(proposed: Mapping[str, Proposal], logs: LogSample | None) -> I
     yield "split = {train = 0.8, validation = 0.1, test = 0.1}"
 
 
-def _time_bounds(proposal: Proposal) -> tuple[int, int, int] | None:
-    """Returns the values at which training, validation and test begin. None if the column does not show them."""
+def _split_by_time(name: str, proposal: Proposal, logs: LogSample | None) -> list[str]:
+    """Returns the lines that split rows by a time. Empty if the column does not show where its times end."""
+    facts, guess, is_stored = proposal.facts, proposal.guess, not is_text(proposal.facts.type)
     if (
-        proposal.role != "time"
-        or is_text(proposal.facts.type)
-        or proposal.facts.low is None
-        or proposal.facts.nulls
-        or proposal.facts.optional
+        not (proposal.role == "time" and guess and (is_stored or logs))
+        or facts.low is None
+        or facts.nulls
+        or facts.optional
     ):
-        return None
-    facts = proposal.facts
-    ends = pa.array([facts.low, facts.high], facts.type)
-    low, high = stored_column(ends, "float")[0].to_pylist()
-    (start, end), times = _seconds(ends, proposal), _seconds(facts.sampled, proposal)
+        return []
+    # A job has made seconds of texts.
+    reading = guess.reading if is_stored else TimeReading()
+    start, end = reading.times(pa.array([facts.low, facts.high], facts.type if is_stored else None))
+    times = guess.reading.seconds(facts.sampled).drop_null().to_numpy()
     first, second = np.array_split(times, 2)
     if first.max(initial=start) > second.min(initial=end):
         # The rows are not in the order of time, so the sample has times from the whole range.
         moments = np.quantile(times, [0.8, 0.9])
     else:
         moments = start + (end - start) * np.array([0.8, 0.9])
-    bounds = [
-        int(f"{datetime.datetime.fromtimestamp(at, datetime.UTC):{proposal.formats[0]}}")
-        if proposal.formats
-        else int(at * proposal.unit)
-        for at in moments
+    low, validation, test, high = (
+        int(f"{_utc(at):{reading.formats[0]}}") if reading.formats else int(at * reading.unit)
+        for at in (start, *moments, end)
+    )
+    if not low < validation < test <= high:
+        return []
+    begin = [f"{_utc(at):%Y-%m-%d %H:%M} UTC" for at in reading.times(pa.array([validation, test]))]
+    return [
+        f"# The training split is the past. Validation begins at {begin[0]}, test at {begin[1]}.",
+        "# Rows of later days go to test. To train on them, raise both bounds.",
+        f"split_time = {quoted(name)}",
+        f"split = {{train = {min(0, low)}, validation = {validation}, test = {test}}}",
     ]
-    return (min(0, int(low)), bounds[0], bounds[1]) if low < bounds[0] < bounds[1] <= high else None
 
 
-def _seconds(values: pa.Array, proposal: Proposal) -> npt.NDArray[np.float64]:
-    """Returns the seconds since 1970 for the numbers or times of a column."""
-    if proposal.formats:
-        values = ParseTime(format=proposal.formats).apply(values.cast(pa.string()), None)
-    seconds, _ = stored_column(values, "float")
-    return np.asarray(seconds) / proposal.unit
+def _utc(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> Iterator[str]:
+def _write_columns(proposal: Proposal, name: str, logs: LogSample | None) -> Iterator[str]:
     """Yields the lines of a column. A time becomes several columns."""
     seen = f"# {facts_text(proposal.facts)}"
     if proposal.label not in ("", proposal.name) and proposal.facts.sampled is not None:
@@ -269,10 +262,11 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> Iterator[s
     if proposal.role == "time":
         read, has_clock = list[str](), not pa.types.is_date(proposal.facts.type)
         if proposal.formats:
-            read = [f'{{op = "parse_time", format = {toml_texts(proposal.formats)}}}']
             has_clock = any("%H" in form for form in proposal.formats)
-        elif proposal.unit > 1:
-            read = [f'{{op = "scale", by = {proposal.unit}}}']
+            if not _is_time_of_job(proposal, logs):
+                read = [f'{{op = "parse_time", format = {toml_texts(proposal.formats)}}}']
+        elif proposal.guess and proposal.guess.reading.unit > 1:
+            read = [f'{{op = "scale", by = {proposal.guess.reading.unit}}}']
         named = getattr(proposal.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         made = {
@@ -284,7 +278,7 @@ def _write_columns(proposal: Proposal, name: str, *, learns: bool) -> Iterator[s
             for part, size in ([("hour", 24)] if has_clock else []) + [("weekday", 7)]
         }
     else:
-        made = {name: _write_operators(proposal, learns=learns)}
+        made = {name: _write_operators(proposal, learns=logs is not None)}
     role = "sparse" if proposal.role == "time" else proposal.role
     for column, operators in made.items():
         yield from (seen, "[[column]]", f"name = {quoted(column)}")
@@ -323,32 +317,6 @@ def _write_operators(proposal: Proposal, *, learns: bool) -> list[str]:
     return [f'{{op = "hash", size = {proposal.size}}}']
 
 
-def _read_times(logs: LogSample) -> tuple[pa.Table, dict[str, dict[str, Any]]]:
-    """Converts columns of texts that hold times. Returns the rows whose cells all fit their columns. Also returns what
-    the texts of a column show, as fields of its proposal."""
-    columns, notes = dict(logs.columns), dict[str, dict[str, Any]]()
-    times, fits = guess_times(logs.columns), np.ones(len(logs.places), bool)
-    for name, values in logs.columns.items():
-        note = notes[name] = {}
-        guess = times.get(name)
-        if is_text(values.type) and guess and not guess.is_open:
-            note["guess"] = guess
-            microseconds = pc.multiply(guess.reading.seconds, 1e6).cast(pa.int64(), safe=False)
-            at = microseconds.cast(pa.timestamp("us"))
-            has_clock = any("%H" in time_format for time_format in guess.reading.formats)
-            columns[name] = at if has_clock else at.cast(pa.date32(), safe=False)
-        cells = logs.cells.get(name, ())
-        is_there = columns[name].is_valid().to_pylist()
-        wrong = [
-            row for row, cell in enumerate(cells) if cell not in (None, "") and not is_there[row]
-        ]
-        if wrong:
-            fits[wrong] = False
-            wrong_values = share_of_values(len(wrong), len(fits), str(cells[wrong[0]]))
-            note["rejected"] = f"{wrong_values} ({logs.places[wrong[0]]})"
-    return pa.table(columns).filter(pa.array(fits)), notes
-
-
 def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[str] = ()) -> str:
     """Returns a spec for these files as TOML. It has the roles that `ParquetFiles.open` guesses, and more. The columns
     in `exclude` are left out."""
@@ -361,17 +329,12 @@ def guessed_spec(source: Paths, label: str | None = None, exclude: Collection[st
         logs = LogSample.of(files)
         label = label or usual_label(logs.cells) or logs.clicks
         logs = logs.typed(label)
-        rows_that_fit, notes = _read_times(logs)
-        with tempfile.TemporaryDirectory(prefix="sluice-guess-") as folder:
-            path = f"{folder}/rows.parquet"
-            pq.write_table(rows_that_fit, path, row_group_size=-(-rows_that_fit.num_rows // 2))
-            facts, _, others, _ = facts_of(path)
-        rows, form, others = logs.rows, logs.form, {**others, **logs.others}
-    proposed = proposals(facts, rows, label, is_click=True)
-    if logs:
-        proposed = {
-            name: replace(proposal, **notes.get(name, {})) for name, proposal in proposed.items()
+        rows, form, others = logs.rows, logs.form, dict(logs.others)
+        facts = {
+            name: ColumnFacts.of_log(values, logs.texts.get(name), logs.places)
+            for name, values in logs.columns.items()
         }
+    proposed = proposals(facts, rows, label, is_click=True)
     for name in exclude:
         if name not in proposed:
             raise UsageError(f"--exclude {name}: there is no such column{nearest(name, proposed)}")
