@@ -74,22 +74,15 @@ class EvaluationRequest:
         """Returns the figures on the first rank, and None on the others."""
         from sluice.dlrm.checkpoint.meta import find_checkpoint
         from sluice.dlrm.evaluation.metrics import Quality
-        from sluice.dlrm.follow.versions import seen_in
-        from sluice.dlrm.foreign_table import open_table
+        from sluice.dlrm.follow.versions import open_version, seen_in
         from sluice.dlrm.options import Config
         from sluice.etl.table.split_rows import TRAIN
 
         path, meta = find_checkpoint(self.run / "checkpoints", take_best=self.best)
         trained = Config.from_dict(meta.config)
-        table = trained.changed_table(
-            open_table(
-                self.data or trained.data,
-                self.version if self.data or self.version is not None else trained.version,
-                spec=trained.spec,
-                allow_code=self.code.permission,
-                transforms=trained.transforms,
-            )
-        )
+        version = self.version if self.data or self.version is not None else trained.version
+        evaluated_on = replace(trained, data=self.data or trained.data)
+        table = open_version(evaluated_on, version, self.code.permission)
         meta.check(table, same_version=False)
         # Raises an error with the table's splits if this one is unknown.
         table.files_of(self.split)

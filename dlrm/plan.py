@@ -12,7 +12,7 @@ from sluice.common.lines import say
 from sluice.common.program import run
 from sluice.common.settings import parse, setting
 from sluice.dlrm.options import (
-    SHARDING_KINDS,
+    SHARDINGS,
     WIRES,
     Table,
 )
@@ -44,9 +44,13 @@ plan does not fit, the exit code is 2.
 class PlanOptions:
     """The tables to place, and the machine."""
 
-    rows: str = setting(help="rows of each table", metavar="N,…")
-    width: str = setting("16", "embedding width of each table, or one for all", metavar="W,…")
-    lookups: str = setting("1", "ids a sample brings to each table", metavar="L,…")
+    rows: tuple[int, ...] = setting(help="rows of each table", metavar="N,…", least=1)
+    width: tuple[int, ...] = setting(
+        (16,), "embedding width of each table, or one for all", metavar="W,…", least=1
+    )
+    lookups: tuple[float, ...] = setting(
+        (1,), "ids a sample brings to each table", metavar="L,…", above=0
+    )
     dtype: str = setting(
         "fp32", "number type of the weights, as sluice train's --table-dtype", choices=tuple(DTYPES)
     )
@@ -56,7 +60,7 @@ class PlanOptions:
         choices=tuple(STATES),
     )
     machine: str = setting("8x80GB", "RANKSxMEMORY", metavar="MACHINE")
-    sharding: str = setting("auto", "how every table is sharded", choices=("auto", *SHARDING_KINDS))
+    sharding: str = setting("auto", "how every table is sharded", choices=SHARDINGS)
     batch_size: int = setting(
         65_536, "global batch whose reads and traffic are counted", metavar="B", least=1
     )
@@ -67,29 +71,20 @@ class PlanOptions:
     wire: str = setting("fp32", "number type of vectors between ranks", choices=WIRES)
 
 
-def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> list[Any]:
-    try:
-        numbers = [int(part.replace("_", "")) if whole else float(part) for part in text.split(",")]
-    except ValueError:
+def _by_table(flag: str, numbers: tuple[Any, ...], tables: int) -> tuple[Any, ...]:
+    """Returns a number for each table, of which one may be given for all."""
+    if len(numbers) not in (1, tables):
         raise UsageError(
-            f"{flag}: {text!r} is not a list of numbers with commas between them"
-        ) from None
-    if min(numbers) <= 0:
-        raise UsageError(f"{flag}: {min(numbers)} is not above 0")
-    if count is None or len(numbers) == count:
-        return numbers
-    if len(numbers) != 1:
-        raise UsageError(
-            f"{flag}: {len(numbers)} numbers for {count} tables; give one for all, or one for each"
+            f"{flag}: {len(numbers)} numbers for {tables} tables; give one for all, or one for each"
         )
-    return numbers * count
+    return numbers if len(numbers) == tables else numbers * tables
 
 
 def main(argv: list[str]) -> dict[str, Any]:
     args = parse(PlanOptions, argv, "sluice plan", description=__doc__, epilog=_EXAMPLES)
-    machine, rows = read(args.machine), _numbers("--rows", args.rows, None)
-    widths = _numbers("--width", args.width, len(rows))
-    lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
+    machine, rows = read(args.machine), args.rows
+    widths = _by_table("--width", args.width, len(rows))
+    lookups = _by_table("--lookups", args.lookups, len(rows))
     tables = tuple(
         Table(name=f"t{i}", rows=r, width=w, lookups=n)
         for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True))
@@ -107,7 +102,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     )
     placed: dict[str, ModelPlacement | PlacementError] = {}
     ways: dict[str, dict[str, Any]] = {}
-    for way in ("auto", *SHARDING_KINDS):
+    for way in SHARDINGS:
         try:
             placement = place(tables, machine, storage, asked(way, tables, machine.ranks))
         except PlacementError as error:

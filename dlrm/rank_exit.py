@@ -59,10 +59,7 @@ class RankExit:
         if not self._claim.acquire(blocking=False):
             return
         with suppress(OSError):  # the reader may be gone
-            say(f"error: {text}")
-            if self.first if speak is None else speak:
-                print(json.dumps({"error": text}), flush=True)
-            tell_torchrun(text)
+            tell_end(text, speak=self.first if speak is None else speak)
 
         def clean_up() -> None:
             for cleanup in reversed(self.cleanups):
@@ -75,6 +72,15 @@ class RankExit:
         with suppress(OSError):
             sys.stderr.flush()
         self._leave(1)
+
+
+def tell_end(text: str, *, speak: bool = True, trace: str = "") -> None:
+    """Says why this rank ends: to the user, to torchrun, and if it is to `speak` for all ranks, in the last line of
+    standard output."""
+    say(f"{trace}error: {text}")
+    tell_torchrun(text)
+    if speak:
+        print(json.dumps({"error": text}), flush=True)
 
 
 def tell_torchrun(text: str) -> None:

@@ -13,7 +13,6 @@ nothing. After both, --resume continues from the last complete checkpoint.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -32,8 +31,8 @@ from sluice.dlrm.rank_exit import (
     Elsewhere,
     LostRanks,
     RankExit,
+    tell_end,
     tell_ranks,
-    tell_torchrun,
 )
 from sluice.dlrm.step_threads import wait_briefly
 from sluice.dlrm.telemetry.silence_warnings import quiet
@@ -89,9 +88,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
                 trace = ""
                 if not wrong_input and not isinstance(error, (Elsewhere, LostRanks)):
                     trace = traceback.format_exc()
-                say(f"{trace}error: {missing or error}")
-                tell_torchrun(missing or str(error))
-                print(json.dumps({"error": missing or str(error)}), flush=True)
+                tell_end(missing or str(error), trace=trace)
             raise SystemExit(USAGE if wrong_input else FAILED) from None
 
 

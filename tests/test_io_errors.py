@@ -12,7 +12,8 @@ from sluice import FeatureTable
 from sluice.dlrm.checkpoint.meta import check
 from sluice.etl.jobs.engine import os_errors_as_job_failure
 from sluice.ingest.read.parquet_files import ParquetError
-from tests.dlrm.test_checkpoint import META, Alone, parts_of
+from tests.dlrm.rig import META, Alone
+from tests.dlrm.test_checkpoint import parts_of
 from tests.etl.jobs import run
 from tests.etl.tables import write_rows
 from tests.io_errors import fail_from_now_on, is_known, struck

@@ -161,10 +161,7 @@ class Checkpoint:
     def load(self, parts: TrainingParts, world: Ranks, *, optimisers: bool = True) -> None:
         """Fills the model and the optimisers. Every rank calls it, and gets what it holds under its own sharding."""
         check(self.path, world)
-        if optimisers:
-            parts.dense.init_state()  # otherwise Adam makes its state at the first step
-            parts.dense.zero_grad()
-        state = state_of(parts) if optimisers else {"model": parts.model.state_dict()}
+        state = first_state(parts) if optimisers else {"model": parts.model.state_dict()}
         wrong = None
         try:
             self._fill_state(state)
@@ -173,10 +170,7 @@ class Checkpoint:
         for text in world.gather_objects(wrong):
             if text is not None:
                 raise CheckpointError(text)
-        parts.model.load_state_dict(state["model"])
-        if optimisers:
-            parts.table_states.load_state_dict(state["tables"])
-            parts.dense.load_state_dict(state["dense"])
+        put_state(parts, state)
 
     def read(self, pieces: Iterable[TensorPart]) -> None:
         """Fills all pieces, one file after the other. Raises NotFinite if the values hold NaN or infinity."""
@@ -332,6 +326,21 @@ def state_of(parts: TrainingParts) -> dict[str, Any]:
         "tables": parts.table_states.state_dict(),
         "dense": parts.dense.state_dict(),
     }
+
+
+def first_state(parts: TrainingParts) -> dict[str, Any]:
+    """Returns the state of parts that have not trained yet, to be filled for `put_state`."""
+    parts.dense.init_state()  # otherwise Adam makes its state at the first step
+    parts.dense.zero_grad()
+    return state_of(parts)
+
+
+def put_state(parts: TrainingParts, state: Mapping[str, Any]) -> None:
+    """Gives a filled state to the parts: of the model, and of the optimisers if it has theirs."""
+    parts.model.load_state_dict(state["model"])
+    if "tables" in state:
+        parts.table_states.load_state_dict(state["tables"])
+        parts.dense.load_state_dict(state["dense"])
 
 
 def leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[Any], None]]]:

@@ -12,18 +12,19 @@ from torch import Tensor
 from sluice.dlrm.checkpoint.checkpoint import (
     Checkpoint,
     TensorPart,
+    first_state,
     leaves,
     mean_row_states,
-    state_of,
+    put_state,
 )
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, read
 from sluice.dlrm.follow.table_diff import TableDiff
-from sluice.dlrm.model.interactions import Labels, NamedLabels, Names
+from sluice.dlrm.model.interactions import Labels
 from sluice.dlrm.model.local_parts import local_parts
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.spread_rows import spread_rows, table_name
 from sluice.dlrm.model.towers import tower_of
-from sluice.dlrm.options import Config, ModelConfig
+from sluice.dlrm.options import Config
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -43,9 +44,7 @@ def transplant(
     reads what it holds. New columns keep their first values, and the dense layers ignore them until they have learned.
     """
     stored, before = Checkpoint(path), read(path)
-    parts.dense.init_state()  # Adam makes its state at the first step only
-    parts.dense.zero_grad()
-    state = state_of(parts)
+    state = first_state(parts)
     layout, columns = parts.layout, columns_of_tables(parts.layout)
     sizes = {table.name: table.rows for table in layout.tables}
     config = Config.from_dict(after.config).model
@@ -56,6 +55,7 @@ def transplant(
         for name in before.columns
         if name != history
     ]
+    labels_of = tower_of(config.kind).labels
     old = labels_of(config, before.dense, old_columns)
     new = labels_of(config, after.dense, [column.name for column in layout.kept])
     labels = {name: (old[name], new[name]) for name in new}
@@ -74,9 +74,7 @@ def transplant(
         elif changes.keeps(column):
             boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
     stored.read(boxes)
-    parts.model.load_state_dict(state["model"])
-    parts.table_states.load_state_dict(state["tables"])
-    parts.dense.load_state_dict(state["dense"])
+    put_state(parts, state)
 
 
 def columns_of_tables(layout: TableLayout) -> dict[str, str]:
@@ -139,12 +137,6 @@ def _fill_dense(
             f"{key} is {tuple(old.shape)} in the checkpoint, and {tuple(value.shape)} is needed"
         )
     value.copy_(old)
-
-
-def labels_of(config: ModelConfig, dense: Names, columns: Names) -> NamedLabels:
-    """Returns the labels of the tower's parameters for these features. Parameters without labels do not depend on the
-    features."""
-    return tower_of(config.kind).labels(config, dense, columns)
 
 
 def moved_weights(old: Tensor, before: Labels, after: Labels) -> Tensor:

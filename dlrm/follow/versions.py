@@ -1,4 +1,5 @@
-"""Finds the next version of a run's table, its rows to train on, and whether the run has trained on its test rows."""
+"""Opens a version of a run's table. Also finds the next one, its rows to train on, and whether the run has trained on
+its test rows."""
 
 from __future__ import annotations
 
@@ -6,11 +7,26 @@ import os
 from dataclasses import replace
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.foreign_table import open_table
 from sluice.dlrm.options import Config
+from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
 from sluice.etl.table.data_files import job_of
 from sluice.etl.table.split_rows import SplitRows, trained_on
 from sluice.etl.table.table import FeatureTable
+
+
+def open_version(config: Config, version: int | None, permission: Permission) -> FeatureTable:
+    """Opens a version of a run's table, with the columns that the run adds. None: the newest."""
+    return config.changed_table(
+        open_table(
+            config.data,
+            version,
+            spec=config.spec,
+            allow_code=permission,
+            transforms=config.transforms,
+        )
+    )
 
 
 def view(table: FeatureTable, follow: str) -> FeatureTable:

@@ -1,4 +1,5 @@
-"""Runs the server: `serve` loads a model, and answers on a port until a signal ends it."""
+"""Runs the server: `serve` loads a model, and answers on a port until a signal ends it. `take_newer` loads a newer
+checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,16 +19,18 @@ import torch
 import uvicorn
 
 from sluice.common.errors import UsageError
+from sluice.dlrm.checkpoint.meta import find_checkpoint
 from sluice.dlrm.serving.connections import GuardedProtocol
-from sluice.dlrm.serving.http import HttpApp
+from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.options import ServerOptions
-from sluice.dlrm.serving.reload import Load, Say, take_newer
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import format_bytes
 
+Load = Callable[[], Scorer]
+Say = Callable[[str], None]
 _SWITCH_INTERVAL_S = 1e-4
 """The longest time for which a large batch in another thread keeps the event loop waiting for the interpreter's
 lock."""
@@ -123,3 +127,38 @@ async def _run(
     await server.serve([listener])
     reloading.cancel()
     return signals
+
+
+async def take_newer(app: HttpApp, load: Load, say: Say, *, take_best: bool = False) -> bool:
+    """Answers with the run's newest or best checkpoint once it is loaded. Returns whether it is another than before.
+
+    A model that cannot be loaded is reported once, and tried again at each call. Its errors do not stop the server."""
+    try:
+        served = app.scorer.servable
+        look = partial(find_checkpoint, served.path.parent, take_best=take_best)
+        is_newer = await asyncio.to_thread(look) != (served.path, served.meta)
+        if is_newer:
+            app.take(await asyncio.to_thread(load))
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # a user's module may raise any error, even SystemExit
+        # The message of an error of a run, its table or its state suffices without the class.
+        is_usual = isinstance(error, UsageError | OSError)
+        text = str(error) if is_usual else f"{type(error).__name__}: {error}"
+        if text == app.reload.get("error"):
+            return False
+        app.reload = {"failing": True, "error": text, "since": iso_time(app.wall_clock())}
+        app.served.refused.inc()
+        report = f"a newer checkpoint cannot be served, so the one before it stays: {text}"
+    else:
+        app.reload = {"failing": False, "error": None}
+        if not is_newer:
+            return False
+        app.served.taken.inc()
+        about = app.scorer.servable.about()
+        report = (
+            f"now serving {about['checkpoint']}, trained on version {about['version']} of the table"
+        )
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+        say(report)
+    return not app.reload["failing"]

@@ -66,14 +66,7 @@ class TrainingRun:
     def on_version(self, version: int) -> TrainingRun:
         """Returns the run that continues from its newest checkpoint on another version of its table."""
         config, (path, meta) = self.config, latest(self.checkpoints)
-        table = config.changed_table(
-            FeatureTable.open(
-                config.data,
-                version,
-                allow_code=self.table.permission,
-                transforms=config.transforms,
-            )
-        )
+        table = versions.open_version(config, version, self.table.permission)
         changes = between(self.table, table)
         config = replace(
             config,
@@ -168,15 +161,7 @@ def _resume(
             f"{given['own_spec']}: the run has another spec, and its rows and columns stay; leave out --spec, or begin "
             "another run"
         )
-    table = config.changed_table(
-        open_table(
-            config.data,
-            config.version,
-            spec=config.spec,
-            allow_code=permission,
-            transforms=config.transforms,
-        )
-    )
+    table = versions.open_version(config, config.version, permission)
     run = TrainingRun(
         options=options,
         config=config,

@@ -68,12 +68,11 @@ class SyncedBatches:
         """Yields the remaining batches of the feed's epoch, up to a stop. `guard` ends training on all ranks if a loss
         was not finite."""
         batches = iter(feed)
-        snapshot: Any = getattr(feed, "snapshot", None)
 
         def read_progress() -> Any:
             """Returns the loader's counters. They change as long as it makes progress."""
             with suppress(Exception):  # it is being closed, or has none
-                return [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages]
+                return [(stage.items, stage.rows, stage.bytes) for stage in feed.snapshot().stages]
             return None
 
         try:

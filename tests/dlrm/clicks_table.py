@@ -105,6 +105,11 @@ def raw_rows(rows: int, first: int = 0) -> pa.Table:
     return pa.table(columns)
 
 
+def columns_of(raw: pa.Table) -> dict[str, pa.Array]:
+    """The columns of raw rows, as operators take them."""
+    return {name: raw[name].combine_chunks() for name in raw.column_names}
+
+
 def numbers_of(feature: Any) -> list[int]:
     """The numbers of rows, from a tensor of their feature."""
     return feature.double().expm1().round().long().tolist()
@@ -158,7 +163,7 @@ def write(
     spec, _ = under_rule(
         Spec.own(text or spec_text()), parent.record if parent else None, accept=False
     )
-    columns = {name: raw[name].combine_chunks() for name in spec.input.columns}
+    columns = columns_of(raw.select(spec.input.columns))
     rows = raw.num_rows
     first, second = rows * 8 // 10, rows * 9 // 10
     state = fitted(spec, {name: values[:first] for name, values in columns.items()}, before)

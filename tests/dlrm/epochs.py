@@ -1,11 +1,12 @@
 """What the ranks of `tests.dlrm.elastic_ranks` trained, over all starts of a run: each row of the epoch once."""
 
-import json
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.small_table import small_table
+from tests.dlrm.rig import logged
+from tests.product import read_lines
 
 ROWS, BATCH, SAVED = 3200, 64, 10
 STEPS = ROWS * 8 // 10 // BATCH
@@ -26,7 +27,7 @@ def starts(table, folder: Path) -> list[int]:
     """The steps at which training began and went on, once each row of the epoch was trained exactly once."""
     lives: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for path in (folder / "log").glob("*.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
+        for line in read_lines(path):
             lives[int(path.name.partition("-")[0])][line["step"]] += line["rows"]
     begun = sorted(lives)
     assert all(step % SAVED == 0 for step in begun)
@@ -39,21 +40,10 @@ def starts(table, folder: Path) -> list[int]:
     ]
     assert len(set(rows)) == len(rows) == STEPS * BATCH
     assert set(rows) <= set(range(table.rows_of("train")))
-    assert [event["resumed_at"] for event in events(folder / "run", "start")] == begun
+    assert [event["resumed_at"] for event in logged(folder / "run", "start")] == begun
     return begun
-
-
-def events(run: Path, kind: str) -> list[dict]:
-    lines = (run / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-
-def trained(run: Path) -> list[dict]:
-    """The lines about training."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == "train"]
 
 
 def losses(run: Path) -> dict[int, float]:
     """Step → its loss, as the run wrote it last."""
-    return {line["step"]: line["loss"] for line in trained(run)}
+    return {line["step"]: line["loss"] for line in logged(run, "train")}

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.common.program import run
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import SMALL_MODEL, command, environment
+from tests.dlrm.rig import ROOT, command, environment, run_words
 
 MODULE = "features_of_a_table"
 CODE = """
@@ -43,14 +43,8 @@ def make(folder: Path) -> None:
     assert (folder / "mark").exists()  # its maker ran it: the test can tell
     forget(folder)
     # The trainer begins in the table's folder: Python itself puts the folder that it is started in on its path.
-    words = command(
-        0,
-        "dlrm.train",
-        *f"--run-dir {folder}/run --data {table} --batch-size 256".split(),
-        *SMALL_MODEL,
-        *["--tuning", "fixed", "--allow-code", "another.module"],
-    )
-    root = str(Path(__file__).resolve().parents[2])
+    more = "--batch-size 256 --tuning fixed --allow-code another.module"
+    words = command(0, "dlrm.train", *run_words(folder, *more.split()))
     process = subprocess.run(
         words,
         capture_output=True,
@@ -58,7 +52,7 @@ def make(folder: Path) -> None:
         cwd=table,
         check=False,
         timeout=120,
-        env={**environment(folder), "PYTHONPATH": root},
+        env={**environment(folder), "PYTHONPATH": str(ROOT)},
     )
     assert process.returncode == 0, process.stderr[-3000:]
     assert not (folder / "mark").exists(), "training ran what the table names"

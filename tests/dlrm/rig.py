@@ -1,5 +1,6 @@
 """Parts for the trainer's tests: batches without a loader, and processes under torchrun."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from sluice.dlrm.checkpoint.checkpoint import pieces_of
-from tests.product import LAYOUT, CheckpointDisk, CheckpointMeta, layout_of, write_pieces
+from sluice.dlrm.ranks import packed
+from tests.product import (
+    LAYOUT,
+    CheckpointDisk,
+    CheckpointMeta,
+    latest,
+    layout_of,
+    read_lines,
+    unpacked,
+    write_pieces,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"big": 4000, "mid": 300, "small": 7, "tiny": 3}
@@ -23,6 +35,23 @@ META = CheckpointMeta(
 SMALL_MODEL = tuple(["--width", "8", "--dense-layers", "16", "--over-layers", "16"])
 """A model whose training takes next to no time."""
 KINDS = ("auto", "row", "table", "column", "data")
+
+
+torchrec_warns = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+"""A mark of tests that make a sharded model in their own process (`sluice.dlrm.telemetry.silence_warnings`)."""
+
+
+class Alone:
+    """The world of one rank, without a process group."""
+
+    first, device, saving = True, torch.device("cpu"), None
+    rank, ranks, local_ranks, host = 0, 1, 1, 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    def gather_objects(self, value: Any, _group: object = None) -> list[Any]:
+        return [unpacked(packed(value))]
 
 
 def kinds(ranks: int) -> tuple[str, ...]:
@@ -189,6 +218,32 @@ def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) 
     layout = layout_of([stored], {})
     (path / LAYOUT).write_bytes(layout)
     meta.write(path, {stored["file"]: stored["sum"], LAYOUT: zlib.crc32(layout)}, CheckpointDisk())
+
+
+def run_words(
+    folder: Path, *more: object, run: str | Path = "run", data: str | Path = ""
+) -> list[object]:
+    """The options of a run of a small model on the folder's table, or on other `data`. The run is in the same folder,
+    unless its path is given."""
+    return ["--data", data or folder / "table", "--run-dir", folder / run, *SMALL_MODEL, *more]
+
+
+def logged(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of a kind in a run's log."""
+    lines = [line for name in ("events", "metrics") for line in read_lines(run / f"{name}.jsonl")]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def meta_of(run: Path) -> tuple[Path, dict[str, Any]]:
+    """The meta.json of a run's newest checkpoint, and what it holds apart from its checksum."""
+    path = latest(run / "checkpoints")[0] / "meta.json"
+    values = json.loads(path.read_text())
+    del values["crc32"]
+    return path, values
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in logged(run, "train")]
 
 
 def launch(

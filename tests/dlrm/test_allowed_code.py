@@ -11,15 +11,14 @@ from sluice.etl import __main__
 from sluice.etl.ops import OperatorError
 from sluice.ingest.__main__ import main as ingest_main
 from tests.dlrm.hostile_table import MODULE, SPEC, ended
-from tests.product import BatchLoader, Python, Spec, latest
+from tests.dlrm.rig import meta_of, torchrec_warns
+from tests.product import BatchLoader, Python, Spec
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning"
-)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@torchrec_warns
 def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys, tmp_path):
     table, trained = hostile / "table", hostile / "run"
     etl_main = __main__.main
@@ -44,9 +43,7 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     # Names in settings that a checkpoint brings: settings that there are not, and one that there is.
     other = tmp_path / "run"
     shutil.copytree(trained, other)
-    meta = latest(other / "checkpoints")[0] / "meta.json"
-    values = json.loads(meta.read_text())
-    del values["crc32"]
+    meta, values = meta_of(other)
     assert "allow_code" not in values["config"]  # it was given, and is to be given again
     programs = (
         (train.main, f"--run-dir {other} --resume --epochs 2 --check".split()),

@@ -1,20 +1,20 @@
 """Training on a table in a bucket that refuses requests, over the real S3 protocol on 127.0.0.1."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm import train
-from tests.dlrm.test_conditions import MODEL
+from tests.dlrm.hostile_table import ended
+from tests.dlrm.rig import logged, run_words
 from tests.ingest.s3 import LOST, S3Server, with_bucket
-from tests.product import RunError, RunFolder
+from tests.product import RunError, RunFolder, latest
 from tests.raises import raises
 from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
-WORDS = [*MODEL, *["--epochs", "2", "--batch-size", "128"]]
+WORDS = ["--epochs", "2", "--batch-size", "128", "--log-every", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def local(tmp_path_factory):
 def trained_here(local, forks, tmp_path_factory):
     """What training on the local table ends with."""
     tmp = tmp_path_factory.mktemp("here")
-    done = forks.train(*f"--run-dir {tmp}/run --data {local.uri}".split(), *WORDS, tmp=tmp)
+    done = forks.train(*run_words(tmp, *WORDS, data=local.uri), tmp=tmp)
     return result(done, tmp / "run")
 
 
@@ -52,9 +52,8 @@ def server(local, monkeypatch):
 
 def result(done, run):
     """AUC, the order hash of each epoch, and the bytes of the last checkpoint's tensors."""
-    lines = (run / "events.jsonl").read_text().splitlines()
-    epochs = [line for line in map(json.loads, lines) if line["kind"] == "epoch"]
-    newest = run / "checkpoints" / (run / "checkpoints" / "LATEST").read_text().split()[0]
+    epochs = logged(run, "epoch")
+    newest = latest(run / "checkpoints")[0]
     tensors = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
     assert epochs
     assert tensors
@@ -65,11 +64,10 @@ def result(done, run):
 def test_a_table_in_s3_is_trained_on_as_a_local_one(trained_here, server, forks, tmp_path, status):
     if status is not None:
         server.refuse(0.2, status)
-    run = tmp_path / "run"
-    done = forks.train(*f"--run-dir {run} --data s3://data/table".split(), *WORDS, tmp=tmp_path)
+    done = forks.train(*run_words(tmp_path, *WORDS, data="s3://data/table"), tmp=tmp_path)
     refused = server.refused
     server.refuse(0)
-    assert result(done, run) == trained_here
+    assert result(done, tmp_path / "run") == trained_here
     store = last_json(done)["input"]["store"]
     if status is not None:
         assert refused > 3
@@ -79,12 +77,8 @@ def test_a_table_in_s3_is_trained_on_as_a_local_one(trained_here, server, forks,
 
 def test_a_store_that_refuses_for_good_ends_the_start_with_the_tables_uri(server, forks, tmp_path):
     server.refuse(1, 403)
-    done = forks.train(
-        *f"--run-dir {tmp_path}/run --data s3://data/table".split(),
-        *WORDS,
-        tmp=tmp_path,
-        code=2,
-    )
+    words = run_words(tmp_path, *WORDS, data="s3://data/table")
+    done = forks.train(*words, tmp=tmp_path, code=2)
     assert "s3://data/table" in last_json(done)["error"]
 
 
@@ -95,8 +89,6 @@ def test_a_run_folder_in_a_bucket_is_refused_by_name_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     with raises(RunError, run, "checkpoints/LATEST"):
         RunFolder.create(run, {})
-    with pytest.raises(SystemExit) as ended:
-        train.main(f"--data {local.uri} --run-dir {run} --check".split())
-    assert ended.value.code == 2
+    assert ended(train.main, *f"--data {local.uri} --run-dir {run} --check".split()) == 2
     assert run in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -13,8 +13,7 @@ import torch
 
 from sluice.dlrm.checkpoint.checkpoint import TensorChunk, TensorPart
 from sluice.dlrm.checkpoint.meta import NotFinite, check
-from sluice.dlrm.ranks import packed
-from tests.dlrm.rig import written
+from tests.dlrm.rig import Alone, written
 from tests.product import (
     LAYOUT,
     Checkpoint,
@@ -27,7 +26,6 @@ from tests.product import (
     latest,
     layout_of,
     mark_best,
-    unpacked,
     write_pieces,
 )
 from tests.raises import assert_names, raises
@@ -41,16 +39,6 @@ META = CheckpointMeta(
     trained={},
     software={"torch": "1.0"},
 )
-
-
-class Alone:
-    """The world of one rank, without a process group."""
-
-    first, device, saving = True, torch.device("cpu"), None
-    rank, ranks, host = 0, 1, 0
-
-    def gather_objects(self, value, _group=None):
-        return [unpacked(packed(value))]
 
 
 class Second:

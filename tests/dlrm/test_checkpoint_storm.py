@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from sluice.dlrm.checkpoint.meta import check
-from tests.dlrm.rig import META
-from tests.dlrm.test_checkpoint import Alone, parts_of
+from tests.dlrm.rig import META, Alone
+from tests.dlrm.test_checkpoint import parts_of
 from tests.product import (
     Checkpoint,
     CheckpointDisk,

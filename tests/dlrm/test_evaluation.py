@@ -15,8 +15,7 @@ from sluice.dlrm.evaluation import validation
 from sluice.dlrm.evaluation.diagnosis import telling_columns, too_good
 from sluice.dlrm.evaluation.predictions import PredictionError, figures_of
 from sluice.dlrm.evaluation.split import SingleColumns, evaluate
-from sluice.dlrm.ranks import packed
-from tests.dlrm.rig import META, FakeBatch, FakeSplit
+from tests.dlrm.rig import META, Alone, FakeBatch, FakeSplit
 from tests.product import (
     CheckpointDisk,
     CheckpointMeta,
@@ -27,19 +26,10 @@ from tests.product import (
     Validator,
     best,
     quality,
-    unpacked,
 )
 from tests.raises import assert_names, raises
 
 SIZES = {"few": 3, "one": 9, "bag": 9}
-
-
-class Alone:
-    first, device = True, torch.device("cpu")
-    rank, local_ranks, ranks = 0, 1, 1
-
-    def gather_objects(self, value):
-        return [unpacked(packed(value))]
 
 
 def at(step: int) -> CheckpointMeta:
@@ -166,7 +156,7 @@ class Two(Alone):
 
     ranks = 2
 
-    def gather_objects(self, value):
+    def gather_objects(self, value, _group=None):
         return super().gather_objects(value) * 2
 
 

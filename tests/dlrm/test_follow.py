@@ -17,14 +17,14 @@ from benchmarks.small_table import small_table
 from sluice import FeatureTable
 from sluice.dlrm.follow import transplant
 from sluice.dlrm.follow.table_diff import TableDiff
-from sluice.dlrm.follow.transplant import labels_of, moved_weights
+from sluice.dlrm.follow.transplant import moved_weights
 from sluice.dlrm.model.towers import build as tower
 from sluice.dlrm.session import run
 from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
 from tests import ports
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import META, SMALL_MODEL, written
+from tests.dlrm.rig import META, logged, run_words, torchrec_warns, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.product import (
     LASTS_S,
@@ -43,7 +43,6 @@ from tests.product import (
     latest,
     machine,
     pins,
-    read_lines,
     spread_rows,
     tower_of,
     vacuum,
@@ -165,7 +164,7 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
     was = (["d0", "d1", "d2"], ["a", "b", "c"])
     now = (["d2", "d0", "new"], ["c", "new", "a"])
     old, new = (tower(config, dense=3, columns=3) for _ in range(2))
-    before, after = labels_of(config, *was), labels_of(config, *now)
+    before, after = (tower_of(config.kind).labels(config, *names) for names in (was, now))
     values = old.state_dict()
     assert set(before) <= set(values)
     new.load_state_dict(
@@ -186,9 +185,7 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
         torch.testing.assert_close(new(*inputs[1]), old(*inputs[0]))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning"
-)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@torchrec_warns
 @pytest.mark.parametrize(("optimiser", "dtype"), [("rowwise_adagrad", "fp32"), ("adagrad", "fp16")])
 def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser, dtype):
     """Each kind of table: grown, spread and grown, new, gone; and both optimisers' states."""
@@ -335,18 +332,8 @@ def test_a_run_that_changes_versions_counts_its_steps_from_there(tmp_path):
 # ---- whole runs
 
 
-def data(folder: Path) -> list[object]:
-    return [
-        *f"--data {folder}/table --batch-size {BATCH}".split(),
-        *SMALL_MODEL,
-        "--log-every",
-        2,
-    ]
-
-
-def events(folder: Path, run: str, kind: str) -> list[dict]:
-    lines = read_lines(folder / run / "events.jsonl")
-    return [line for line in lines if line["kind"] == kind]
+def words(folder: Path, *more: object) -> list[object]:
+    return run_words(folder, "--batch-size", BATCH, "--log-every", 2, *more)
 
 
 def lost_files(folder: Path, version: int) -> list[str]:
@@ -378,9 +365,8 @@ def vacuum_at_once(folder: Path) -> int:
 def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path, forks):
     """A run takes up whole versions only. Every second round passes while it takes up none."""
     clicks_table.write(tmp_path / "table", clicks_table.raw_rows(1500))
-    words = ("--run-dir", tmp_path / "run", *data(tmp_path), "--follow", "--epochs", 1000)
-    removed = 0
-    with forks.start("dlrm.train", *words, tmp=tmp_path) as trainer:
+    removed, given = 0, words(tmp_path, "--follow", "--epochs", 1000)
+    with forks.start("dlrm.train", *given, tmp=tmp_path) as trainer:
         trainer.until("validation after")
         for number in range(1, 5):
             raw = clicks_table.raw_rows(1500, first=number * 1500)
@@ -394,7 +380,7 @@ def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path
         process = trainer.preempted()
     assert removed > 0
     assert last_json(process)["version"] == 4
-    taken = [(e["before"], e["after"]) for e in events(tmp_path, "run", "follow")]
+    taken = [(e["before"], e["after"]) for e in logged(tmp_path / "run", "follow")]
     assert [after for _, after in taken] == [before for before, _ in taken[1:]] + [4], taken
     assert FeatureTable.open(tmp_path / "table").check() == []
 
@@ -402,8 +388,8 @@ def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path
 def test_a_run_that_follows_takes_the_newest_version_if_its_choice_is_gone(tmp_path, forks):
     """The version is removed after both ranks have opened it, and before it is pinned, two times."""
     small_table(tmp_path / "table", rows=800, files=1, values=50)
-    words = (tmp_path / "table", 2, "--run-dir", tmp_path / "run", *data(tmp_path))
-    process = forks.run("tests.dlrm.vanishing_version", *words, "--follow", tmp=tmp_path, ranks=2)
+    given = (tmp_path / "table", 2, *words(tmp_path, "--follow"))
+    process = forks.run("tests.dlrm.vanishing_version", *given, tmp=tmp_path, ranks=2)
     assert last_json(process)["version"] == 2
     assert json.loads((tmp_path / "run" / "config.json").read_text())["version"] == 2
     assert latest(tmp_path / "run" / "checkpoints")[1].version == 2
@@ -416,8 +402,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     folder, rows, port = tmp_path, 3000, ports.free(2)
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows))
     more = f"--follow --epochs 1000 --save-every 4 --metrics-port {port}".split()
-    words = ("dlrm.train", "--run-dir", folder / "run", *data(folder), *more)
-    with forks.start(*words, tmp=folder, ranks=2) as started:
+    with forks.start("dlrm.train", *words(folder, *more), tmp=folder, ranks=2) as started:
         started.until("validation after 1 epoch")
         clicks_table.write(
             folder / "table",
@@ -459,7 +444,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
         tmp=folder,
         ranks=2,
     )
-    result, followed = last_json(process), events(folder, "run", "follow")
+    result, followed = last_json(process), logged(folder / "run", "follow")
     assert [(e["before"], e["after"]) for e in followed] == [(0, 1), (1, 2)]
     assert (followed[0]["added"], followed[0]["dense_dropped"]) == (["C17"], ["I1"])
     assert set(followed[1]["dropped"]) == {"C17", "C9"}
@@ -491,15 +476,12 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
             clicks_table.raw_rows(rows, first=n * rows),
             mode="append" if n else "create",
         )
-    process = forks.train(
-        "--run-dir", folder / "run", *data(folder), "--follow", "parts", tmp=folder
-    )
+    process = forks.train(*words(folder, "--follow", "parts"), tmp=folder)
     last = last_json(process)
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
     assert (last["steps"], last["version"], last["epochs"]) == (2 * steps, 1, 2)
     assert last["rows_trained"] == 2 * rows * 8 // 10 < 2 * steps * BATCH
-    lines = read_lines(folder / "run" / "metrics.jsonl")
-    evals = [(m["step"], m["split"], m["rows"]) for m in lines if m["kind"] == "eval"]
+    evals = [(m["step"], m["split"], m["rows"]) for m in logged(folder / "run", "eval")]
     part, tenth = rows * 8 // 10, rows // 10
     assert evals == [
         (steps, "validation", tenth),
@@ -507,7 +489,7 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
         (2 * steps, "validation", tenth),
         (2 * steps, "test", tenth),
     ]
-    assert [e["step"] for e in events(folder, "run", "epoch")] == [steps, 2 * steps]
+    assert [e["step"] for e in logged(folder / "run", "epoch")] == [steps, 2 * steps]
     # What is committed later is taken up by a run that was over, unless its checkpoint is damaged.
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows, first=2 * rows), mode="append")
     part_of_it = next(latest(folder / "run" / "checkpoints")[0].glob("rank-*"))

@@ -1,6 +1,5 @@
 """Training on tables and files of other programs, by a spec: the version is part of the run, and a resume keeps it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from deltalake import write_deltalake
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.foreign_table import open_table
-from tests.dlrm.rig import SMALL_MODEL
+from tests.dlrm.rig import logged, run_words
 from tests.product import Config, ConfigError, ModelConfig, guessed_spec, latest
 from tests.raises import assert_names, raises
 from tests.run_program import last_json
@@ -55,14 +54,12 @@ def spec_of(source: str, folder: Path) -> Path:
     return folder / "spec.toml"
 
 
-def words(source: str, run: Path, *more: object) -> tuple[object, ...]:
-    sizes = ("--batch-size", 96, *SMALL_MODEL)
-    return (*f"--data {source} --run-dir {run}".split(), *sizes, *more)
+def words(folder: Path, run: str, *more: object) -> list[object]:
+    return run_words(folder, "--batch-size", 96, *more, run=run)
 
 
 def hashes(run: Path) -> list[str]:
-    lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-    return [line["order_hash"] for line in lines if line["kind"] == "epoch"]
+    return [line["order_hash"] for line in logged(run, "epoch")]
 
 
 def test_a_feature_table_keeps_its_own_spec(tmp_path):
@@ -94,13 +91,13 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     """It pauses within its first epoch, and goes on to the same weights as one that does not pause. On files it has
     two ranks."""
     ranks = 2 if kind == "files" else 0
-    source = (as_delta if kind == "delta" else as_files)(tmp_path / "t", clicks(0), clicks(1))
+    source = (as_delta if kind == "delta" else as_files)(tmp_path / "table", clicks(0), clicks(1))
     spec = spec_of(source, tmp_path)
     given = f"--spec {spec} --epochs 2 --evals 2".split()
-    whole = forks.train(*words(source, tmp_path / "whole", *given), tmp=tmp_path, ranks=ranks)
+    whole = forks.train(*words(tmp_path, "whole", *given), tmp=tmp_path, ranks=ranks)
     last = last_json(whole)
     assert last["auc"] > 0.6
-    rest = words(source, tmp_path / "run", *given, "--pause-after", 1)
+    rest = words(tmp_path, "run", *given, "--pause-after", 1)
     paused = forks.train(*rest, tmp=tmp_path, ranks=ranks)
     assert last_json(paused)["stopped"]
     meta = latest(tmp_path / "run" / "checkpoints")[1]
@@ -110,12 +107,12 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     spec.unlink()  # the run has its text
     resume = ("--run-dir", tmp_path / "run", "--resume")
     if kind == "delta":
-        as_delta(tmp_path / "t", clicks(2))
+        as_delta(tmp_path / "table", clicks(2))
     else:
-        as_files(tmp_path / "t", clicks(2))
+        as_files(tmp_path / "table", clicks(2))
         refused = forks.train(*resume, tmp=tmp_path, ranks=ranks, code=None)
-        assert_names(last_json(refused)["error"], tmp_path / "t", version)
-        (tmp_path / "t" / "2.parquet").unlink()
+        assert_names(last_json(refused)["error"], source, version)
+        (tmp_path / "table" / "2.parquet").unlink()
     resumed = forks.train(*resume, tmp=tmp_path, ranks=ranks)
     again = last_json(resumed)
     for figure in ("auc", "logloss", "rows", "steps", "version", "rows_trained"):
@@ -147,9 +144,9 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
 
 @pytest.mark.slow
 def test_a_run_with_another_spec_or_without_one_is_refused(tmp_path, forks):
-    source = as_delta(tmp_path / "t", clicks(0))
+    source = as_delta(tmp_path / "table", clicks(0))
     spec = spec_of(source, tmp_path)
-    rest = words(source, tmp_path / "run")
+    rest = words(tmp_path, "run")
     assert_names(last_json(forks.train(*rest, tmp=tmp_path, code=2))["error"], source, "--spec")
     forks.train(*rest, *f"--spec {spec} --epochs 2 --pause-after 1".split(), tmp=tmp_path)
     spec.write_text(spec.read_text().replace("ts_hour", "hour"))

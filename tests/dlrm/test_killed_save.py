@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check
-from tests.dlrm.rig import SMALL_MODEL
+from tests.dlrm.rig import run_words
 from tests.product import latest, program
 from tests.raises import assert_names
 from tests.run_program import last_json
@@ -22,13 +22,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_o
     small_table(
         tmp_path / "table", rows=1280, values=50, files=1, row_group_rows=256, splits={"train": 1.0}
     )
-    words = [
-        *f"--data {tmp_path}/table --run-dir {tmp_path}/run --batch-size 128".split(),
-        *SMALL_MODEL,
-        "--save-every",
-        4,
-        "--resume",
-    ]
+    words = run_words(tmp_path, *["--batch-size", "128", "--save-every", "4", "--resume"])
     forks.run("tests.dlrm.test_killed_save", *words, tmp=tmp_path, code=-signal.SIGKILL)
     checkpoints = tmp_path / "run" / "checkpoints"
     path, meta = latest(checkpoints)

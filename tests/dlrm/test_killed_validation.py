@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from benchmarks.small_table import small_table
-from tests.dlrm.rig import SMALL_MODEL
-from tests.product import best, complete_checkpoints, is_evaluated, latest, read_lines
+from tests.dlrm.rig import logged, run_words
+from tests.product import best, complete_checkpoints, is_evaluated, latest
 from tests.raises import assert_names
 from tests.run_program import last_json
 
@@ -25,18 +25,17 @@ def folder(tmp_path_factory, forks):
 
 
 def words(folder, run, *more):
-    of_run = f"--data {folder}/table --run-dir {folder / run} --batch-size 128 --epochs 3 --evals 2"
-    return [*of_run.split(), *SMALL_MODEL, "--lr", "0.5", *more]
+    settings = "--batch-size 128 --epochs 3 --evals 2 --lr 0.5"
+    return run_words(folder, *settings.split(), *more, run=run)
 
 
 def evaluations(run):
     """(split, step) → what was measured. A line that a killed run wrote twice counts once, and is the same."""
     found = {}
-    for line in read_lines(run / "metrics.jsonl"):
-        if line["kind"] == "eval":
-            key = line["split"], line["step"]
-            figures = line["auc"], line["logloss"], line["epoch"]
-            assert found.setdefault(key, figures) == figures
+    for line in logged(run, "eval"):
+        key = line["split"], line["step"]
+        figures = line["auc"], line["logloss"], line["epoch"]
+        assert found.setdefault(key, figures) == figures
     return found
 
 
@@ -110,8 +109,7 @@ def test_a_run_that_follows_makes_it_up_on_the_version_that_it_trained_on(tmp_pa
     small_table(tmp_path / "table", rows=1600, values=50, files=1, mode="overwrite", first=1600)
     done = forks.train(*given, tmp=tmp_path)
     assert last_json(done)["version"] == 1
-    events = read_lines(tmp_path / "run" / "events.jsonl")
-    (followed,) = [event for event in events if event["kind"] == "follow"]
+    (followed,) = logged(tmp_path / "run", "follow")
     assert (followed["before"], followed["after"], followed["step"]) == (0, 1, at.step)
     assert ("validation", at.step) in evaluations(tmp_path / "run")
     assert_names(done.stderr, "was saved and not evaluated")

@@ -10,14 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from sluice.dlrm.optim.torch_tables import TorchTables, needs_torch
+from sluice.dlrm.optim.torch_tables import needs_torch
+from tests.dlrm.test_torch_tables import fbgemms, ours
 
 ROWS, WIDTH = 2**32 - 1, 4
 IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]
@@ -44,27 +40,14 @@ def written(path: Path, row_bytes: int) -> list[int]:
     return sorted(rows)
 
 
-def made(rows, kind, optimiser, *, own=True):
-    tables = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        weights_precision=kind,
-        optimizer=optimiser,
-        learning_rate=0.25,
-        eps=1e-8,
-        table_names=["t"],
-    )
-    if own:
-        tables.__class__ = TorchTables
-        tables.start(0, [0], [0])
-    return tables
+def made(rows, dtype, optimiser, make=ours):
+    return make([(rows, WIDTH)], dtype, optimiser, [0], rate=0.25)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"), [(torch.float32, SparseType.FP32), (torch.float16, SparseType.FP16)], ids=str
-)
-def test_exactly_the_rows_that_were_looked_up_are_read_and_updated(holes, dtype, kind):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_exactly_the_rows_that_were_looked_up_are_read_and_updated(holes, dtype):
     """By a step that moves each weight by a quarter."""
-    tables = made(ROWS, kind, EmbOptimType.EXACT_SGD)
+    tables = made(ROWS, dtype, EmbOptimType.EXACT_SGD)
     assert needs_torch(tables)
     weights = tables.split_embedding_weights()[0]
     for number, row in enumerate(IDS):
@@ -77,7 +60,7 @@ def test_exactly_the_rows_that_were_looked_up_are_read_and_updated(holes, dtype,
 
 
 def test_an_optimisers_state_lies_in_the_rows_places(holes):
-    tables = made(ROWS, SparseType.FP16, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    tables = made(ROWS, torch.float16, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
     sums = tables(torch.tensor(IDS), torch.arange(len(IDS) + 1))
     sums.backward(torch.arange(1.0, len(IDS) + 1).unsqueeze(1).expand(-1, WIDTH).contiguous())
     assert written(holes[ROWS], 4) == IDS
@@ -86,11 +69,13 @@ def test_an_optimisers_state_lies_in_the_rows_places(holes):
     ]
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_fbgemm_updates_a_wrong_row_from_the_2_to_the_30th_weight_on_and_ours_does_not(holes, own):
+@pytest.mark.parametrize(("make", "row"), [(fbgemms, 0), (ours, 2**30 // WIDTH)])
+def test_fbgemm_updates_a_wrong_row_from_the_2_to_the_30th_weight_on_and_ours_does_not(
+    holes, make, row
+):
     """Once its part of this fails, FBGEMM can have large tables of float32 again."""
     rows = 2**30 // WIDTH + 1
-    tables = made(rows, SparseType.FP32, EmbOptimType.EXACT_ROWWISE_ADAGRAD, own=own)
+    tables = made(rows, torch.float32, EmbOptimType.EXACT_ROWWISE_ADAGRAD, make)
     assert needs_torch(tables)
     tables(torch.tensor([rows - 1]), torch.arange(2)).sum().backward()
-    assert written(holes[rows * WIDTH], WIDTH * 4) == [rows - 1 if own else 0]
+    assert written(holes[rows * WIDTH], WIDTH * 4) == [row]

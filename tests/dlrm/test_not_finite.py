@@ -1,6 +1,5 @@
 """Runs of the trainer on a table with one value that no float32 arithmetic survives."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from benchmarks.small_table import small_table
 from sluice import FeatureTable
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import SMALL_MODEL
+from tests.dlrm.rig import logged, run_words
 from tests.dlrm.test_train import spoil
 from tests.product import Checkpoint, complete_checkpoints, latest
 from tests.raises import assert_names
@@ -18,12 +17,7 @@ from tests.run_program import last_json
 pytestmark = pytest.mark.slow
 
 ROWS, BATCH = 4800, 64
-WORDS = [
-    "--batch-size",
-    BATCH,
-    *SMALL_MODEL,
-    *["--save-every", "3", "--log-every", "20", "--seed", "1"],
-]
+WORDS = f"--batch-size {BATCH} --save-every 3 --log-every 20 --seed 1".split()
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +50,8 @@ def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(
 ):
     """The run ends at that step, can be resumed without the batch, and has then trained on all others."""
     run = tmp_path / "run"
-    ended = forks.train(
-        *f"--run-dir {run} --data {table}".split(), *WORDS, "--model", "dcn", tmp=tmp_path, code=2
-    )
+    words = run_words(tmp_path, *WORDS, "--model", "dcn", data=table)
+    ended = forks.train(*words, tmp=tmp_path, code=2)
     text = last_json(ended)["error"]
     assert_names(
         text, "nan at step", "'I3' holds 3e+38", "part-00001.parquet", "row group 1", "row 100"
@@ -76,10 +69,7 @@ def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(
     )
     assert 0.4 < result["auc"] < 1
     finite(run)
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    skipped = [
-        event for event in events if event["kind"] == "warning" and "is left out" in event["text"]
-    ]
+    skipped = [event for event in logged(run, "warning") if "is left out" in event["text"]]
     assert [(event["step"], "row group 1, row 100" in event["text"]) for event in skipped] == [
         (step, True)
     ]
@@ -92,18 +82,8 @@ def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained
     of gradients are infinite."""
     small_table(tmp_path / "table", rows=ROWS, files=2, row_group_rows=512)
     for row, label in ((100, 0), (101, 1)):
-        spoil(
-            make_extreme(tmp_path / "table", row),
-            "label",
-            row=512 + row,
-            value=label,
-        )
-    ended = forks.train(
-        *f"--run-dir {tmp_path}/run --data {tmp_path}/table".split(),
-        *WORDS,
-        tmp=tmp_path,
-        code=2,
-    )
+        spoil(make_extreme(tmp_path / "table", row), "label", row=512 + row, value=label)
+    ended = forks.train(*run_words(tmp_path, *WORDS), tmp=tmp_path, code=2)
     text = last_json(ended)["error"]
     assert_names(text, "not written", "'I3' holds 3e+38")
     assert re.search(r"part-00001.parquet, row group 1, row 10[01]\)", text)
@@ -112,13 +92,8 @@ def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained
 
 def test_a_rate_that_ends_the_finite_numbers_is_named(tmp_path, forks: Forks):
     small_table(tmp_path / "table", rows=1200)
-    ended = forks.train(
-        *f"--run-dir {tmp_path}/run --data {tmp_path}/table".split(),
-        *WORDS,
-        *("--dense-lr", 1e30),
-        tmp=tmp_path,
-        code=2,
-    )
+    words = run_words(tmp_path, *WORDS, "--dense-lr", 1e30)
+    ended = forks.train(*words, tmp=tmp_path, code=2)
     text = last_json(ended)["error"]
     assert "1e+06" in text
     assert "try a tenth of --lr 0.05 and --dense-lr" in text

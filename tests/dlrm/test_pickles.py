@@ -5,7 +5,7 @@ What programs make of a run folder full of hostile pickles is in test_serving.py
 import ast
 import json
 
-from tests.dlrm.rig import META, ROOT
+from tests.dlrm.rig import META, ROOT, meta_of
 from tests.product import Checkpoint, CheckpointDisk, CheckpointError, latest
 from tests.raises import raises
 
@@ -77,8 +77,8 @@ def test_a_checkpoint_that_does_not_say_which_rows_the_run_has_seen_is_refused(t
     path = tmp_path / "checkpoints" / "step-000000007"
     path.mkdir(parents=True)
     META.write(path, {}, CheckpointDisk())
-    about = json.loads((path / "meta.json").read_text())
-    del about["trained"], about["crc32"]
-    (path / "meta.json").write_text(json.dumps(about))
+    meta, about = meta_of(tmp_path)
+    del about["trained"]
+    meta.write_text(json.dumps(about))
     with raises(CheckpointError, "step-000000007", "'trained'"):
         latest(path.parent)

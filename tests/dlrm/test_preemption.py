@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import SMALL_MODEL
+from tests.dlrm.rig import run_words
 from tests.raises import assert_names
 from tests.run_program import last_json
 
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def words(tmp_path):
     small_table(tmp_path / "table", rows=3200, values=50, files=2, row_group_rows=256)
-    of_run = f"--data {tmp_path}/table --run-dir {tmp_path}/run --epochs 1000".split()
-    return [*of_run, *["--batch-size", "64", "--log-every", "1"], *SMALL_MODEL]
+    return run_words(tmp_path, *["--epochs", "1000", "--batch-size", "64", "--log-every", "1"])
 
 
 def test_all_ranks_finish_the_step_save_it_and_end_with_143(tmp_path, words, forks):

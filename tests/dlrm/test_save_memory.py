@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.dlrm.test_checkpoint import META, PART, Alone, parts_of
+from tests.dlrm.rig import META, Alone
+from tests.dlrm.test_checkpoint import PART, parts_of
 from tests.product import CheckpointDisk, CheckpointError, Checkpoints, SaveMemory, latest
 from tests.raises import raises
 

@@ -12,6 +12,7 @@ from sluice.dlrm.checkpoint.meta import read
 from sluice.dlrm.follow.versions import seen_in
 from sluice.dlrm.session.run import open_run
 from tests.dlrm import clicks_table
+from tests.dlrm.hostile_table import ended
 from tests.product import (
     CheckpointDisk,
     CheckpointMeta,
@@ -62,9 +63,7 @@ def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys
     assert plan("--run-dir", tmp_path / "run", "--resume").seen == ""
     again(tmp_path, turned=True)
     words = f"--run-dir {tmp_path}/run --resume --follow".split()
-    with pytest.raises(SystemExit) as left:
-        train.main(words)
-    assert left.value.code == 2
+    assert ended(train.main, *words) == 2
     told = json.loads(capsys.readouterr().out)["error"]
     both = "100 % of the rows of split 'test' and 100 % of the rows of split 'validation'"
     for part in ("version 2 of", f"{both} were trained on", "accept it with --split-moved accept"):

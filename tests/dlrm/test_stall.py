@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.small_table import small_table
 from sluice.dlrm.checkpoint.meta import check, latest
-from tests.dlrm.rig import ROOT, SMALL_MODEL, command, environment
+from tests.dlrm.rig import ROOT, command, environment, run_words
 from tests.processes import alive
 from tests.raises import assert_names
 from tests.run_program import last_json
@@ -24,11 +24,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 def words(folder: Path) -> list[object]:
     """Makes a table, and returns the options of a run that would go on for long."""
     small_table(folder / "table", rows=3200, values=50, files=2, row_group_rows=256)
-    return [
-        *f"--data {folder}/table --run-dir {folder}/run".split(),
-        *["--batch-size", "64", "--epochs", "10000", "--save-every", "5", "--log-every", "1"],
-        *SMALL_MODEL,
-    ]
+    settings = "--batch-size 64 --epochs 10000 --save-every 5 --log-every 1"
+    return run_words(folder, *settings.split())
 
 
 def until_saved(folder: Path, errors: Path) -> None:

@@ -9,7 +9,7 @@ from torch import fx
 
 from sluice.dlrm.model.towers import build
 from tests.product import MODELS, ConfigError, ModelConfig, tower_of
-from tests.raises import raises
+from tests.raises import MISTAKES, raises
 
 SHAPES = [
     (5, 0, 3, 8),
@@ -242,14 +242,7 @@ def test_histories_that_are_all_empty_train(steps):
     assert all(torch.isfinite(p.grad).all() for p in tower.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "facts"),
-    [
-        ({"kind": "dlmr"}, ["'dlmr'", "dlrm", "dcn"]),
-        ({"width": 0}, ["width", 0, "whole number"]),
-        ({"over_layers": (8, 0)}, ["--over-layers", 0, "whole number"]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "facts"), MISTAKES["model"])
 def test_a_wrong_model_is_named(settings, facts):
     with raises(ConfigError, *facts):
         ModelConfig(**settings)

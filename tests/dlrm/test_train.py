@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
-from tests.dlrm.rig import SMALL_MODEL, launch
+from tests.dlrm.hostile_table import ended
+from tests.dlrm.rig import launch, logged, losses, run_words
 from tests.product import Run, RunFolder, TableStore, latest, read_lines, vacuum
 from tests.raises import MISTAKES, assert_names
 from tests.run_program import last_json
@@ -27,21 +28,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("train")
     small_table(path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     (path / "sharding.json").write_text(json.dumps({"C1": "row", "C2": "row"}))
-    words = ("--run-dir", path / "two", *_data(path), "--epochs", 2)
-    process = launch(2, "dlrm.train", *words, tmp=path)
+    process = launch(2, "dlrm.train", *_words(path, "two", "--epochs", 2), tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "two.json").write_text(json.dumps(last_json(process)))
     (path / "two.err").write_text(process.stderr)
     return path
 
 
-def _data(folder: Path) -> list[object]:
-    return [
-        *f"--data {folder}/table --batch-size {BATCH} --log-every 1".split(),
-        *SMALL_MODEL,
-        "--sharding",
-        folder / "sharding.json",
-    ]
+def _words(folder: Path, run: str | Path, *more: object) -> list[object]:
+    settings = f"--batch-size {BATCH} --log-every 1 --sharding {folder}/sharding.json".split()
+    return run_words(folder, *settings, *more, run=run)
 
 
 def result(folder: Path) -> dict:
@@ -49,19 +45,12 @@ def result(folder: Path) -> dict:
     return json.loads((folder / "two.json").read_text())
 
 
-def losses(folder: Path, run: str) -> list[float]:
-    lines = read_lines(folder / run / "metrics.jsonl")
-    return [line["loss"] for line in lines if line["kind"] == "train"]
-
-
 def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """The error of a command line that the trainer refuses as wrong usage, in one line."""
     from sluice.dlrm.train import main
 
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, err.count("\n")) == (2, 1)
+    code, (out, err) = ended(main, *words), capsys.readouterr()
+    assert (code, err.count("\n")) == (2, 1)
     return json.loads(out)["error"]
 
 
@@ -115,15 +104,14 @@ def test_the_run_folder_tells_the_run(folder):
     warnings = [e["text"] for e in events if e["kind"] == "warning"]
     assert_names(warnings[0], "40 steps", "256 rows", "5,120")
     assert all(f"warning: {text}\n" in (folder / "two.err").read_text() for text in warnings)
-    evals = [m for m in read_lines(run / "metrics.jsonl") if m["kind"] == "eval"]
-    assert [(m["epoch"], m["split"]) for m in evals] == [
+    assert [(m["epoch"], m["split"]) for m in logged(run, "eval")] == [
         (1, "validation"),
         (2, "validation"),
         (2, "test"),
     ]
     assert json.loads((run / "config.json").read_text())["ranks"] == 2
     assert list((run / "tensorboard").glob("events.*"))
-    assert losses(folder, "two")[-1] < losses(folder, "two")[0]
+    assert losses(run)[-1] < losses(run)[0]
 
 
 def test_the_report_shows_plan_optimiser_memory_curves_and_stalls(folder):
@@ -152,11 +140,10 @@ def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
 def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder, forks):
     """Nor do a policy that turns none, and --last where all batches are full."""
     other = ["--tuning", "shadow", "--knobs", "decode=3", "--last", "drop"]
-    words = ("--run-dir", folder / "again", *_data(folder), "--epochs", 2, *other)
-    process = forks.train(*words, tmp=folder, ranks=2)
+    process = forks.train(*_words(folder, "again", "--epochs", 2, *other), tmp=folder, ranks=2)
     run = Run.read(folder / "again")
     assert "'tuning': 'shadow'" in str(run.config)
-    assert losses(folder, "again") == losses(folder, "two")
+    assert losses(folder / "again") == losses(folder / "two")
     assert last_json(process)["auc"] == result(folder)["auc"]
 
 
@@ -176,41 +163,41 @@ def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
 
 def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder, forks):
     """One process, then two: also a resume on another number of ranks."""
-    words = ("dlrm.train", "--run-dir", folder / "broken", *_data(folder), "--epochs", 50)
-    with forks.start(*words, tmp=folder) as started:
+    words = _words(folder, "broken", "--epochs", 50)
+    with forks.start("dlrm.train", *words, tmp=folder) as started:
         started.until("\nstep")
         process = started.preempted()
     stopped = last_json(process)
     assert stopped["stopped"]
-    done = losses(folder, "broken")
+    done = losses(folder / "broken")
     assert len(done) == stopped["steps"]
-    assert stopped["steps"] < len(losses(folder, "two"))
+    assert stopped["steps"] < len(losses(folder / "two"))
     assert_names(process.stderr, "asked to stop", f"step {stopped['steps']}")
     go_on = f"--run-dir {folder}/broken --resume --epochs 2".split()
     resumed = forks.train(*go_on, tmp=folder, ranks=2)
     assert_names(resumed.stderr, f"from step {stopped['steps']}", f"epoch {stopped['epochs']} of 2")
     assert "asked to stop" not in resumed.stderr
-    assert losses(folder, "broken") == pytest.approx(losses(folder, "two"), abs=2e-6)
+    assert losses(folder / "broken") == pytest.approx(losses(folder / "two"), abs=2e-6)
 
 
 def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, forks, tmp_path):
     """As a scheduler types it each time: in the folder of a run that was asked to stop before its first step, in one of
     a run that was killed, and in one whose run is over."""
     run = tmp_path / "run"
-    words = ["dlrm.train", "--run-dir", run, "--resume", *_data(folder)]
+    words = _words(folder, run, "--resume")
     with RunFolder.create(run, {"kind": "train"}) as stopped:
         stopped.metric({"kind": "loader", "rows": 0, "rows_per_s": 0.0, "stall": 1.0})
-    with forks.start(*words, "--epochs", 1000, tmp=tmp_path) as started:
+    with forks.start("dlrm.train", *words, "--epochs", 1000, tmp=tmp_path) as started:
         started.until('"kind": "checkpoint"', run / "events.jsonl")
         started.send(signal.SIGKILL)
     saved = latest(run / "checkpoints")[1]
     assert saved.step > 0
     for _ in range(2):
-        done = forks.train(*words[1:], "--epochs", saved.epoch + 1, tmp=tmp_path)
+        done = forks.train(*words, "--epochs", saved.epoch + 1, tmp=tmp_path)
         assert last_json(done)["steps"] == 20 * (saved.epoch + 1)
     assert_names(done.stderr, "nothing left to train", f"--epochs {saved.epoch + 1}")
     assert "going on from" not in done.stderr
-    starts = [e["resumed_at"] for e in read_lines(run / "events.jsonl") if e["kind"] == "start"]
+    starts = [event["resumed_at"] for event in logged(run, "start")]
     assert starts == [0, saved.step, 20 * (saved.epoch + 1)]
 
 
@@ -218,12 +205,13 @@ def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else
     folder, tmp_path, capsys
 ):
     (tmp_path / "thesis.txt").write_text("mine")
-    for run, words, message in (
-        (tmp_path / "new", [], "--data is missing"),
-        (tmp_path / "new", ["--resume"], "holds no checkpoint to go on from; give --data, too"),
-        (tmp_path, ["--resume", *_data(folder)], "no run folder .it holds 'thesis.txt'"),
+    new = tmp_path / "new"
+    for words, message in (
+        (["--run-dir", new], "--data is missing"),
+        (["--run-dir", new, "--resume"], "holds no checkpoint to go on from; give --data, too"),
+        (_words(folder, tmp_path, "--resume"), "no run folder .it holds 'thesis.txt'"),
     ):
-        assert re.search(message, refusal(capsys, "--run-dir", run, *words))
+        assert re.search(message, refusal(capsys, *words))
 
 
 def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused(
@@ -233,8 +221,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
     is asked to stop while its store answers no more, and saves all the same."""
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     more = ["--sharding", "auto", "--epochs", "1000", "--inject", "stall-store=600s@50%"]
-    words = ("dlrm.train", "--run-dir", tmp_path / "run", *_data(tmp_path), *more)
-    with forks.start(*words, tmp=tmp_path) as started:
+    with forks.start("dlrm.train", *_words(tmp_path, "run", *more), tmp=tmp_path) as started:
         started.until("\nstep")
         small_table(tmp_path / "table", rows=100, mode="overwrite", first=ROWS)
         kept = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
@@ -244,7 +231,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
     stopped = last_json(process)
     assert stopped["stopped"]
     meta = latest(tmp_path / "run" / "checkpoints")[1]
-    assert meta.step == stopped["steps"] == len(losses(tmp_path, "run"))
+    assert meta.step == stopped["steps"] == len(losses(tmp_path / "run"))
     assert set(meta.agent) == {"machine", "schema", "learned"}
     gone = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
     assert gone.pinned == ()
@@ -255,7 +242,7 @@ def test_an_interrupt_ends_all_ranks(folder, forks, tmp_path):
     """The autouse check finds a rank that outlives its torchrun."""
     (tmp_path / "log").mkdir()
     ranks = ["--standalone", "--nproc-per-node=2", "-m", "tests.dlrm.elastic_ranks"]
-    run = ("--run-dir", tmp_path / "run", *_data(folder), "--epochs", 1000)
+    run = _words(folder, tmp_path / "run", "--epochs", 1000)
     words = (*ranks, tmp_path / "log", "none", *run)
     with forks.start("tests.dlrm.elastic_agent", *words, tmp=tmp_path) as agent:
         agent.until("\nstep")

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.dlrm.ranks import packed
 from sluice.dlrm.training.finite_guard import FiniteGuard
 from sluice.dlrm.training.step_figures import late_rank, slow_rank
-from tests.dlrm.rig import DENSE, META, SIZES, batch
+from tests.dlrm.rig import DENSE, META, SIZES, Alone, batch
 from tests.product import (
     BatchChecker,
     Config,
@@ -21,7 +20,6 @@ from tests.product import (
     StepFigures,
     SyncedBatches,
     Trainer,
-    unpacked,
 )
 from tests.raises import raises
 
@@ -79,32 +77,18 @@ class SlowTrainer(Trainer):
         return None if left_out else loss
 
 
-class Alone:
-    """The world of one rank, without a process group."""
-
-    ranks, device = 1, torch.device("cpu")
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values.clone()
-
-    def gather_objects(self, value):
-        return [unpacked(packed(value))]
-
-
 class WithAnother(Alone):
     """A world with a second rank. It waits 6 s of the 12 s of each step for input, and computes for 1.5 s. So this rank
     waits 4 s for it."""
 
     ranks = 2
+    clock: Clock
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         self.clock.now += 4
         return 2 * values
 
-    def gather_objects(self, value):
+    def gather_objects(self, value, _group=None):
         steps = value[1] / ROWS
         other = [SlowTrainer.loss * ROWS, ROWS, 6.0, 6.0, 0.0, 1.5]
         return [*super().gather_objects(value), [steps * figure for figure in other]]
@@ -126,7 +110,8 @@ def run(
 ):
     """What came of it, the log's lines, and the steps of what was saved and evaluated, in their order."""
     clock, lines, done = Clock(), [], []
-    here = world(clock)
+    here = world()
+    here.clock = clock
     config = Config(
         data="fake", version=0, batch_size=ROWS, epochs=epochs, log_every=log_every, **settings
     )
@@ -236,7 +221,7 @@ def test_a_stop_of_one_rank_stops_the_others_that_have_their_batch():
         def sum(self, values: torch.Tensor) -> torch.Tensor:
             return values + torch.tensor([1, 0, 0])  # it has no batch, and no loss that failed
 
-    synced = SyncedBatches(OtherIsAsked(Clock()), lambda: False)
+    synced = SyncedBatches(OtherIsAsked(), lambda: False)
     assert list(synced.batches(SlowFeed(Clock(), 3))) == []
     assert synced.stopped
 
@@ -277,7 +262,7 @@ def test_batches_that_are_left_out_are_counted_until_there_are_too_many_in_a_row
 
 def test_the_first_loss_that_is_no_number_is_named():
     guard = FiniteGuard(
-        Config(data="fake", version=0), Alone(Clock()), BatchChecker(SIZES, DENSE, "fake"), print
+        Config(data="fake", version=0), Alone(), BatchChecker(SIZES, DENSE, "fake"), print
     )
     for step, loss in ((3, math.inf), (4, math.nan)):
         guard.watch(step, SimpleNamespace(epoch=0, step=step), torch.tensor(loss))

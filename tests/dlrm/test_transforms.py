@@ -12,6 +12,7 @@ from sluice.dlrm import evaluate, train
 from sluice.dlrm.options import StartOptions
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import ended
+from tests.dlrm.rig import torchrec_warns
 from tests.dlrm.transformed_table import DOUBLED, MODULE, ROWS, SPEC
 from tests.product import Config, SpecError, TrainingRun, between, latest
 from tests.raises import assert_names, raises
@@ -19,9 +20,7 @@ from tests.raises import assert_names, raises
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning"
-)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@torchrec_warns
 def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
     transformed, capsys, monkeypatch
 ):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import SMALL_MODEL
+from tests.dlrm.rig import run_words
 from tests.run_program import last_json
 
 MODULE = "tests.ingest.transform_functions"
@@ -31,22 +31,11 @@ outputs = ["grams"]
 """
 SPEC = clicks_table.spec_text(features=clicks_table.FEATURES + TRANSFORMS)
 DOUBLED = f"{MODULE}:doubled:I1>I1"
-SMALL = (
-    "--batch-size",
-    256,
-    *SMALL_MODEL,
-    "--tuning",
-    "fixed",
-)
 
 
 def write(path: Path, forks: Forks) -> None:
     """Makes a table whose spec has transforms, and a run of one epoch over it."""
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS), text=SPEC)
-    process = forks.train(
-        *f"--run-dir {path}/run --data {path}/table".split(),
-        *SMALL,
-        *f"--allow-code {MODULE} --transform {DOUBLED}".split(),
-        tmp=path,
-    )
+    more = f"--batch-size 256 --tuning fixed --allow-code {MODULE} --transform {DOUBLED}"
+    process = forks.train(*run_words(path, *more.split()), tmp=path)
     (path / "trained.json").write_text(json.dumps(last_json(process)))

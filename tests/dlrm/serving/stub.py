@@ -1,10 +1,74 @@
-"""Requests without a model: `decoded` gives their features, and `scorer` answers each row with its own values."""
+"""Requests without a model: `decoded` gives their features, and `scorer` answers each row with its own values. Also
+what can be served, and what talks to a server."""
 
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pyarrow as pa
 
-from tests.product import Decoder, Refusal, Scorer, Spec
+from sluice import FeatureTable
+from tests.dlrm import clicks_table
+from tests.dlrm.forks import Forks
+from tests.dlrm.rig import run_words
+from tests.product import (
+    ColumnTransforms,
+    Decoder,
+    Features,
+    FittedState,
+    HttpApp,
+    Refusal,
+    Scorer,
+    Servable,
+    Serving,
+    Spec,
+    online_of,
+)
+
+GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def trained_on_clicks(folder: Path, forks: Forks, *more: object) -> Path:
+    """Makes a table of 3,000 clicks and a run of one epoch over it, in the folder that is returned."""
+    clicks_table.write(folder / "table", clicks_table.raw_rows(3000))
+    forks.train(*run_words(folder, "--width", 16, *more), tmp=folder)
+    return folder
+
+
+def body_of(*rows: dict[str, Any]) -> bytes:
+    return json.dumps({"rows": rows}).encode()
+
+
+def talk_to(app: HttpApp, talk: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
+    """What `talk` returns, with a client of the application."""
+
+    async def run() -> Any:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            return await talk(http)
+
+    return asyncio.run(run())
+
+
+def servable(table: FeatureTable, *columns: Any) -> Servable:
+    """What `batch` needs of a model of this table, with these embedding tables."""
+    state = table.state()
+    return Servable(
+        path=None,
+        meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
+        table=table,
+        model=None,
+        rows=Serving.open(table),
+        features=Features(table.spec(), state or FittedState()),
+        online=online_of(table, state),
+        transforms=ColumnTransforms.of(table),
+        layout=SimpleNamespace(columns=columns),
+    )
 
 
 def decoded(decoder: Decoder, *bodies: bytes) -> dict[str, pa.Array]:

@@ -11,15 +11,14 @@ from sluice.dlrm import serve
 from sluice.etl.ops import OperatorError
 from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import MODULE, SPEC, ended, forget
-from tests.product import Permission, Servable, ServerOptions, latest
+from tests.dlrm.rig import meta_of, torchrec_warns
+from tests.product import Permission, Servable, ServerOptions
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning"
-)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@torchrec_warns
 def test_what_a_table_or_a_checkpoint_names_is_not_run(hostile, ran, capsys, tmp_path):
     trained = hostile / "run"
     assert ended(serve.main, trained, "--port", 0) == 2
@@ -29,9 +28,7 @@ def test_what_a_table_or_a_checkpoint_names_is_not_run(hostile, ran, capsys, tmp
     )
     other = tmp_path / "run"
     shutil.copytree(trained, other)
-    meta = latest(other / "checkpoints")[0] / "meta.json"
-    values = json.loads(meta.read_text())
-    del values["crc32"]
+    meta, values = meta_of(other)
     values["config"]["udf"] = [f"{MODULE}:halved"]
     meta.write_text(json.dumps(values))
     assert ended(serve.main, other, "--port", 0) == 2
@@ -43,9 +40,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
     """By the options as a server has them: the module, or a spec of the user's own that names the function."""
     own = tmp_path / "own.toml"
     own.write_text(SPEC)
-    columns = {
-        name: clicks_table.raw_rows(5)[name].combine_chunks() for name in clicks_table.COLUMNS
-    }
+    columns = clicks_table.columns_of(clicks_table.raw_rows(5))
 
     def allowed(*words: object) -> Permission:
         return parse(ServerOptions, argv=["run", *map(str, words)], prog="serve").code.permission

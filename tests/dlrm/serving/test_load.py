@@ -11,10 +11,8 @@ from uvicorn.server import ServerState
 
 from sluice.dlrm.serving.batcher import BATCH_SIZE, INLINE_SIZE, Batcher
 from sluice.dlrm.serving.connections import GuardedProtocol
+from tests.dlrm.serving.stub import GOOD, POST
 from tests.product import Refusal, ServerLimits
-
-GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
 def test_what_waits_is_worked_on_together_within_the_limits_of_a_batch_and_of_the_queue():

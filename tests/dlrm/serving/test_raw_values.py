@@ -8,18 +8,9 @@ import pyarrow as pa
 import pytest
 
 from sluice import FeatureTable
-from tests.dlrm.serving.stub import decoded
+from tests.dlrm.serving.stub import body_of, decoded, servable
 from tests.etl.jobs import rows_of, run
-from tests.product import (
-    ColumnTransforms,
-    Decoder,
-    Features,
-    FittedState,
-    Servable,
-    Serving,
-    Spec,
-    online_of,
-)
+from tests.product import Decoder, Features, FittedState, Spec
 from tests.raises import assert_names
 
 SPEC = """
@@ -90,7 +81,7 @@ def test_a_text_is_the_same_feature_to_a_job_and_to_a_server(form, tmp_path):
     spec = Spec.parse(text)
     decoder, features = Decoder(spec, "", most_rows=99), Features(spec, FittedState())
     rows = [{"row": n, "word": word, "size": None} for n, word in enumerate(WORDS)]
-    body = json.dumps({"rows": [*rows, {"row": LACKING}]}).encode()
+    body = body_of(*rows, {"row": LACKING})
     served = as_read(features.inputs(decoded(decoder, body)))
     for number, row in enumerate(served["row"]):
         for name in ("word", "hashed", "joined", "size"):
@@ -139,29 +130,17 @@ def test_a_number_that_a_job_rejects_is_422_for_a_server_and_others_are_the_same
     kept = {int(row["row"]): row for row in rows_of(table)}
     assert result.rejected == {f"{name}: NaN, or too large for float32": len(LARGE) - len(kept)}
     assert sorted(kept) == ([0, 1, 5, 6, 7] if name == "x" else [0, 5, 7])
-    spec = table.spec()
-    servable = Servable(
-        path=tmp_path,
-        meta=SimpleNamespace(dense=("row", "x", "y")),
-        table=table,
-        model=None,
-        features=Features(spec, FittedState()),
-        rows=Serving.open(table),
-        online=online_of(table, None),
-        transforms=ColumnTransforms((), ()),
-        layout=SimpleNamespace(columns=[SimpleNamespace(name="id", rows=12)]),
-    )
-    decoder = Decoder(spec, "", most_rows=99)
+    served = servable(table, SimpleNamespace(name="id", rows=12))
+    decoder = Decoder(table.spec(), "", most_rows=99)
 
     def batch(some, problems):
-        columns = decoded(decoder, json.dumps({"rows": some}).encode())
-        return servable.batch(columns, problems)
+        return served.batch(decoded(decoder, body_of(*some)), problems)
 
     for row in rows:
         if row["row"] in kept:
             (dense,) = batch([row], {}).dense.tolist()
             stored = kept[row["row"]]
-            made = {"x": stored["x"], "y": float(servable.online["y"](pa.array([stored["y"]]))[0])}
+            made = {"x": stored["x"], "y": float(served.online["y"](pa.array([stored["y"]]))[0])}
             assert dense == [np.float32(row["row"]), np.float32(made["x"]), np.float32(made["y"])]
         else:
             batch([rows[0], row, rows[0]], problems := {})

@@ -1,10 +1,9 @@
 """A request may write a time as the input has it, or as seconds since 1970."""
 
-import json
-
 import pytest
 
 from tests.dlrm.serving import stub
+from tests.dlrm.serving.stub import body_of
 from tests.product import Decoder, Refusal, Spec
 from tests.raises import raises
 
@@ -37,10 +36,6 @@ READ = {"at": [10.0, 86_400.0, 7.5, None], "day": [86_400, 5, None, None]}
 def decoded(*bodies: bytes) -> dict[str, list]:
     columns = stub.decoded(Decoder(Spec.own(SPEC), "", most_rows=9), *bodies)
     return {name: values.to_pylist() for name, values in columns.items()}
-
-
-def body_of(*rows: dict) -> bytes:
-    return json.dumps({"rows": rows}).encode()
 
 
 def test_times_are_read_as_the_job_reads_them():

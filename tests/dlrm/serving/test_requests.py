@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import json
 import re
 
 import httpx
@@ -34,14 +33,10 @@ def features(reply: httpx.Response) -> list[dict[str, object]]:
 def asked(*requests: tuple[str, str, dict[str, object]]) -> list[httpx.Response]:
     """What a server answers to requests of method, path and what else they bring."""
 
-    async def talk() -> list[httpx.Response]:
-        app = HttpApp(clicks_scorer(), ServerLimits())
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app), base_url="http://here"
-        ) as http:
-            return [await http.request(method, path, **more) for method, path, more in requests]
+    async def talk(http: httpx.AsyncClient) -> list[httpx.Response]:
+        return [await http.request(method, path, **more) for method, path, more in requests]
 
-    return asyncio.run(talk())
+    return stub.talk_to(HttpApp(clicks_scorer(), ServerLimits()), talk)
 
 
 def posted(body: bytes, content_type: str = JSON, **headers: str) -> httpx.Response:
@@ -94,7 +89,7 @@ def test_another_content_type_is_415(content_type, fact):
         (GOOD.decode().encode("utf-16"), 400, ["not JSON", "utf-8"]),
         (b"{" * 100_000, 400, ["not JSON"]),
         (b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 422, ["rows[0]", "whole number"]),
-        (json.dumps({"rows": [{}] * 100}).encode(), 413, [100, 99]),
+        (stub.body_of(*[{}] * 100), 413, [100, 99]),
     ],
 )
 def test_a_bad_request_is_a_status_and_a_line(body, status, facts):
@@ -168,10 +163,7 @@ def test_the_page_has_every_status_and_field(repo):
 
 @pytest.mark.parametrize("others", [0, 3])
 def test_a_text_that_is_too_long_is_refused_by_name_and_other_requests_are_read(others):
-    long, longest = (
-        json.dumps({"rows": [{"C1": "a"}, {"C1": "é" * size}]}).encode()
-        for size in (2**19 + 1, 2**19)
-    )
+    long, longest = (stub.body_of({"C1": "a"}, {"C1": "é" * size}) for size in (2**19 + 1, 2**19))
     refusal, *answers = clicks_scorer().answer([long, longest] + [GOOD] * others)
     assert refusal.status == 422
     assert_names(str(refusal), "rows[1]", "C1", "1,048,576")

@@ -1,13 +1,13 @@
 """Probabilities of a model whose table keeps only a share of the rows with label 0."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import SMALL_MODEL
+from tests.dlrm.rig import run_words
+from tests.dlrm.serving.stub import body_of
 from tests.etl.jobs import run
 from tests.etl.tables import column, write_rows, write_spec
 from tests.product import Scorer, Servable, Spec
@@ -60,14 +60,10 @@ def test_probabilities_are_those_of_all_rows_or_the_answer_says_that_they_are_no
     }
     rows = write_rows(tmp_path / "rows.parquet", **columns)
     run(None, tmp_path / "table", rows, text=spec(sample(weight)))
-    forks.train(
-        *f"--run-dir {tmp_path}/run --data {tmp_path}/table --batch-size 64 --epochs 3".split(),
-        *SMALL_MODEL,
-        tmp=tmp_path,
-    )
+    forks.train(*run_words(tmp_path, "--batch-size", 64, "--epochs", 3), tmp=tmp_path)
     servable = Servable.load(tmp_path / "run")
     asked = [{"number": n, "item": int(columns["item"][n])} for n in range(count)]
-    (answer,) = Scorer(servable, most_rows=count).answer([json.dumps({"rows": asked}).encode()])
+    (answer,) = Scorer(servable, most_rows=count).answer([body_of(*asked)])
     assert answer.population == ("all" if weight else "sampled")
     about = servable.about()
     assert (about["population"], about["kept_negatives"]) == (answer.population, KEPT)

@@ -22,9 +22,8 @@ from sluice.common.program import run
 from sluice.common.settings import parse
 from sluice.dlrm.serve import main
 from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
-from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks, Started
-from tests.dlrm.rig import SMALL_MODEL
+from tests.dlrm.serving.stub import GOOD, POST, body_of, trained_on_clicks
 from tests.product import ServerOptions, TableStore, pins
 from tests.raises import assert_names
 from tests.run_program import last_json
@@ -34,14 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
-    path = tmp_path_factory.mktemp("serve")
-    clicks_table.write(path / "table", clicks_table.raw_rows(3000))
-    forks.train(
-        *f"--run-dir {path}/run --data {path}/table --batch-size 256".split(),
-        *(*SMALL_MODEL, "--width", 16),
-        tmp=path,
-    )
-    return path
+    return trained_on_clicks(tmp_path_factory.mktemp("serve"), forks, "--batch-size", 256)
 
 
 def test_the_server_of_a_pod_is_started_with_words_that_a_wheel_has(repo):
@@ -57,6 +49,11 @@ def test_it_listens_on_this_machine_alone_by_default():
     assert ServerOptions(run=Path("run")).host == "127.0.0.1"
 
 
+def closing(body: bytes) -> bytes:
+    """A request for predictions, after which the server closes the connection."""
+    return POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
 class Server:
     """The server's program, once it has said where it listens."""
 
@@ -65,18 +62,25 @@ class Server:
         self.url = program.until("serving").splitlines()[0].split()[-1]
         self.port = int(self.url.rpartition(":")[2])
 
+    def connection(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
     def raw(self, sent: bytes) -> bytes:
         """All that comes back until the server closes the connection."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
+        with self.connection() as client:
             client.sendall(sent)
-            received = b""
-            while part := client.recv(65536):
-                received += part
-            return received
+            return rest_of(client)
 
     def ended(self, signum: int) -> subprocess.CompletedProcess[str]:
         self.program.send(signum)
         return self.program.ended()
+
+
+def rest_of(client: socket.socket) -> bytes:
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    return received
 
 
 @pytest.fixture
@@ -95,10 +99,7 @@ def test_slow_broken_and_good_clients_and_a_clean_end(serve):
     server = serve("--timeout", "0.5")
     assert " as fp32." in server.program.err.read_text()
     late_head = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\n")
-    late_body = server.raw(
-        b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        b"content-length: 100\r\n\r\n{"
-    )
+    late_body = server.raw(POST + b"content-length: 100\r\n\r\n{")
     nothing = server.raw(b"")
     assert [reply.split(b"\r\n")[0] for reply in (late_head, late_body, nothing)] == [
         b"HTTP/1.1 408 Request Timeout"
@@ -116,10 +117,6 @@ def test_slow_broken_and_good_clients_and_a_clean_end(serve):
     assert "Traceback" not in ended.stderr
 
 
-GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-
-
 def test_a_flood_costs_others_nothing(serve):
     """Under many large requests, the server says that it is well, answers what it can in time, and refuses the
     rest."""
@@ -129,9 +126,7 @@ def test_a_flood_costs_others_nothing(serve):
     assert upgrade.startswith(b"HTTP/1.1 200")
     assert b"connection: close" in upgrade
 
-    requests = [
-        POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)
-    ] * 64
+    requests = [closing(rows)] * 64
     with ThreadPoolExecutor(len(requests)) as pool:
         asked = [pool.submit(server.raw, request) for request in requests]
         while_they_waited = 0
@@ -162,19 +157,14 @@ def test_what_was_asked_before_sigterm_is_answered(folder, serve):
     store = TableStore(folder / "table")
     server = serve()
     assert [pin.version for pin in pins(store, time.time())] == [0]
-    body = json.dumps({"rows": [{"I1": 3}]}).encode()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(
-            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
-        )
+    body = body_of({"I1": 3})
+    with server.connection() as client:
+        client.sendall(POST + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
         assert client.recv(1000).startswith(b"HTTP/1.1 100")  # the server is within the request
         server.program.send(signal.SIGTERM)
         server.program.until("asked to leave")
         client.sendall(body)
-        reply = b""
-        while part := client.recv(65536):
-            reply += part
+        reply = rest_of(client)
     ended = server.program.ended()
     assert reply.startswith(b"HTTP/1.1 200")
     assert b"probabilities" in reply
@@ -186,14 +176,13 @@ def test_hundreds_of_requests_leave_no_descriptor_no_thread_and_little_memory(se
     def held(process: psutil.Process) -> tuple[int, int, int]:
         return process.num_fds(), process.num_threads(), process.memory_info().rss
 
-    good = json.dumps({"rows": [{"I1": 3, "C1": "a"}] * 20}).encode()
+    good = body_of(*[{"I1": 3, "C1": "a"}] * 20)
     server = serve()
 
     def ask(count: int) -> None:
         for number in range(count):
             body = good if number % 4 else b"{broken"
-            head = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
-            reply = server.raw(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            reply = server.raw(closing(body))
             assert reply.startswith(b"HTTP/1.1 200" if number % 4 else b"HTTP/1.1 400")
 
     ask(100)

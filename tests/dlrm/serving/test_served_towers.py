@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sluice.dlrm.serving.served_model import ranker
-from tests.dlrm.rig import DENSE, META, SIZES, bagged, batch
+from tests.dlrm.rig import DENSE, META, SIZES, bagged, batch, torchrec_warns
 from tests.product import (
     MODELS,
     Checkpoint,
@@ -35,9 +35,7 @@ HOW = [
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning"
-)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@torchrec_warns
 def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
     with world() as here:
         for number, how in enumerate(HOW):

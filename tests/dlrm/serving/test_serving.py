@@ -20,13 +20,13 @@ from torchrec import KeyedJaggedTensor
 
 from sluice.dlrm.serving import batcher, served_model
 from sluice.dlrm.serving.http import iso_time
-from sluice.dlrm.serving.reload import take_newer
+from sluice.dlrm.serving.server import take_newer
 from sluice.dlrm.training import assemble, loaders
 from tests.dlrm import clicks_table
 from tests.dlrm.forks import Forks
-from tests.dlrm.rig import SMALL_MODEL, Bomb
+from tests.dlrm.rig import Bomb, meta_of, torchrec_warns
 from tests.dlrm.rig import written as rewritten
-from tests.dlrm.serving.stub import decoded
+from tests.dlrm.serving.stub import body_of, decoded, talk_to, trained_on_clicks
 from tests.e2e.test_readme import blocks
 from tests.product import (
     Checkpoint,
@@ -59,13 +59,7 @@ JSON = "application/json"
 def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A table, and a run of one epoch over it."""
     path = tmp_path_factory.mktemp("serving")
-    clicks_table.write(path / "table", clicks_table.raw_rows(ROWS))
-    forks.train(
-        *f"--run-dir {path}/run --data {path}/table --batch-size {BATCH} --save-every 30".split(),
-        *(*SMALL_MODEL, "--width", 16),
-        tmp=path,
-    )
-    return path
+    return trained_on_clicks(path, forks, "--batch-size", BATCH, "--save-every", 30)
 
 
 @pytest.fixture
@@ -90,15 +84,13 @@ def scorer(wide) -> Scorer:
 
 
 def as_json(table: pa.Table) -> bytes:
-    return json.dumps({"rows": table.to_pylist()}).encode()
+    return body_of(*table.to_pylist())
 
 
 # ---- the same as in training
 
 
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning"
-)  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+@torchrec_warns
 def test_features_and_probabilities_are_those_of_training(folder, wide, scorer, raw):
     """Against the loader's batches and the model as the trainer's own code loads it."""
     config, features = Config.from_dict(wide.meta.config), raw.drop_columns("label")
@@ -116,9 +108,7 @@ def test_features_and_probabilities_are_those_of_training(folder, wide, scorer, 
                     if not batch.weight.all():  # the last one has rows that fill it up
                         continue
                     asked = features.take(clicks_table.numbers_of(batch.dense[:, 0]))
-                    made = wide.batch(
-                        {n: asked[n].combine_chunks() for n in asked.column_names}, {}
-                    )
+                    made = wide.batch(clicks_table.columns_of(asked), {})
                     assert torch.equal(made.dense, batch.dense)
                     assert made.values.tolist() == batch.values.tolist()
                     assert made.lengths.tolist() == batch.lengths.tolist()
@@ -171,14 +161,13 @@ def test_a_feature_that_is_missing_is_the_specs_default_and_counted(scorer):
         "tags": [],
     }
     fewer = {name: value for name, value in given.items() if name not in ("C14", "I1")}
-    whole, lacking = scorer.answer([json.dumps({"rows": [row]}).encode() for row in (given, fewer)])
+    whole, lacking = scorer.answer([body_of(row) for row in (given, fewer)])
     assert lacking.probabilities == pytest.approx(whole.probabilities, abs=1e-6)
     assert scorer.missing == {"C14": 2, "I1": 2, "C5": 2}
 
 
 def test_a_number_that_nothing_fills_in_is_refused(wide, raw):
-    asked = raw.slice(0, 3).drop_columns("label")
-    columns = {name: asked[name].combine_chunks() for name in asked.column_names}
+    columns = clicks_table.columns_of(raw.slice(0, 3).drop_columns("label"))
     made = wide.features.inputs(columns) | {"I1": pa.array([1.0, None, 2.0], pa.float32())}
     bare = replace(wide, features=SimpleNamespace(inputs=lambda _: made))
     bare.batch(columns, problems := {})
@@ -212,14 +201,9 @@ def test_bags_are_the_sums_of_the_rows_that_were_trained(dtype):
 def served(scorer: Scorer, talk, wall_clock=time.time, **limits):
     """What `talk(client, service)` returns."""
 
-    async def run():
-        limited = ServerLimits(max_rows=10_000, **limits)
-        service = HttpApp(scorer, limited, wall_clock=wall_clock)
-        transport = httpx.ASGITransport(app=service)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
-            return await talk(http, service)
-
-    return asyncio.run(run())
+    limited = ServerLimits(max_rows=10_000, **limits)
+    service = HttpApp(scorer, limited, wall_clock=wall_clock)
+    return talk_to(service, lambda http: talk(http, service))
 
 
 def post(http: httpx.AsyncClient, body: bytes):
@@ -338,12 +322,7 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path):
     """Each damage is seen by a look, named in /health, and once it is mended a newer checkpoint takes over again."""
     checkpoints = run / "checkpoints"
     newest = latest(checkpoints)[0]
-    pointer, meta, values = (
-        checkpoints / "LATEST",
-        newest / "meta.json",
-        json.loads((newest / "meta.json").read_text()),
-    )
-    del values["crc32"]
+    pointer, (meta, values) = checkpoints / "LATEST", meta_of(run)
     now = [0.0]
 
     def written(**changed: object) -> bytes:

@@ -31,7 +31,7 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed
         *(transform.name for transform in plain.transforms),
         "doubled",
     ]
-    made = servable.batch({name: raw[name].combine_chunks() for name in raw.column_names}, {})
+    made = servable.batch(clicks_table.columns_of(raw), {})
     assert torch.equal(made.dense, batch.dense)
     assert made.values.tolist() == batch.values.tolist()
     assert made.lengths.tolist() == batch.lengths.tolist()
