@@ -104,7 +104,9 @@ class WorkerProcess:
         self._starter: threading.Thread | None = None
         self._charged = self.bytes = 0
         """The most memory of its own that a process was seen to use."""
-        self._spent = (-1, 0.0, 0.0)
+        self._spent = (0.0, 0.0)
+        """The process's seconds on a core, and of waiting for one, that were already told. Those of its start are in no
+        call."""
         self.too_large = False
         """Whether its process was killed while it started: here, because it took more than was free, or by the kernel,
         because memory ran out."""
@@ -183,13 +185,12 @@ class WorkerProcess:
                     raise WorkerCrashed(label, died, stack)
 
     def spent(self) -> tuple[float, float]:
-        """Returns the seconds on a core and of waiting for one, since the last call."""
+        """Returns the process's seconds on a core and of waiting for one, in calls since this was last asked."""
         pid = self.pid
         if pid is None:
             return 0.0, 0.0
-        cpu, waited = core_seconds(pid)
-        before, self._spent = self._spent, (pid, cpu, waited)
-        return (cpu - before[1], waited - before[2]) if before[0] == pid else (cpu, waited)
+        before, self._spent = self._spent, core_seconds(pid)
+        return self._spent[0] - before[0], self._spent[1] - before[1]
 
     def stack(self) -> str:
         """Returns the stacks of the process now, to find out why it hangs."""
@@ -262,6 +263,7 @@ class WorkerProcess:
             self._forget()
             raise FunctionError.of(f"worker for {self.function} cannot start", reply["error"])
         self._lost = False
+        self._spent = core_seconds(child.process.pid)
         return child
 
     def _forget(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sluice.ingest.process import child
+from sluice.ingest.process import worker as worker_module
 from sluice.ingest.process.worker import WorkerError
 from tests.ingest import worker_functions
 from tests.ingest.scene import assert_gone
@@ -42,6 +43,26 @@ def submit():
 
 
 # ---- results
+
+
+def test_the_time_of_a_start_is_in_no_call(monkeypatch):
+    asked = []
+
+    def seconds(pid):
+        """A start takes 5 s of a core and 7 s of waiting, each call 1 and 2, until a process is asked again."""
+        asked.append(pid)
+        calls = asked.count(pid) - 1
+        return 5.0 + calls, 7.0 + 2 * calls
+
+    monkeypatch.setattr(worker_module, "core_seconds", seconds)
+    with WorkerProcess(NAME + "double") as worker:
+        for _ in range(2):
+            worker.call(A)
+            assert worker.spent() == (1.0, 2.0)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.call(A)
+        assert worker.spent() == (1.0, 2.0), "a new process has another start"
+        assert len(set(asked)) == 2
 
 
 def test_results_are_those_of_a_call_in_place():
