@@ -102,6 +102,7 @@ class WorkerProcess:
         self._region = Region(lambda size: self.charge(size, False))
         self._child: Child | None = None
         self._starter: threading.Thread | None = None
+        self._is_starting = False
         self._charged = self.bytes = 0
         """The most memory of its own that a process was seen to use."""
         self._spent = (0.0, 0.0)
@@ -124,8 +125,13 @@ class WorkerProcess:
 
     @property
     def is_starting(self) -> bool:
-        """Whether the process is being started in the background."""
-        return self._starter is not None and self._starter.is_alive()
+        """Whether the process is being started, here or in the background."""
+        return self._is_starting or (self._starter is not None and self._starter.is_alive())
+
+    def wait_for_start(self) -> None:
+        """Waits until a start in the background has ended, in success or in failure."""
+        if self._starter is not None:
+            self._starter.join()
 
     def start(self) -> None:
         """Starts the process now. Otherwise the first call starts it, and waits for that."""
@@ -247,11 +253,12 @@ class WorkerProcess:
             raise self._slow_start
         if self._lost and not self._closed:
             self.restarted()
-        with self._state:
-            if self._closed:
-                raise WorkerClosed("the worker is closed")
-            child = self._child = Child(self.function, self._region.fd)
+        self._is_starting = True
         try:
+            with self._state:
+                if self._closed:
+                    raise WorkerClosed("the worker is closed")
+                child = self._child = Child(self.function, self._region.fd)
             reply = child.receive(_START_S)
         except Overdue as death:
             if self.limit_s is not None or self._closed:
@@ -259,6 +266,8 @@ class WorkerProcess:
             self._slow_start = SlowStart(str(death))
             self._forget()
             raise self._slow_start from None
+        finally:
+            self._is_starting = False
         if "error" in reply:
             self._forget()
             raise FunctionError.of(f"worker for {self.function} cannot start", reply["error"])

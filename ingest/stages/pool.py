@@ -185,7 +185,13 @@ class Pool:
     # ---- called by workers
 
     def _work(self) -> None:
-        work = None
+        work = failed = None
+        try:
+            work = self._make_work()
+            if prepare := getattr(work, "prepare", None):
+                prepare()
+        except BaseException as error:  # the consumer gets it in the place of the first item
+            failed = error
         clock = WorkerClock(self._counters)
         self._counters.change(waiting=1)
         try:
@@ -196,7 +202,9 @@ class Pool:
                     return
                 clock.begin()
                 try:
-                    work = work or self._make_work()
+                    if failed is not None:
+                        raise failed
+                    assert work
                     result = work(task.item, task.charge)
                     rows, size = self._measure(result)
                     task.charge.correct(size)

@@ -183,6 +183,9 @@ class RowFunctionWorker:
         if function is cache.functions[-1]:
             cache.put(read, rows, seconds)
 
+    def prepare(self) -> None:
+        self.call.worker.prepare()
+
     def close(self) -> None:
         self.call.worker.close()
 
@@ -213,6 +216,9 @@ class SeriesFunctionWorker:
             series.charge.release()
         series = replace(series, taken=tuple(taken), owners=tuple(owners), charge=charge)
         return self.finisher.finish(series, charge) if self.finisher else series
+
+    def prepare(self) -> None:
+        self.call.worker.prepare()
 
     def close(self) -> None:
         self.call.worker.close()

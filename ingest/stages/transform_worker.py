@@ -7,6 +7,7 @@ pool and its order stay.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import new_columns
 from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode_result, encode
-from sluice.ingest.process.worker import SlowStart, WorkerProcess
+from sluice.ingest.process.worker import SlowStart, WorkerError, WorkerProcess
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.transform import (
@@ -149,6 +150,21 @@ class TransformWorker:
         self._worker: WorkerProcess | None = None
         self._in_thread = False
         self._backend = stage.backend
+
+    def prepare(self) -> None:
+        """Starts the process before the first item, which would wait for it and seem dear. What fails here fails again
+        in a call, which reports it."""
+        stage = self.stage
+        if stage.backend != "process" or stage.slow_start is not None:
+            return
+        with contextlib.suppress(WorkerError, OSError):
+            if stage.worked_in_threads:
+                self._worker = stage.start_worker()
+                if self._worker is not None:
+                    self._worker.wait_for_start()
+            else:
+                self._worker = stage.new_worker()
+                self._worker.start()
 
     def choose_backend(self) -> str:
         """Chooses the back end for the calls up to the next choice. The stage's may change meanwhile, but a batch and

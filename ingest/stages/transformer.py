@@ -44,6 +44,11 @@ class Transformer:
             series = self._transform(series, n)
         return self.finisher.pass_on(series, charge, is_last=self.is_last)
 
+    def prepare(self) -> None:
+        """Starts the worker's processes."""
+        for caller in self.callers:
+            caller.worker.prepare()
+
     def close(self) -> None:
         """Releases the worker's processes when the worker stops."""
         for caller in self.callers:
