@@ -239,7 +239,7 @@ class Forecast:
             ):
                 least = current  # The stage keeps its workers, because a change has a cost.
             read_ahead_bytes = (
-                self.buffers * cost.item_bytes if name == self.limits.decoding else 0.0
+                self.buffers * self._read_bytes if name == self.limits.asking else 0.0
             )
             requests.append(
                 StageRequest(
@@ -257,21 +257,15 @@ class Forecast:
         ):
             # The workers that the stages keep leave no memory for a better choice.
             return self._find_best(ranges, fewest=True, tight=tight)
-        workers = {**self.knobs.workers, **allocation.workers}
-        needed = self._buffers(workers)
-        knobs = replace(
-            self.knobs,
-            workers=workers,
-            read_ahead_bytes=max(needed["read_ahead_bytes"], self.knobs.read_ahead_bytes),
-            prefetch_bytes=max(needed["prefetch_bytes"], self.knobs.prefetch_bytes),
-        )
-        if tight or not self.fits(knobs):
-            knobs = replace(
-                knobs,
-                read_ahead_bytes=needed["read_ahead_bytes"],
-                prefetch_bytes=needed["prefetch_bytes"],
-            )
+        knobs = self.with_buffers({**self.knobs.workers, **allocation.workers}, tight=tight)
         return knobs, allocation.rows_per_s
+
+    def with_buffers(self, workers: Workers, *, tight: bool = False) -> Knobs:
+        """Returns knobs with these workers and the buffers that they need. Larger buffers stay if they fit."""
+        needed: dict[str, Any] = self._buffers(workers)
+        kept: dict[str, Any] = {n: max(size, getattr(self.knobs, n)) for n, size in needed.items()}
+        knobs = replace(self.knobs, workers=workers, **kept)
+        return replace(knobs, **needed) if tight or not self.fits(knobs) else knobs
 
     def switched(self, name: str) -> Forecast:
         """Returns the forecast for a stage on its other back end."""
@@ -357,16 +351,21 @@ class Forecast:
         """Returns the bytes of one more worker."""
         return self._item_bytes(name) + self._process_bytes(name)
 
+    @property
+    def _read_bytes(self) -> float:
+        """The bytes of a decoded row group, or of a piece of one."""
+        return self._bytes_after(self.limits.decoding)
+
+    def _bytes_after(self, name: str) -> float:
+        return self.costs[name].item_bytes if name in self.costs else 0.0
+
     def _buffers(self, workers: Workers) -> dict[str, int]:
-        """Returns the bytes that each buffer needs, in whole MiB and within its limits."""
+        """Returns the bytes that each buffer needs, in whole MiB and within its limits.
 
-        def item_bytes(name: str) -> float:
-            return self.costs[name].item_bytes if name in self.costs else 0.0
-
-        last = list(self.limits.workers)[-1]
+        What is asked for at once may come at once, and it must not wait in the place of the next requests."""
         items = {
-            "read_ahead_bytes": workers[self.limits.decoding] * item_bytes(self.limits.decoding),
-            "prefetch_bytes": _PREFETCH_BATCHES * item_bytes(last),
+            "read_ahead_bytes": workers[self.limits.asking] * self._read_bytes,
+            "prefetch_bytes": _PREFETCH_BATCHES * self._bytes_after(list(self.limits.workers)[-1]),
         }
         most = _BUFFER_SHARE * self.memory_limit
         sizes = {}

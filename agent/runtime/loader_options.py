@@ -36,6 +36,15 @@ class LoaderOptions:
     cores: int | None = setting(
         None, "the most that the loader uses, of one rank in a training (default: all)", metavar="N"
     )
+    cache: str | None = setting(
+        None,
+        "keep what pure transforms make, for later epochs and runs (without a value: in the user's cache)",
+        metavar="FOLDER",
+        bare=AUTO,
+    )
+    cache_limit: int = setting(
+        20 * 2**30, "the most that the cache keeps", metavar="BYTES", parse=parse_bytes
+    )
     knobs: str = setting(
         "",
         f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote",

@@ -51,7 +51,8 @@ def _steps(seen: Outlook, name: str) -> Iterator[tuple[str, Knobs]]:
         *(("more", n) for n in (now + 1, math.ceil(1.5 * now), 2 * now)),
         *(("fewer", n) for n in (now - 1, math.floor(now / 1.5), now // 2)),
     ):
-        knobs = seen.knobs.with_workers(**{name: min(max(count, least), most)})
+        wanted = seen.knobs.with_workers(**{name: min(max(count, least), most)})
+        knobs = seen.forecast.with_buffers(wanted.workers)
         if knobs.workers[name] < now or (knobs.workers[name] > now and _fits(seen, knobs)):
             yield kind, knobs
 
