@@ -58,7 +58,7 @@ def bound(
             except ops.OperatorError as error:
                 why = "" if "--allow-code" in str(error) else f"transform {transform.name!r}: "
                 raise ops.OperatorError(f"{why}{error}{f'; {_PLACE}' if why else ''}") from None
-            made.append(make(transform.function, limit_s=transform.limit_s))
+            made.append(make(transform.function, limit_s=transform.limit_s, pure=transform.pure))
     return list(_merge_equal(made, fields))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sluice.common.native import require_kernel
 from sluice.etl.schema import Fingerprint, digest
 from sluice.ingest.cache.made_rows import cache_of
+from sluice.ingest.cache.table_functions import fields_given, over_rows
 from sluice.ingest.choices import AUTO, history_name
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoaderError
@@ -91,7 +92,7 @@ def open_input(config: LoaderConfig) -> LoaderInput:
     require_kernel()
     others, transform_spec = split_transform_spec(config.transforms)
     own = transforms_of(others)
-    over_rows = tuple(t for t in own if t.gives)
+    users = tuple(t for t in own if t.gives)
     table = table_of(
         config.source,
         config.roles,
@@ -100,36 +101,35 @@ def open_input(config: LoaderConfig) -> LoaderInput:
         spec=config.spec,
         version=config.version,
         transform_spec=transform_spec,
-        functions=over_rows,
+        functions=users,
     )
     code = {} if transform_spec is None else {"TransformSpec": address_of(transform_spec.func)}
     code |= {transform.name: transform.code for transform in own}
-    given, predicate = given_by(over_rows), config.reading.petastorm.predicate
+    given, predicate = given_by(users), config.reading.petastorm.predicate
     fields, layout = table.fields, table.fingerprint.layout
     if transform_spec or given:
         if not isinstance(table, ParquetFiles):  # which was opened with both
             fields = fields_after(fields, table.schema, transform_spec, given)
         layout = Fingerprint.of(fields).layout
-    changes = {"predicate": predicate, "TransformSpec": transform_spec, **given}
-    changed = ", ".join(name for name, value in changes.items() if value is not None)
-    if (history := config.history) is not None and changed:
-        raise LoaderError(
-            f"history with {changed}: events are read as they are stored. Write the rows that you want as "
-            "files, or leave one of the two out"
-        )
+    history = config.history
+    if history is not None:
+        _refuse_changes({"predicate": predicate, "TransformSpec": transform_spec, **given})
+    transforms, kept = _split_transforms(config, table)
     if isinstance(table, ParquetFiles):
         columns = Columns.of(fields, config.fill, table.bags, table.fill)
         if predicate is None and transform_spec is None:  # they may change values and skip rows
             table.check(columns)
         make = partial(table.made, config.split)
     else:
+        fields = fields_given(fields, given_by(kept))
         state = table.state() if any(field.online for field in fields) else None
         recipes = [Recipe.of_field(field, state) for field in fields]
         columns = Columns.of(fields, config.fill)
         make = partial(MadeColumns.of, recipes, bags=columns.bags)
     histories = histories_of(history, table, config.split, columns, make)
     made = make(columns.names)
-    groups = _row_groups(config, table, columns, made, histories, over_rows, transform_spec)
+    functions = (*users, *kept)
+    groups = _row_groups(config, table, columns, made, histories, functions, transform_spec)
     reader = config.reading.reader
     if isinstance(table, ParquetFiles) and predicate is transform_spec is None:
         reader = "arrow" if reader in (None, AUTO) else reader
@@ -143,9 +143,19 @@ def open_input(config: LoaderConfig) -> LoaderInput:
         rows=rows,
         functions=groups.functions,
         plan=RowsPlan.of(config.order, rows.row_groups, config.batch_size, config.seed),
-        transforms=[*_bound_transforms(table), *(t for t in own if not t.gives)],
+        transforms=[*transforms, *(t for t in own if not t.gives)],
         code=code,
     )
+
+
+def _refuse_changes(changes: Mapping[str, Any]) -> None:
+    """Raises if rows or values change before histories are made."""
+    changed = ", ".join(name for name, value in changes.items() if value is not None)
+    if changed:
+        raise LoaderError(
+            f"history with {changed}: events are read as they are stored. Write the rows that you want as "
+            "files, or leave one of the two out"
+        )
 
 
 def _row_groups(  # noqa: PLR0917 # called once
@@ -182,10 +192,17 @@ def _row_groups(  # noqa: PLR0917 # called once
     return groups
 
 
-def _bound_transforms(table: FeatureTable | ParquetFiles) -> Sequence[Transform]:
+def _split_transforms(
+    config: LoaderConfig, table: FeatureTable | ParquetFiles
+) -> tuple[Sequence[Transform], tuple[Transform, ...]]:
+    """Returns a table's transforms over batches, and before them those over rows, whose results a cache keeps."""
     if not table.transforms:
-        return []
+        return [], ()
     # This needs torch, which remote workers do not import.
     from sluice.ingest.column_transforms import bound
 
-    return bound(table.transforms, table.stored, table.permission)
+    transforms = bound(table.transforms, table.stored, table.permission)
+    if not config.cache or config.history or isinstance(table, ParquetFiles):
+        return transforms, ()
+    kept = over_rows(transforms, table)
+    return transforms[len(kept) :], kept

@@ -199,7 +199,7 @@ class Loader(BatchLoader):
             reading=reading,
             workers=workers,
             cores=cores,
-            cache=place_of(cache, cache_limit),
+            cache=place_of(cache, cache_limit, read_ahead_epochs),
             **_share_of_host(ranks, memory_limit),
             knobs=knobs,
         )

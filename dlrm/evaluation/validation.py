@@ -70,7 +70,12 @@ class Validator:
         began = time.monotonic()
         epochs = round(self._epochs(meta), 2)
         with loaders.evaluation(
-            config, self.table, split, rank=world.rank, local_ranks=world.local_ranks
+            config,
+            self.table,
+            split,
+            rank=world.rank,
+            local_ranks=world.local_ranks,
+            in_training=True,
         ) as batches:
             singles = SingleColumns(batches.dense_names, batches.sparse_names, world)
             is_first = self._singles is None and split != "train"

@@ -9,6 +9,7 @@ from typing import Any
 from sluice.dlrm.foreign_table import ForeignTable
 from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.cache.made_rows import CachePlace, place_of
 from sluice.ingest.choices import Errors
 from sluice.ingest.errors import LoaderError
 from sluice.ingest.loader import BatchLoader
@@ -36,15 +37,22 @@ def training(
         order=Order(last=config.last),
         read_ahead_epochs=config.epochs,
         seed=config.seed,
+        cache=_cache(config, tells=rank == 0),
         **conditions.settings(config.reader),
     )
 
 
 def evaluation(
-    config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int
+    config: Config,
+    table: FeatureTable,
+    split: str,
+    *,
+    rank: int,
+    local_ranks: int,
+    in_training: bool = False,
 ) -> BatchLoader:
     """Returns the loader of a rank's part of a split, for evaluation. Every row comes once. The last batch is padded
-    with rows of weight 0."""
+    with rows of weight 0. Only evaluations of a training use its cache."""
     return _loader(
         config,
         table,
@@ -53,7 +61,13 @@ def evaluation(
         split=split,
         order=Order(shuffle=False, last="pad"),
         reading=Reading(reader=config.reader),
+        cache=_cache(config, tells=False) if in_training else None,
     )
+
+
+def _cache(config: Config, *, tells: bool) -> CachePlace | None:
+    place = place_of(config.cache, config.cache_limit, config.epochs)
+    return place and replace(place, tells=tells)
 
 
 def _loader(

@@ -25,14 +25,15 @@ from sluice.etl.spec.toml_keys import SpecError, read_into, read_sections, read_
 Role = Literal["", "dense", "sparse", "id_list"]
 KINDS = {role: ROLE_KINDS[role][0] for role in MODEL_ROLES}
 """The roles of a model's inputs, and the kind (see `sluice.etl.ops.base`) of their values."""
-_KEYS = ("name", "inputs", "outputs", "limit_s")
+_KEYS = ("name", "inputs", "outputs", "limit_s", "pure")
 _NAME = Limit(re.compile(r"[\w.-]+").fullmatch, "must be letters, digits, '.', '-' and '_'")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SHORT = (
     "write module:function, or module:function:inputs>outputs, for instance "
-    "mine:ratio:I1,I2>ratio,C1xC2=1000, and @10s at the end if a batch may take ten seconds"
+    "mine:ratio:I1,I2>ratio,C1xC2=1000, and at the end @10s if a batch may take ten seconds, and @pure if a row's "
+    "result depends on this row alone"
 )
-_LIMIT = re.compile(r"@(\d+(?:\.\d+)?)s$")
+_PROMISE = re.compile(r"@(?:(?P<limit>\d+(?:\.\d+)?)s|pure)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class TableTransform:
     """The columns that it adds or changes. Empty: it may change any of its inputs."""
     limit_s: Annotated[float, POSITIVE] | None = None
     """The seconds that a batch may take. The function then runs in processes, and one that takes longer is killed."""
+    pure: bool = False
+    """Whether a row's result depends on what the function gets of this row alone, so that a cache may keep it."""
 
     @property
     def described(self) -> dict[str, Any]:
@@ -102,8 +105,11 @@ def _read_transform(entry: dict[str, Any], path: str) -> TableTransform:
         raise SpecError(
             f"{path}: give one of function, op and ops{', not ' + ' and '.join(ways) if ways else ''}"
         )
-    if "limit_s" in entry and ways != ["function"]:
-        raise SpecError(f"{path}.limit_s: only a function can have a limit")
+    if ways != ["function"]:
+        for key in {"limit_s", "pure"} & entry.keys():
+            raise SpecError(
+                f"{path}.{key}: only a function can have it, and this transform has {ways[0]}"
+            )
     outputs: tuple[TransformOutput, ...] = ()
     for number, raw in enumerate(read_value(entry.pop("outputs", []), list, f"{path}.outputs")):
         about, here = {"name": raw} if isinstance(raw, str) else raw, f"{path}.outputs[{number}]"
@@ -153,11 +159,12 @@ def _read_operator(step: Any, path: str) -> Operator:
 
 def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
     """Reads transforms of a command line: "module:function:inputs>outputs@10s". An output that is no column of the
-    table becomes a dense column, or with =SIZE a column of ids below SIZE. @ names the seconds of a batch at most."""
+    table becomes a dense column, or with =SIZE a column of ids below SIZE. @ names the seconds of a batch at most.
+    @pure says that a row's result depends on this row alone."""
     transforms: list[TableTransform] = []
     for text in texts:
-        limit = _LIMIT.search(text)
-        module, _, rest = _LIMIT.sub("", text).partition(":")
+        function_text, promises = _split_promises(text)
+        module, _, rest = function_text.partition(":")
         attribute, colon, columns = rest.partition(":")
         if not _FUNCTION.fullmatch(function := f"{module}:{attribute}") or (
             colon and ">" not in columns
@@ -176,10 +183,20 @@ def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
             "function": function,
             "inputs": [name for name in inputs.split(",") if name],
             "outputs": made,
-            **({"limit_s": float(limit[1])} if limit else {}),
+            **promises,
         }
         transforms.append(_read_transform(entry, f"--transform {text!r}"))
     return tuple(transforms)
+
+
+def _split_promises(text: str) -> tuple[str, dict[str, Any]]:
+    """Splits a transform of a command line from what stands behind its @."""
+    promises: dict[str, Any] = {}
+    while found := _PROMISE.search(text):
+        limit = found["limit"]
+        promises |= {"pure": True} if limit is None else {"limit_s": float(limit)}
+        text = text[: found.start()]
+    return text, promises
 
 
 def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -> tuple[Field, ...]:

@@ -1,16 +1,16 @@
 """Entries in a folder, each whole or not there: `CacheFolder`.
 
 An entry is an Arrow table behind a checksum. It is written under another name and then renamed, so no reader sees a
-part of one. One process writes a folder at a time, and others read it. The entries that were used least recently go
-first.
+part of one. Any number of processes may share a folder, such as the ranks of a run. The entries that were used least
+recently go first.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +27,10 @@ _HEAD_BYTES = 64
 _FREE_SHARE = 0.1
 """The share of the disk that stays free."""
 _IN_MEMORY = ("tmpfs", "ramfs")
+_COUNTED_SHARE = 1 / 64
+"""The share of the limit after which a process counts again what others have written."""
+_OLD_S = 600.0
+"""A part of an entry that is older is of a process that was ended."""
 
 
 def file_system_of(path: Path) -> str:
@@ -60,21 +64,22 @@ class CacheFolder:
             raise LoaderError(f"cache {path}: {kind} is memory; name a folder on a disk")
         self._lock = threading.Lock()
         self._stopped = False
-        self._writer = os.open(path / "writer", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._used: dict[str, tuple[int, int]] = {}
-        """By entry: when it was last used, and its bytes. Only the process that writes knows it."""
-        try:
-            fcntl.flock(self._writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.writes = False
-            return
-        self.writes = True
-        """Whether this process may add entries."""
-        for entry in os.scandir(path):
-            if entry.name.endswith(".part"):
-                os.unlink(entry)  # of a process that was ended
-            elif entry.name.endswith(".arrow"):
-                self._used[entry.name] = entry.stat().st_mtime_ns, entry.stat().st_size
+        """By entry: when it was last used, and its bytes."""
+        self._uncounted = 0
+        """The bytes that this process wrote since it last counted the entries."""
+        self._count()
+
+    def _count(self) -> None:
+        """Counts the entries of all processes, and removes what ended processes left."""
+        self._used, self._uncounted = {}, 0
+        for entry in os.scandir(self.path):
+            with suppress(FileNotFoundError):  # another process may have removed it
+                about = entry.stat()
+                if entry.name.endswith(".arrow"):
+                    self._used[entry.name] = about.st_mtime_ns, about.st_size
+                elif entry.name.endswith(".part") and about.st_mtime < time.time() - _OLD_S:
+                    os.unlink(entry)
 
     def get(self, name: str) -> pa.Table | None:
         """Returns an entry. None: there is none, or it is damaged, which one line says."""
@@ -96,14 +101,17 @@ class CacheFolder:
 
     def put(self, name: str, table: pa.Table) -> None:
         """Adds an entry, if there is room."""
-        if not self.writes or self._stopped:
+        if self._stopped:
             return
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
         body = sink.getvalue()
         head = zlib_ng.crc32(body).to_bytes(_HEAD_BYTES, "little")
-        path, part = self.path / f"{name}.arrow", self.path / f"{name}.part"
+        path, part = (
+            self.path / f"{name}.arrow",
+            self.path / f"{name}-{os.getpid()}-{id(self):x}.part",
+        )
         with self._lock:
             try:
                 if not self._make_room(body.size + _HEAD_BYTES):
@@ -120,22 +128,17 @@ class CacheFolder:
                 self._stop(error.strerror or str(error))
                 return
             self._used[path.name] = about.st_mtime_ns, about.st_size
+            self._uncounted += about.st_size
 
     def remove(self, name: str) -> None:
-        """Removes an entry, if this process writes the folder."""
-        if self.writes:
-            with self._lock:
-                self._drop(f"{name}.arrow")
-
-    def close(self) -> None:
-        """Lets another process write the folder."""
+        """Removes an entry."""
         with self._lock:
-            if self._writer >= 0:
-                os.close(self._writer)
-            self._writer, self.writes = -1, False
+            self._drop(f"{name}.arrow")
 
     def _make_room(self, size: int) -> bool:
         """Removes the entries that were used least recently. Returns whether there is room then."""
+        if self._uncounted > self._limit * _COUNTED_SHARE:
+            self._count()
         disk = shutil.disk_usage(self.path)
         free = disk.free - int(_FREE_SHARE * disk.total)
         left = self._limit - sum(bytes_ for _, bytes_ in self._used.values())

@@ -46,8 +46,10 @@ class CachePlace(NamedFields):
     folder: str = AUTO
     """The folder. `auto`: one in the user's cache folder."""
     limit_bytes: int = 20 * 2**30
-    passes: float = 1.0
+    passes: int = 1
     """The passes over the rows that are still to come after the first."""
+    tells: bool = True
+    """Whether one line says what was chosen."""
 
     def open(self) -> CacheFolder:
         auto = cache_folder() / "made"
@@ -55,11 +57,13 @@ class CachePlace(NamedFields):
 
 
 def place_of(
-    folder: str | os.PathLike[str] | None, limit: int | str, passes: float = 1.0
+    folder: str | os.PathLike[str] | None, limit: int | str, epochs: int
 ) -> CachePlace | None:
-    """Makes the place of a cache of a loader's arguments. None: no cache is asked for."""
+    """Makes the place of a cache of a loader's arguments. None: no cache is asked for. A run of one epoch is taken to
+    be followed by another one."""
     if folder is None:
         return None
+    passes = max(1, epochs - 1)
     return CachePlace(folder=os.fspath(folder), limit_bytes=parse_bytes(limit), passes=passes)
 
 
@@ -164,7 +168,8 @@ class MadeCache:
         self.costs = CacheCosts(
             made_s=made_s, read_s=read_s, written_s=written_s, passes=self._place.passes
         )
-        say(self.costs.describe(self.names))
+        if self._place.tells:
+            say(self.costs.describe(self.names))
         if not self.costs.is_worth_it:
             for name in names:
                 self._folder.remove(name)
@@ -207,9 +212,6 @@ class MadeCache:
             "choice": self.costs.describe(self.names) if self.costs else "",
         }
 
-    def close(self) -> None:
-        self._folder.close()
-
 
 def cacheable(functions: Sequence[Transform]) -> tuple[Transform, ...]:
     """Returns the first functions over rows whose results may be kept: those that are pure."""
@@ -234,7 +236,8 @@ def cache_of(
     first = cacheable(functions)
     if not first:
         say(
-            "cache: nothing is kept, as no function over rows is marked pure=True, or one before it is not"
+            "cache: nothing is kept, as no function over rows is marked pure=True, or one before it is not. A "
+            "training's is marked by @pure, and must read and give numbers or single ids as the table stores them"
         )
         return None
     try:

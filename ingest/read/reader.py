@@ -238,15 +238,23 @@ class RowGroupReader:
         """Decodes a row group without the columns of which functions made others, which an earlier pass has kept."""
         cache, read = self.cache, task.read
         assert cache is not None
-        rows = self._with_made(cache, read, made, task.fetched)
-        if len(self.early) == len(cache.functions):
-            rows = self.finish(rows, read)
+        rows = self._finish_made(cache, read, self._read_rest(cache, read, made, task.fetched))
         if isinstance(rows, StoredRows):
             rows.replacement = partial(self._replace_damaged, read)
         return Decoded(task, rows, charge, made_by=cache.functions)
 
-    def _with_made(self, cache: MadeCache, read: Read, made: pa.Table, fetched: Fetched) -> Any:
-        """Returns the columns that are needed after the functions of a cache."""
+    def with_made(self, rows: pa.Table, read: Read, made: pa.Table) -> pa.Table:
+        """Returns decoded rows with what functions made of them in an earlier pass."""
+        assert self.cache is not None
+        rest = rows.select(self.cache.rest)
+        return self._finish_made(self.cache, read, pa.table(_columns_of(rest) | _columns_of(made)))
+
+    def _finish_made(self, cache: MadeCache, read: Read, rows: Any) -> Any:
+        """Makes the loader's columns, if no function is called after those of the cache."""
+        return self.finish(rows, read) if len(self.early) == len(cache.functions) else rows
+
+    def _read_rest(self, cache: MadeCache, read: Read, made: pa.Table, fetched: Fetched) -> Any:
+        """Reads the columns that are needed besides those that the functions of a cache have made."""
         stays = self._may_stay and self.early == cache.functions and not self.held
         if not cache.rest:
             return made
@@ -518,8 +526,6 @@ class RowGroupReader:
     def close(self) -> None:
         """Closes the files that are kept open. Files in use are closed once they are read."""
         self._kept.close()
-        if self.cache:
-            self.cache.close()
         for reader in self._other_readers:
             reader.close()
         self._opener.close()

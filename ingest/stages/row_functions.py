@@ -146,17 +146,14 @@ class RowFunctionWorker:
             decoded.charge.release()
             decoded.charge = charge
             return decoded
-        read, rows = decoded.task.read, decoded.rows
+        read, rows, made_by = decoded.task.read, decoded.rows, decoded.made_by
         began, seconds, failed = time.monotonic(), decoded.seconds, decoded.has_failed
-        if rows.schema.metadata != LOST and self.call.function not in decoded.made_by:
-            self.call.replaced = False
-            most = read.rows if frame_of(self.call.function) else SLICE_ROWS
-            pieces = [
-                read.piece(start, min(start + most, read.rows))
-                for start in range(0, read.rows, most)
-            ]
-            called = (self.call(rows.slice(p.first - read.first, p.rows), p) for p in pieces)
-            rows = pa.concat_tables(called)
+        made = self._kept(decoded)
+        if made is not None and self.cache:
+            rows = self.call.groups.with_made(rows, read, made)
+            made_by = self.cache.functions
+        elif rows.schema.metadata != LOST and self.call.function not in made_by:
+            rows = self._call(rows, read)
             failed |= self.call.replaced
             seconds += time.monotonic() - began
             if self.cache and not failed:
@@ -164,9 +161,25 @@ class RowFunctionWorker:
             if self.place:
                 rows = self.call.groups.finish(rows, read)
         decoded.release()
-        decoded = Decoded(decoded.task, rows, charge, made_by=decoded.made_by)
+        decoded = Decoded(decoded.task, rows, charge, made_by=made_by)
         decoded.seconds, decoded.has_failed = seconds, failed
         return self.place(decoded, charge) if self.place else decoded
+
+    def _call(self, rows: pa.Table, read: Read) -> pa.Table:
+        self.call.replaced = False
+        most = read.rows if frame_of(self.call.function) else SLICE_ROWS
+        pieces = [
+            read.piece(start, min(start + most, read.rows)) for start in range(0, read.rows, most)
+        ]
+        return pa.concat_tables(
+            self.call(rows.slice(p.first - read.first, p.rows), p) for p in pieces
+        )
+
+    def _kept(self, decoded: Decoded) -> pa.Table | None:
+        """Returns what an earlier pass has kept of a read that was decoded before entries could be used."""
+        if not self.cache or self.call.function is not self.cache.functions[0] or decoded.made_by:
+            return None
+        return None if decoded.rows.schema.metadata == LOST else self.cache.get(decoded.task.read)
 
     def _keep(
         self, cache: MadeCache, before: pa.Table, rows: pa.Table, read: Read, seconds: float

@@ -98,6 +98,7 @@ def _open(options: BenchOptions, conditions: RunConditions) -> BatchLoader:
     names = (conditions.table, *options.table[1:])
     table = table_named(names, options.roles, options.code, options.transforms)
     # This loads torch, so mistakes in the arguments are reported before.
+    from sluice.ingest.cache.made_rows import place_of
     from sluice.ingest.loader import BatchLoader
 
     return BatchLoader(
@@ -108,6 +109,7 @@ def _open(options: BenchOptions, conditions: RunConditions) -> BatchLoader:
         read_ahead_epochs=options.epochs or sys.maxsize,
         memory_limit=options.memory_limit,
         cores=options.cores,
+        cache=place_of(options.cache, options.cache_limit, options.epochs or 2),
         fill=options.fill,
         order=Order(
             shuffle=options.shuffle, streams=options.streams, window_rows=options.window_rows

@@ -69,7 +69,7 @@ def test_the_transforms_of_the_page_are_what_a_spec_takes(repo):
         for line in part.splitlines()
         if line.startswith("| `")
         for key in re.findall(r"`(\w+)`", line.split("|")[1])
-    } == {"name", "function", "op", "ops", "inputs", "outputs", "limit_s"}
+    } == {"name", "function", "op", "ops", "inputs", "outputs", "limit_s", "pure"}
     assert {transform.name: [o.name for o in transform.outputs] for transform in spec.transforms}[
         "ratio"
     ] == [

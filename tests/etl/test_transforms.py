@@ -132,13 +132,27 @@ def test_a_short_form_may_limit_the_seconds_of_a_batch():
         short_transforms(["mine:a@0s"])
 
 
-def test_a_function_may_have_a_limit_and_operators_may_not():
+def test_a_short_form_may_say_that_rows_are_computed_one_by_one():
+    plain, pure, both, also = short_transforms(
+        ["m:a", "m:b@pure", "m:c:I1>x=9@pure@10s", "m:d@1.5s@pure"]
+    )
+    assert [t.pure for t in (plain, pure, both, also)] == [False, True, True, True]
+    assert [t.limit_s for t in (plain, pure, both, also)] == [None, None, 10, 1.5]
+    assert [output.name for output in both.outputs] == ["x"]
+    for wrong in ("m:a@impure", "m:a@pure:I1>I1", "m:a@"):
+        with raises(SpecError, "--transform"):
+            short_transforms([wrong])
+
+
+def test_a_function_may_have_a_limit_and_be_pure_and_operators_may_not():
     of_i1 = 'inputs = ["I1"]\noutputs = ["I1"]\n'
     limited = Spec.parse(entry(f'{of_i1}function = "mine:f"\nlimit_s = 3.0'))
     assert limited.transforms[0].limit_s == 3
+    assert Spec.parse(entry(f'{of_i1}function = "mine:f"\npure = true')).transforms[0].pure
     for wrong, facts in (
         ('function = "mine:f"\nlimit_s = -1.0', ("limit_s", "-1")),
         ('ops = [{op = "log1p"}]\nlimit_s = 3.0', ("limit_s", "function")),
+        ('ops = [{op = "log1p"}]\npure = true', ("pure", "function")),
     ):
         with raises(SpecError, *facts):
             Spec.parse(entry(f"{of_i1}{wrong}"))

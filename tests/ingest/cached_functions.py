@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,19 @@ def from_file(rows: dict[str, Any]) -> dict[str, Any]:
     number = float(Path(os.environ["NUMBER_FILE"]).read_text())
     made = lengths(rows)
     return {**made, "size": made["size"] + np.float32(number)}
+
+
+def mixed(columns: dict[str, Any]) -> dict[str, Any]:
+    """Changes a number, and adds a number and an id. It takes so long that keeping what it gives pays."""
+    time.sleep(20e-6 * len(columns["I1"]))
+    ids = (columns["C1"] * 7 + columns["I1"].astype(np.int32)) % 50
+    return {"I1": columns["I1"] / 3, "sum": columns["I1"] + columns["I2"], "pair": ids}
+
+
+def doubled(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"I2": columns["I2"] * 2}
+
+
+def with_mean(columns: dict[str, Any]) -> dict[str, Any]:
+    """What it gives depends on the other rows of a call."""
+    return {"I1": columns["I1"] - columns["I1"].mean()}
