@@ -159,14 +159,14 @@ def _saved_states(loader: Any, batches: Iterator[Any], whole: Sequence[_Content]
 
 
 def _state_of(loader: Any, batches: Iterator[Any]) -> Any:
-    owner = loader if hasattr(loader, "state_dict") else batches
+    owner: Any = loader if hasattr(loader, "state_dict") else batches
     return copy.deepcopy(owner.state_dict())
 
 
 def _resumed(loader: Any, state: Any) -> Iterator[Any]:
     if hasattr(loader, "load_state_dict"):
         loader.load_state_dict(state)
-        return iter(loader)  # type: ignore[no-any-return]
+        return iter(loader)
     batches: Any = iter(loader)
     batches.load_state_dict(state)
     return iter(batches)

@@ -31,6 +31,7 @@ _HEADROOM = 1.05  # planned over needed capacity, because averages hide unevenne
 _HELD_ITEM = 1.5  # times an item's bytes that a worker holds: its output, and a part of its input
 _PREFETCH_BATCHES = 4.0  # that may wait for the trainer
 _BUFFER_SHARE = 0.25  # of the memory limit that one buffer may take
+_BURST_BYTES = 64 * _MIB  # at most, for what a store answers at once
 _HALF = 0.5  # of the free memory for new processes, and of the wanted buffers where memory is short
 _SEARCH_STEPS = 6  # halvings of a search, and smaller sets of remote workers that are considered
 _STEP_DOWN = 0.75  # the factor of each step down before that search has a lower end
@@ -239,7 +240,7 @@ class Forecast:
             ):
                 least = current  # The stage keeps its workers, because a change has a cost.
             read_ahead_bytes = (
-                self.buffers * self._read_bytes if name == self.limits.asking else 0.0
+                self.buffers * cost.item_bytes if name == self.limits.decoding else 0.0
             )
             requests.append(
                 StageRequest(
@@ -351,21 +352,19 @@ class Forecast:
         """Returns the bytes of one more worker."""
         return self._item_bytes(name) + self._process_bytes(name)
 
-    @property
-    def _read_bytes(self) -> float:
-        """The bytes of a decoded row group, or of a piece of one."""
-        return self._bytes_after(self.limits.decoding)
-
-    def _bytes_after(self, name: str) -> float:
-        return self.costs[name].item_bytes if name in self.costs else 0.0
-
     def _buffers(self, workers: Workers) -> dict[str, int]:
         """Returns the bytes that each buffer needs, in whole MiB and within its limits.
 
-        What is asked for at once may come at once, and it must not wait in the place of the next requests."""
+        What a store is asked for at once may come at once. Then it should not wait in the place of later requests."""
+
+        def item_bytes(name: str) -> float:
+            return self.costs[name].item_bytes if name in self.costs else 0.0
+
+        decoding, last = self.limits.decoding, list(self.limits.workers)[-1]
+        burst = min(workers[self.limits.asking] * item_bytes(decoding), _BURST_BYTES)
         items = {
-            "read_ahead_bytes": workers[self.limits.asking] * self._read_bytes,
-            "prefetch_bytes": _PREFETCH_BATCHES * self._bytes_after(list(self.limits.workers)[-1]),
+            "read_ahead_bytes": max(workers[decoding] * item_bytes(decoding), burst),
+            "prefetch_bytes": _PREFETCH_BATCHES * item_bytes(last),
         }
         most = _BUFFER_SHARE * self.memory_limit
         sizes = {}

@@ -220,14 +220,16 @@ def test_a_setting_that_turned_out_worse_is_left_again():
     assert len(tried) <= 8
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_both_faults_of_the_demo_are_answered_at_once(seed):
-    for case in twin(seed):
+def test_both_faults_of_the_demo_are_answered_at_once():
+    seconds = []
+    for seed, case in [(n, case) for n in range(3) for case in twin(n)]:
         simulator = ItemSimulator.of(case.scenario, seed=seed)
         log, rows = drive(simulator, Tuner(), case.at + 20)
         answer = measure(case, log, rows)
-        assert answer["seconds"] <= 3.0, f"{case.stage}: {answer}"
+        assert answer["seconds"] <= 4.0, f"{case.stage}, seed {seed}: {answer}"
         assert not answer["undone"]
+        seconds.append(answer["seconds"])
+    assert np.median(seconds) <= 2.0
 
 
 def test_nothing_changes_at_rest():

@@ -122,7 +122,7 @@ def test_batches_are_the_same_while_it_fills_when_it_is_full_half_full_and_damag
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_a_folder_and_find_what_others_have_made(table, tmp_path, ranks, calls):
+def test_ranks_share_a_folder_and_find_what_others_have_made(table, tmp_path, ranks):
     cache = tmp_path / "cache"
     plain = [_load(table, rank=rank, ranks=ranks)[0] for rank in range(ranks)]
     folders_of_others = [CacheFolder(cache, 2**30) for _ in range(2)]
@@ -130,7 +130,6 @@ def test_ranks_share_a_folder_and_find_what_others_have_made(table, tmp_path, ra
     entries = _entries(cache)
     assert len(entries) == 16
     assert all(folder.get(path.stem) for folder in folders_of_others for path in entries)
-    before = calls()
     batches, figures = _load(table, cache)
     assert batches == _load(table)[0]
     assert figures["rows_read"] >= ROWS, "another number of ranks finds them, too"
