@@ -18,9 +18,9 @@ from sluice.etl.ops.lists import flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, transformed
+from sluice.ingest.columns import lengths_name
 from sluice.ingest.process import protocol
 from sluice.ingest.process.matrix_function import takes_matrix
-from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays, Transform, function_of, visible_columns
 from sluice.ingest.stages.transformer import apply_result
 

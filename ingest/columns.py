@@ -22,6 +22,17 @@ _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( no
 # The assumed ids in a bag. They only reserve memory before the first bags are read.
 _GUESSED_BAG = 8.0
 _ADDRESS = 8  # bytes that say where a row's bag lies
+_LENGTHS = ".lengths"
+
+
+def lengths_name(column: str) -> str:
+    """Returns the name under which functions get the number of ids in each row of a column of bags."""
+    return f"{column}{_LENGTHS}"
+
+
+def column_of(name: str) -> str:
+    """Returns the column whose values or lengths have this name."""
+    return name.removesuffix(_LENGTHS)
 
 
 class ColumnError(LoadingError):
@@ -220,9 +231,10 @@ class Columns:
         return round((8 if self.wide else 4) * sum(self.bags[name] for name in self.histories))
 
     @property
-    def window_row_bytes(self) -> int:
-        """The average bytes of a row in a window. It has each event of a history once, and a batch has it in the
-        history of each later row. Each bag also has an address, and each other column of ids a length."""
+    def placed_row_bytes(self) -> int:
+        """The average bytes of a row at its place, until its batch is finished. It has each event of a history once,
+        and a batch has it in the history of each later row. Each bag also has an address, and each other column of ids
+        a length."""
         bags = _ADDRESS * len(self.stored_bags) + (4 * len(self.scalars) if self.bags else 0)
         return self.row_bytes - self.history_bytes + bags
 

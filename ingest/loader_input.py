@@ -54,7 +54,7 @@ class LoaderInput:
     groups: RowGroupReader
     rows: RowGroupSource
     functions: tuple[Transform, ...]
-    """The functions over rows, before the shuffle."""
+    """The functions over rows."""
     plan: RowsPlan
     transforms: Sequence[Transform]
     """The transforms of the table's spec, then the user's."""

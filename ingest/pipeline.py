@@ -324,7 +324,7 @@ class Pipeline(StagePools):
 
         cache = given.groups.cache
         is_placed = len(functions) == given.groups.kept
-        row_bytes = given.columns.window_row_bytes
+        row_bytes = given.columns.placed_row_bytes
         reads: Iterator[Any] = self._pool(
             DECODE,
             tasks,

@@ -140,7 +140,7 @@ class LoaderStats:
 
     def to_dict(self) -> dict[str, float]:
         """Returns all figures as numbers by name, for a logger: `rows_per_s`, `stall_fraction`, `ready_p50_s`,
-        `read_p99_s` and so on. Times of stages without an item are left out."""
+        `decode_p99_s` and so on. Times of stages without an item are left out."""
         times = {
             f"{name}_{label}_s": self.quantile_s(share, name)
             for name in self.durations
@@ -162,7 +162,7 @@ class StageStats:
     name: str
     """The stage's name: the key of its knobs."""
     items: int
-    """Finished pieces of work (row groups, windows, batches). If it stops rising, the stage is stuck, starved or
+    """Finished pieces of work (row groups, series of batches). If it stops rising, the stage is stuck, starved or
     blocked. The waits show which."""
     rows: int
     """Rows passed on. Its rate is the stage's throughput. Equal rates in all stages mean a steady state."""

@@ -32,7 +32,7 @@ from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.batch import Batch
 from sluice.ingest.column_transforms import ColumnTransforms
-from sluice.ingest.stages.batch import lengths_name
+from sluice.ingest.columns import lengths_name
 from sluice.ingest.stages.transform import Arrays
 
 _NO_VALUES = torch.zeros(0)

@@ -309,16 +309,17 @@ class RowGroupReader:
         except SourceError as error:
             if isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
-            lost = self.rescue.replace_group(error, read, self.schema)
-            return lost.replace_schema_metadata(LOST)
+            return self.replace_lost(read, error)
+
+    def replace_lost(self, read: Read, error: SourceError) -> pa.Table:
+        """Returns rows to take instead of those that cannot be read, or raises the error."""
+        lost = self.rescue.replace_group(error, read, self.schema)
+        return lost.replace_schema_metadata(LOST)
 
     def _replace_damaged(self, read: Read, damaged: DamagedPage) -> pa.Table:
         """Returns rows to take instead of a row group with a damaged page, or raises."""
-        error = SourceError(
-            f"{self.describe(read)}: {damaged}. The file is damaged; write it again"
-        )
-        lost = self.rescue.replace_group(error, read, self.schema)
-        return lost.replace_schema_metadata(LOST)
+        what = f"{self.describe(read)}: {damaged}. The file is damaged; write it again"
+        return self.replace_lost(read, SourceError(what))
 
     def finish(self, table: pa.Table, read: Read) -> pa.Table:
         """Makes the loader's columns of the columns that are there after the early functions over rows. With them are

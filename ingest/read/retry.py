@@ -34,7 +34,7 @@ class StoreClosed(DeliveryError):
 
 def without_frames(error: BaseException) -> BaseException:
     """Removes the tracebacks from an error and its causes. Arrow keeps a store's errors for ever, and a traceback keeps
-    the variables of all callers alive, including windows of rows."""
+    the variables of all callers alive, including row groups."""
     cause: BaseException | None = error
     while cause is not None and cause.__traceback__ is not None:  # causes may form a cycle
         cause.__traceback__ = None

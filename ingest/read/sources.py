@@ -29,7 +29,7 @@ class Reading(NamedFields):
     """`petastorm` or `arrow`. None: for a feature table, a predicate or a TransformSpec, Petastorm if it is installed;
     else Arrow."""
     files: FileOpener | None = field(default=None, repr=False)
-    """Opens remote files, with other retries or with a cache. The loader closes it."""
+    """Opens remote files, with other retries. The loader closes it."""
     petastorm: PetastormOptions = PetastormOptions()
     """What Petastorm's Reader is asked for: a predicate."""
 

@@ -99,9 +99,7 @@ class RemoteClient:
             rows = pa.Table.from_batches([self.get(unit.request(self._job, charge.bytes))])
             return Decoded(task, rows, charge, in_order=[part.full for part in unit.parts])
         except SourceError as error:
-            groups = self._groups
-            rows = groups.rescue.replace_group(error, task.read, groups.schema)
-            return Decoded(task, rows, charge)
+            return Decoded(task, self._groups.replace_lost(task.read, error), charge)
 
     def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
         answer: Arrays = self.get(request_call(function, arrays, where))

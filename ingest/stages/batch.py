@@ -16,7 +16,7 @@ import torch
 from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.batch import Batch
-from sluice.ingest.columns import Columns
+from sluice.ingest.columns import Columns, lengths_name
 from sluice.ingest.flow.bags import copy_bags
 from sluice.ingest.flow.decoded import Placed
 from sluice.ingest.flow.series import most_steps
@@ -318,10 +318,6 @@ def columns_of(series: BatchSeries, number: int, columns: Columns) -> dict[str, 
     for name in columns.sparse if columns.wide or columns.histories else ():
         arrays[name] = arrays[name].view(columns.value_kind(name))
     return arrays
-
-
-def lengths_name(column: str) -> str:
-    return f"{column}.lengths"
 
 
 def join_ids(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:

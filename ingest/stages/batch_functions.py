@@ -11,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.ingest.choices import PROGRAM_ERRORS
-from sluice.ingest.columns import Columns
+from sluice.ingest.columns import Columns, lengths_name
 from sluice.ingest.errors import Closed, LoadingError
 from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_column
 from sluice.ingest.process.worker import WorkerCrashed
-from sluice.ingest.stages.batch import BatchSeries, lengths_name
+from sluice.ingest.stages.batch import BatchSeries
 from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of
 from sluice.ingest.stages.transform import Arrays, Given, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
-
-_LENGTHS = lengths_name("")
 
 
 @dataclass(eq=False)
@@ -90,14 +88,10 @@ class BatchFunctionCaller:
 
     def _copy_batch(self, arrays: Arrays) -> Arrays:
         """Copies the batch, because a function in a thread may write into it and then fail."""
-        transform, copies = self.transform, dict(arrays)
+        copies = dict(arrays)
         for name, array in arrays.items():
-            if (
-                transform.outputs
-                and name != MATRIX
-                and name.removesuffix(_LENGTHS) not in transform.outputs
-            ):
-                continue  # the function cannot write there
+            if not self.transform.may_write(name):
+                continue
             copy = self._batch_copy.get(name)
             if copy is None or copy.shape != array.shape or copy.dtype != array.dtype:
                 copy = self._batch_copy[name] = np.empty_like(array)

@@ -95,7 +95,7 @@ def footprint_of(
     )
     orders = sum(_ORDERS * 2 * size for size in plan.order_sizes()) * min(2, epochs)
     orders += 2 * plan.streams * _PLACES * plan.widest * plan.shuffle
-    batches = (_most_rows(plan, share, epochs, largest) + 2 * chunk) * columns.window_row_bytes
+    batches = (_most_rows(plan, share, epochs, largest) + 2 * chunk) * columns.placed_row_bytes
     return MinimumMemory(
         row_groups=row_groups + held,
         decoding=decoding.extra_bytes,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.common.suggest import NamedFields
+from sluice.ingest.columns import column_of
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.matrix_function import MATRIX
@@ -133,6 +134,10 @@ class Transform(NamedFields):
         """Whether remote workers can call it. They do not support a limit of a single call."""
         return self.movable and self.limit_s is None
 
+    def may_write(self, name: str) -> bool:
+        """Whether the function may write into an array that it gets: a matrix, or values or lengths of a column."""
+        return not self.outputs or name == MATRIX or column_of(name) in self.outputs
+
     @property
     def code(self) -> str | None:
         """The function as `module:function`. None if it cannot be imported, such as a notebook's function, a closure or
@@ -238,8 +243,8 @@ def group_into_stages(
 def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:
     """Returns the columns of a batch for a function in a thread. Columns that are not its outputs are read-only."""
     visible = dict(arrays)
-    for name in arrays if transform.outputs and MATRIX not in arrays else ():
-        if name.removesuffix(".lengths") not in transform.outputs:
-            visible[name] = arrays[name].view()
+    for name, array in arrays.items():
+        if not transform.may_write(name):
+            visible[name] = array.view()
             visible[name].flags.writeable = False
     return visible

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from sluice.ingest.columns import column_of
 from sluice.ingest.errors import Closed, NoWorkerAnswers
 from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
@@ -28,7 +29,6 @@ from sluice.ingest.process.child_main import new_columns
 from sluice.ingest.process.protocol import ROWS
 from sluice.ingest.process.row_call import decode_result, encode
 from sluice.ingest.process.worker import SlowStart, WorkerError, WorkerProcess
-from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.counters import StageCounters
 from sluice.ingest.stages.transform import (
     Arrays,
@@ -40,8 +40,6 @@ from sluice.ingest.stages.transform import (
 
 if TYPE_CHECKING:
     from sluice.ingest.remote.client import RemoteClient
-
-_LENGTHS = lengths_name("")
 
 
 @dataclass(eq=False)
@@ -226,7 +224,7 @@ class TransformWorker:
             arrays = {
                 name: array
                 for name, array in arrays.items()
-                if name.removesuffix(_LENGTHS) not in stage.transform.added
+                if column_of(name) not in stage.transform.added
             }
         if self._backend == "thread":
             if stage.backend == "thread":

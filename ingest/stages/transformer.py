@@ -11,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.array_utils import byte_bounds
 
-from sluice.ingest.columns import Columns
+from sluice.ingest.columns import Columns, column_of, lengths_name
 from sluice.ingest.flow.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.memory.governor import Charge
-from sluice.ingest.stages.batch import BatchSeries, Finisher, columns_of, join_ids, lengths_name
+from sluice.ingest.stages.batch import BatchSeries, Finisher, columns_of, join_ids
 from sluice.ingest.stages.batch_functions import BatchFunctionCaller
 from sluice.ingest.stages.quarantine import Quarantine
 from sluice.ingest.stages.transform import Arrays, Given, Transform, TransformError
 from sluice.ingest.stages.transform_worker import TransformStage
-
-_LENGTHS = lengths_name("")
 
 
 @dataclass(eq=False)
@@ -131,7 +129,7 @@ def _outputs_of(
     one is missing."""
     outputs = {}
     for name, value in new.items():
-        if name.removesuffix(_LENGTHS) in transform.outputs:
+        if column_of(name) in transform.outputs:
             outputs[name] = value
         elif name not in arrays or not same_bytes(np.asarray(value), arrays[name]):
             how = "came back changed, and" if name in arrays else "came back, which"
@@ -166,10 +164,8 @@ def _changed_bags(
 
     A function may also have written into the lengths that it got."""
     changed: Arrays = {}
-    for name in (name for name in arrays if name.endswith(_LENGTHS)):
-        bag = name.removesuffix(_LENGTHS)
-        if bag not in bags:
-            continue
+    for bag in (name for name in arrays if name in bags):
+        name = lengths_name(bag)
         lengths = np.asarray(new.get(name, arrays[name]))
         ids = np.asarray(new.get(bag, arrays[bag]))
         if (
