@@ -1,4 +1,4 @@
-"""Asking workers: one that is slow, wrong, lost, late or unknown costs a request, never a row."""
+"""The client of remote workers: one that is slow, wrong, lost, late or unknown costs a request, never a row."""
 
 import contextlib
 import random
@@ -77,8 +77,8 @@ def right(table, job, unit, wanted):
     expected = maker.rows(unit)
     maker.close()
 
-    def ask(asker):
-        assert asker.get(wanted).equals(expected)
+    def ask(client):
+        assert client.get(wanted).equals(expected)
 
     return ask
 
@@ -89,15 +89,15 @@ def made():
     with contextlib.ExitStack() as stack:
 
         def make(fleet, **how):
-            asker = RemoteClient(fleet, None, None, **how)
-            stack.callback(asker.close)
-            return asker, fleet
+            client = RemoteClient(fleet, None, None, **how)
+            stack.callback(client.close)
+            return client, fleet
 
         yield make
 
 
 @pytest.fixture
-def asking(made):
+def client_of(made):
     def make(*servers, token=TOKEN, authority=None, **how):
         return made(
             Fleet(
@@ -133,21 +133,21 @@ class Held(WorkerServer):
 
 
 def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(
-    serving, worker, asking, right, monkeypatch
+    serving, worker, client_of, right, monkeypatch
 ):
     monkeypatch.setattr(client_file, "slow_after", lambda *_: 0.0)
     held = serving(Held)
-    asker, fleet = asking(held, worker)
+    client, fleet = client_of(held, worker)
     first(fleet)
-    right(asker)
+    right(client)
     assert held.asked.is_set()
-    assert (asker.counts["hedges"], asker.counts["units"], asker.counts["retries"]) == (1, 1, 0)
+    assert (client.counts["hedges"], client.counts["units"], client.counts["retries"]) == (1, 1, 0)
     held.may_answer.set()
     with fleet.changed:
         assert fleet.changed.wait_for(
-            lambda: asker.counts["late"] == 1 and not fleet.workers[0].asked, 60
+            lambda: client.counts["late"] == 1 and not fleet.workers[0].asked, 60
         )
-    assert asker.counts["units"] == 1
+    assert client.counts["units"] == 1
 
 
 def test_what_is_slow_is_judged_by_what_was_measured():
@@ -220,19 +220,19 @@ class Wrong(WorkerServer):
 
 
 def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
-    serving, worker, asking, right, wanted
+    serving, worker, client_of, right, wanted
 ):
     damaged = serving(Wrong)
     damaged.left.extend(DAMAGED)
-    asker, _ = asking(damaged)
+    client, _ = client_of(damaged)
     with raises(RemoteError, "3 requests", "damaged"):
-        asker.get(wanted)
-    right(asker)
-    assert asker.counts["retries"] == 3
+        client.get(wanted)
+    right(client)
+    assert client.counts["retries"] == 3
     damaged.left.extend(["value"] * 9)
-    asker, _ = asking(damaged, worker)
+    client, _ = client_of(damaged, worker)
     for _ in range(4):
-        right(asker)
+        right(client)
 
 
 def test_requests_that_a_workers_store_refused_are_counted_once(worker, table, named, monkeypatch):
@@ -244,24 +244,24 @@ def test_requests_that_a_workers_store_refused_are_counted_once(worker, table, n
 
 
 @pytest.fixture
-def got_elsewhere(serving, worker, asking, right):
+def got_elsewhere(serving, worker, client_of, right):
     """A function that asks a worker of a kind first, and gets the right rows from another one."""
 
     def get(kind, lies=()):
         bad = serving(kind)
         bad.left = deque(lies)
-        asker, fleet = asking(bad, worker)
+        client, fleet = client_of(bad, worker)
         first(fleet)
-        right(asker)
-        return asker, fleet, bad
+        right(client)
+        return client, fleet, bad
 
     return get
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_worker_that_lies_is_named_and_its_rows_are_got_elsewhere(got_elsewhere, capsys, lie):
-    asker, _, liar = got_elsewhere(Wrong, [lie])
-    assert asker.counts["retries"] == 1
+    client, _, liar = got_elsewhere(Wrong, [lie])
+    assert client.counts["retries"] == 1
     assert_names(capsys.readouterr().err, f"worker 127.0.0.1:{liar.port}", "other workers")
 
 
@@ -271,9 +271,9 @@ def test_a_number_of_refusals_that_is_none_costs_a_request_and_ends_no_thread(go
         head, arrays = decode(*bodies)
         return iter([encode({**head, "throttled": said}, arrays)])
 
-    asker, fleet, miscounting = got_elsewhere(answering("read", miscount))
+    client, fleet, miscounting = got_elsewhere(answering("read", miscount))
     assert_names(fleet.last_lost, f"worker 127.0.0.1:{miscounting.port}", "refused requests")
-    assert (asker.counts["throttled"], asker.counts["retries"]) == (0, 1)
+    assert (client.counts["throttled"], client.counts["retries"]) == (0, 1)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -289,10 +289,10 @@ def test_an_answer_that_is_too_long_is_refused_before_it_is_taken(got_elsewhere,
         pieces = cut(pa.py_buffer(bytes(2**30)))
         return iter([pa.py_buffer(bytes(2**28))]) if whole else map(count, pieces)
 
-    asker, fleet, endless = got_elsewhere(answering("read", send))
+    client, fleet, endless = got_elsewhere(answering("read", send))
     facts = () if whole else ("MiB that it may have",)
     assert_names(fleet.last_lost, f"worker 127.0.0.1:{endless.port}", *facts)
-    assert asker.counts["retries"] == 1
+    assert client.counts["retries"] == 1
     assert sum(sent) < 2**26
 
 
@@ -310,24 +310,24 @@ def test_an_answer_that_is_too_long_is_refused_before_it_is_taken(got_elsewhere,
     ],
 )
 def test_a_ping_that_answers_no_number_of_threads_shows_only_that_the_worker_runs(
-    serving, asking, answers, threads
+    serving, client_of, answers, threads
 ):
     class Odd(WorkerServer):
         def do_action(self, context, action):
             return iter(answers)
 
-    asker, fleet = asking(serving(Odd))
+    client, fleet = client_of(serving(Odd))
     [worker] = fleet.workers
     with fleet.changed:
         assert fleet.changed.wait_for(lambda: worker.threads, 60)
         assert worker.threads == threads
         assert fleet.core_s() >= 0
     assert worker.is_there
-    assert asker.stats()["workers"] == 1
+    assert client.stats()["workers"] == 1
 
 
 def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, wanted, monkeypatch):
-    """Errors that no version knows: of asking, of a ping, and of looking at the workers."""
+    """Errors that no version knows: of client_of, of a ping, and of looking at the workers."""
     monkeypatch.setattr(client_file, "_QUIET_S", 0.001)
 
     class Broken(Mortal):
@@ -340,20 +340,20 @@ def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, wanted,
             Broken.pinged += 1
             raise RecursionError("in a library")
 
-    asker, fleet = made(Fleet([Broken(None)]))
+    client, fleet = made(Fleet([Broken(None)]))
     with fleet.changed:
         assert fleet.changed.wait_for(lambda: Broken.pinged > 2, 60), "it is pinged again"
         fleet.workers[0].silent = 0
     with raises(RecursionError, "in a library"):
-        asker.get(wanted)
+        client.get(wanted)
 
     class Unmeasured(Fleet):
         def measure_memory(self):
             raise PermissionError("/proc")
 
-    asker, fleet = made(Unmeasured([]))
+    client, fleet = made(Unmeasured([]))
     with raises(PermissionError, "/proc"):
-        asker.get(wanted)
+        client.get(wanted)
 
 
 @pytest.mark.parametrize(
@@ -398,26 +398,26 @@ def test_a_worker_keeps_the_files_of_its_last_eight_jobs_open(serve, job):
     assert closed == ["0", "1"]
 
 
-def test_a_worker_that_ended_costs_a_retry(serving, worker, asking, right, wanted):
+def test_a_worker_that_ended_costs_a_retry(serving, worker, client_of, right, wanted):
     gone = serving()
-    asker, fleet = asking(gone, worker)
+    client, fleet = client_of(gone, worker)
     first(fleet)
     fleet.workers[0].connection.ask(wanted, 60)
     gone.shutdown()
-    right(asker)
-    assert asker.counts["retries"] == 1
+    right(client)
+    assert client.counts["retries"] == 1
 
 
-def test_only_who_has_the_token_is_let_in(worker, asking, wanted):
+def test_only_who_has_the_token_is_let_in(worker, client_of, wanted):
     for token in ("", "another", TOKEN + "x"):
-        asker, _ = asking(worker, token=token)
+        client, _ = client_of(worker, token=token)
         with raises(RemoteError, "worker 127.0.0.1", "token"):
-            asker.get(wanted)
-    client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
+            client.get(wanted)
+    flights = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.do_action(flight.Action("ping", b"")))
+        list(flights.do_action(flight.Action("ping", b"")))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.do_action(flight.Action("read", wanted.body)))
+        list(flights.do_action(flight.Action("read", wanted.body)))
 
 
 @pytest.mark.parametrize(
@@ -433,22 +433,22 @@ def test_a_token_that_no_header_can_hold_is_refused_by_both_sides(table, tmp_pat
         open_loader(table, batch_size=160, workers=f"127.0.0.1:1?token={path}")
 
 
-def test_hundreds_of_connections_that_say_nothing_hold_nobody_up(worker, asking, right):
+def test_hundreds_of_connections_that_say_nothing_hold_nobody_up(worker, client_of, right):
     with contextlib.ExitStack() as slow:
         for number in range(300):
-            client = socket.create_connection(("127.0.0.1", worker.port))
-            slow.enter_context(client)
-            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: 12 * (number % 3)])
-        asker, _ = asking(worker)
-        right(asker)
-        assert asker.counts["retries"] == 0
+            silent = socket.create_connection(("127.0.0.1", worker.port))
+            slow.enter_context(silent)
+            silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: 12 * (number % 3)])
+        client, _ = client_of(worker)
+        right(client)
+        assert client.counts["retries"] == 0
 
 
-def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, asking, right):
+def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, client_of, right):
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + bytes(200), b""):
         with socket.create_connection(("127.0.0.1", worker.port)) as scanner:
             scanner.sendall(data)
-    client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
+    flights = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
     for action, body, error, fact in (
         *(
@@ -458,28 +458,28 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, as
         ("call", b"\x80\x04junk", WrongAnswer, "version"),
         ("shutdown", encode({}, {}).to_pybytes(), RemoteError, "no action 'shutdown'"),
     ):
-        [said] = client.do_action(flight.Action(action, body), options)
+        [said] = flights.do_action(flight.Action(action, body), options)
         with raises(error, fact):
             read_answer(said.body, body)
-    asker, _ = asking(worker)
-    right(asker)
+    client, _ = client_of(worker)
+    right(client)
 
 
 def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(
-    worker, asking, right, monkeypatch
+    worker, client_of, right, monkeypatch
 ):
     monkeypatch.setattr(client_file, "_FIRST_S", 120.0)
     with socket.create_server(("127.0.0.1", 0)) as dead:
-        asker, fleet = asking(type("Dead", (), {"port": dead.getsockname()[1]}), worker)
+        client, fleet = client_of(type("Dead", (), {"port": dead.getsockname()[1]}), worker)
         first(fleet)
         began = time.monotonic()
-        right(asker)
+        right(client)
         assert fleet.workers[0].silent
         assert time.monotonic() - began < client_file._FIRST_S / 2, "not by its answer being late"
-        assert (asker.counts["hedges"], asker.counts["retries"]) == (1, 0)
+        assert (client.counts["hedges"], client.counts["retries"]) == (1, 0)
         for _ in range(3):  # and it is left alone
-            right(asker)
-        assert asker.counts["hedges"] == 1
+            right(client)
+        assert client.counts["hedges"] == 1
     assert client_file._QUIET_S * 2 + client_file._PING_S <= 2
 
 
@@ -553,17 +553,17 @@ def certificates(tmp_path_factory):
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(
-    serving, asking, right, wanted, certificates
+    serving, client_of, right, wanted, certificates
 ):
     ours, another = certificates["ours"], certificates["another"]
     server = serving(certificate=ours)
-    asker, _ = asking(server, authority=ours[0])
-    right(asker)
+    client, _ = client_of(server, authority=ours[0])
+    right(client)
     for other in (server, serving()):  # a certificate that nobody we know signed; none at all
-        asker, _ = asking(other, authority=another[0])
+        client, _ = client_of(other, authority=another[0])
         with raises(RemoteError, "worker 127.0.0.1", "certificate"):
-            asker.get(wanted)
-    plain, fleet = asking(server, clock=iter(range(0, 10**6, 10)).__next__)
+            client.get(wanted)
+    plain, fleet = client_of(server, clock=iter(range(0, 10**6, 10)).__next__)
     with pytest.raises(NoWorkerAnswers):
         plain.get(wanted)
     assert "&ca=FILE" in fleet.why_none_answers
@@ -600,11 +600,11 @@ def mortal(monkeypatch, made):
 
 def test_kills_for_however_long_end_no_run_while_workers_answer(mortal, wanted):
     draw = random.Random(22)
-    asker, fleet = mortal(lambda _: draw.random() < 0.5)
+    client, fleet = mortal(lambda _: draw.random() < 0.5)
     for _ in range(1000):
-        assert asker.get(wanted).num_rows == 1
-    assert asker.counts["units"] == 1000
-    assert asker.counts["retries"] > 800
+        assert client.get(wanted).num_rows == 1
+    assert client.counts["units"] == 1000
+    assert client.counts["retries"] > 800
     assert not any(worker.asked for worker in fleet.workers)
 
 
@@ -612,12 +612,12 @@ def test_a_unit_with_which_each_worker_is_lost_that_answered_before_ends_the_run
     mortal, wanted, job, unit
 ):
     deadly = replace(unit, epoch=7).request(job)
-    asker, _ = mortal(lambda asked: asked is deadly)
+    client, _ = mortal(lambda asked: asked is deadly)
     tries = client_file._TRIES[WorkerLost]
     with ThreadPoolExecutor(1) as threads:
-        asker.get(wanted)
-        got = threads.submit(asker.get, deadly)
+        client.get(wanted)
+        got = threads.submit(client.get, deadly)
         while not got.done():  # others go on, so workers come back
-            asker.get(wanted)
+            client.get(wanted)
     with raises(RemoteError, f"{tries} requests", "killed"):
         got.result()
