@@ -37,10 +37,10 @@ _DRAWS = 4000
 
 @functools.cache
 def digest(policy: str) -> str:
-    """Returns a digest of the code and the weights of a policy, and of the simulator."""
+    """Returns a digest of the code of a policy, and of the simulator with its scenarios."""
     folders = (*_CODE.get(policy, ("policies",)), "lab/simulator")
     files = [p for f in folders for p in sorted((_AGENT / f).rglob("*")) if p.is_file()]
-    kept = [p for p in files if p.suffix in (".py", ".safetensors", ".json")]
+    kept = [p for p in files if p.suffix in (".py", ".json")]
     return hashlib.sha256(b"".join(p.read_bytes() for p in kept)).hexdigest()[:12]
 
 
@@ -128,7 +128,7 @@ def run_one(policy: str, scenario: Scenario, seed: int, store: ResultStore) -> M
             "score": outcome.rows / max(1e-9, best["rows"]),
             "first": sum(outcome.rates[:10]) / max(1e-9, best["first"]),
             "killed": outcome.killed,
-            "changes": sum(outcome.changed),
+            "changes": outcome.changes,
             "ms": 1000 * (time.process_time() - began) / max(1, len(looks)),
         }
 

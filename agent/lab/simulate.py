@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
         "score": round(score(outcome, best), 4),
         "end_score": round(end_score(outcome, best), 4),
         "killed": outcome.killed,
-        "changes": sum(outcome.changed),
+        "changes": outcome.changes,
         "knobs": outcome.knobs.to_dict(),
         "simulated": True,
     }

@@ -29,13 +29,8 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
     return policies.make(name)
 
 
-def default_policies() -> list[str]:
-    """Returns the names of the policies that are compared by default.
-
-    `shadow` is left out because it changes nothing. The yardstick is included, although it knows the true costs."""
-    return [*(name for name in policies.names() if name != "shadow"), ORACLE]
-
-
 def describe(text: str | None) -> str:
-    """Returns the description of a program, with the names of the policies."""
-    return f"{text}\nPolicies: {', '.join(default_policies())}."
+    """Returns the description of a program, with the names of the policies. `shadow` changes nothing, so it is left
+    out."""
+    names = [*(name for name in policies.names() if name != "shadow"), ORACLE]
+    return f"{text}\nPolicies: {', '.join(names)}."

@@ -276,10 +276,10 @@ class Tuner(Policy):
 
     # ---- for the record and the next run
 
-    def learned(self, state: TunerState) -> Mapping[str, Any]:
+    def learned(self, state: TunerState) -> Mapping[str, Any] | None:
         return {"stages": {n: s.to_dict() for n, s in state.stages.items() if s.known}}
 
-    def recall(self, state: TunerState, learned: Mapping[str, Any]) -> TunerState:
+    def recall(self, state: TunerState, learned: Mapping[str, Any]) -> TunerState | None:
         known = {
             n: state.stages[n].recall(values, _TRUST)
             for n, values in learned["stages"].items()

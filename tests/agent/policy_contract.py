@@ -47,7 +47,7 @@ class PolicyContract:
     def test_deciding_is_pure_and_within_the_limits(self, name: str) -> None:
         """The same snapshot and state give the same answer, whatever happened in between; nothing leaves the limits."""
         pipeline = _scenario(0.01, 0.03, 0.02, cores=6)
-        simulator = Simulator.of(pipeline)
+        simulator = Simulator(pipeline)
         policy = make(name)
         state = policy.initial(pipeline.limits, simulator.knobs)
         for _ in range(12):

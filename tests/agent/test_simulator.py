@@ -10,11 +10,11 @@ import pytest
 from sluice import Knobs
 from sluice.agent.lab.simulator.flow import steady
 from sluice.agent.lab.simulator.fluid import Simulator
-from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.random_pipelines import pipeline as drawn
 from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest import stage_spec
-from sluice.ingest.knobs import BACKENDS, Limits
+from sluice.ingest.knobs import BACKENDS
 
 pytestmark = pytest.mark.slow
 
@@ -23,24 +23,21 @@ ROWS = 1024
 
 def stages(*costs: float, **others: object) -> tuple[SimStage, ...]:
     return tuple(
-        SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others) for i, c in enumerate(costs)
+        SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, workers=64, **others)
+        for i, c in enumerate(costs)
     )  # type: ignore[arg-type]
 
 
-def simulator(parts, workers, *, backend="thread", consumer=None, governor=True, seed=0, **machine):
-    truth = TrueCosts(
-        SimMachine(**{"cores": 64, "timer_noise": 0, "switch_cost": 0, "convoy": 0} | machine),
-        parts,
-        consumer or Consumer(batch_rows=ROWS),
+def simulator(parts, workers, *, backend="thread", consumer=None, governor=True, **machine):
+    free = {"cores": 64, "timer_noise": 0, "switch_cost": 0, "convoy": 0}
+    scenario = Scenario(
+        name="made",
+        machine=SimMachine(**free | machine),
+        consumer=consumer or Consumer(batch_rows=ROWS),
+        stages=tuple(dataclasses.replace(stage, backends=(backend,)) for stage in parts),
+        start={stage.name: count for stage, count in zip(parts, workers, strict=True)},
     )
-    names = [stage.name for stage in parts]
-    limits = Limits(
-        workers=dict.fromkeys(names, (1, 64)), backends={s.name: s.backends for s in parts}
-    )
-    knobs = Knobs(
-        workers=dict(zip(names, workers, strict=True)), backend=dict.fromkeys(names, backend)
-    )
-    return Simulator(lambda _: truth, limits, knobs, governor=governor, seed=seed)
+    return Simulator(scenario, governor=governor)
 
 
 def rate_of(pipeline, seconds: float = 20.0, warm: float = 10.0) -> float:
@@ -129,7 +126,7 @@ def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
 def test_no_queue_passes_its_limit(split, number):
     """The first two have ten stages. Their queues become full one after the other within a millisecond."""
     scenario = drawn(split, number, changing=False)
-    pipeline = Simulator.of(scenario, seed=number)
+    pipeline = Simulator(scenario, seed=number)
     for _ in range(40):
         pipeline.advance(0.25)
         for rows, limit in zip(pipeline.queue, pipeline.queue_limits, strict=True):
@@ -180,7 +177,7 @@ def test_what_is_kept_from_one_moment_to_the_next_is_what_it_would_be(number):
     )
     scenario = dataclasses.replace(scenario, machine=machine, changes=(*scenario.changes, *sizes))
     draw = random.Random(number)
-    kept, forgetful = (kind.of(scenario, seed=number) for kind in (Simulator, Forgetful))
+    kept, forgetful = (kind(scenario, seed=number) for kind in (Simulator, Forgetful))
     for _ in range(30):
         workers = {
             n: draw.randint(1, min(12, high)) for n, (_, high) in scenario.limits.workers.items()

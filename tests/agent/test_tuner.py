@@ -119,11 +119,11 @@ def _pure_python(waiter_first):
 @pytest.mark.parametrize("waiter_first", [True, False])
 def test_the_holder_of_the_lock_moves_and_not_the_stage_that_waits_for_it(waiter_first):
     scenario = _pure_python(waiter_first)
-    simulator, policy = Simulator.of(scenario), Tuner()
+    simulator, policy = Simulator(scenario), Tuner()
     log, _ = drive(simulator, policy, 20.0)
     assert simulator.knobs.backend["holder"] == "process"
     state = policy.initial(scenario.limits, scenario.first_knobs)
-    again = Simulator.of(scenario)
+    again = Simulator(scenario)
     for _ in range(12):
         state = take_in(state, again.snapshot(), policy.settings)
         again.advance(0.25)
@@ -159,7 +159,7 @@ def test_what_the_trainer_takes_is_not_told_by_a_moment_after_a_change():
     """Rows come to the trainer in lumps. A moment with few of them would make the cores look scarce."""
     policy = Tuner()
     state = replace(
-        _state_after(policy, Simulator.of(_pure_python(waiter_first=True)), 8), other_cpu_s=1e-6
+        _state_after(policy, Simulator(_pure_python(waiter_first=True)), 8), other_cpu_s=1e-6
     )
     recent = state.recent()
     lump = replace(recent, seconds=0.5, rows_per_s=recent.rows_per_s / 10)
@@ -171,7 +171,7 @@ def test_what_the_trainer_takes_is_not_told_by_a_moment_after_a_change():
 
 def test_a_process_that_never_ran_is_taken_to_be_as_large_as_the_others():
     policy = Tuner()
-    state = _state_after(policy, Simulator.of(_pure_python(waiter_first=True)), 6)
+    state = _state_after(policy, Simulator(_pure_python(waiter_first=True)), 6)
     stages = {**state.stages, "waiter": replace(state.stages["waiter"], process_bytes=9_000_000)}
     seen = Outlook(policy.settings, replace(state, stages=stages), state.recent())
     assert {cost.process_bytes for cost in seen.forecast.costs.values()} == {9_000_000}
@@ -187,7 +187,7 @@ def _state_after(policy, simulator, looks):
 
 @pytest.mark.parametrize("number", range(9200, 9206))
 def test_no_candidate_needs_more_memory_than_is_admitted(number):
-    simulator = Simulator.of(pipeline("held out", number))
+    simulator = Simulator(pipeline("held out", number))
     policy = Tuner()
     state = _state_after(policy, simulator, 6)
     seen = Outlook(policy.settings, state, state.recent())
@@ -212,7 +212,7 @@ def test_a_setting_that_turned_out_worse_is_left_again():
         cliff_factor=4.0,
     )
     scenario = Scenario(name="cliff", stages=(service,), start={"service": 4}, seconds=60)
-    simulator = Simulator.of(scenario)
+    simulator = Simulator(scenario)
     log, _ = drive(simulator, Tuner(), 60.0)
     tried = [knobs.workers["service"] for _, knobs in log]
     assert max(tried) > 6, "nothing was tried that could be left again"
@@ -223,7 +223,7 @@ def test_a_setting_that_turned_out_worse_is_left_again():
 def test_both_faults_of_the_demo_are_answered_at_once():
     seconds = []
     for seed, case in [(n, case) for n in range(3) for case in twin(n)]:
-        simulator = ItemSimulator.of(case.scenario, seed=seed)
+        simulator = ItemSimulator(case.scenario, seed=seed)
         log, rows = drive(simulator, Tuner(), case.at + 20)
         answer = measure(case, log, rows)
         assert answer["seconds"] <= 4.0, f"{case.stage}, seed {seed}: {answer}"
@@ -234,7 +234,7 @@ def test_both_faults_of_the_demo_are_answered_at_once():
 
 def test_nothing_changes_at_rest():
     scenario = slow_pipeline(3, tail=False)
-    calm = rest(scenario, ItemSimulator.of(scenario, seed=3), Tuner())
+    calm = rest(scenario, ItemSimulator(scenario, seed=3), Tuner())
     assert calm["changes a minute"] <= 1
     assert calm["rows"] > 0.95
 

@@ -131,7 +131,7 @@ def run_case(kind: str, number: int, policy: str, store: ResultStore) -> list[Ma
         scenario = slow_pipeline(number, tail=kind == "tails")
 
         def go_rest() -> Any:
-            simulator = ItemSimulator.of(scenario, seed=number)
+            simulator = ItemSimulator(scenario, seed=number)
             return rest(scenario, simulator, make_policy(policy, scenario))
 
         return [store.get(policy, f"{kind} {number}", go_rest)]
@@ -143,7 +143,7 @@ def run_case(kind: str, number: int, policy: str, store: ResultStore) -> list[Ma
         def go(case: FaultCase = case) -> Any:
             scenario = case.scenario
             mode: type[ItemSimulator | Simulator] = Simulator if kind == "fluid" else ItemSimulator
-            made = mode.of(scenario, seed=number)
+            made = mode(scenario, seed=number)
             log, rows = drive(made, make_policy(policy, scenario), scenario.seconds)
             return measure(case, log, rows)
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from sluice.agent.lab.simulator.base import CHUNK_S, SimulatedPipeline
-from sluice.agent.lab.simulator.physics import TrueCosts
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.ingest.stats import Snapshot
 
 _SPREAD = 0.05  # of an item's seconds, if the stage has no tail
@@ -26,16 +24,8 @@ _EPSILON = 1e-6
 class ItemSimulator(SimulatedPipeline):
     """The mode for slow items."""
 
-    def __init__(
-        self,
-        truth_at: Callable[[float], TrueCosts],
-        limits: Limits,
-        knobs: Knobs,
-        *,
-        seed: int = 0,
-        governor: bool = True,
-    ) -> None:
-        super().__init__(truth_at, limits, knobs, seed=seed, governor=governor)
+    def __init__(self, scenario: Scenario, *, seed: int = 0, governor: bool = True) -> None:
+        super().__init__(scenario, seed=seed, governor=governor)
         count = len(self.names)
         self._under_way = [0] * count
         self._held = [0] * count  # finished items that wait for space

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from operator import mul
-from typing import Self
 
 import numpy as np
 
@@ -23,24 +21,15 @@ GOVERNOR_FILLS = 0.97  # The governor admits work up to this share of the memory
 
 
 class SimulatedPipeline:
-    """A simulated pipeline: its time, true costs, workers, queues and counters.
+    """The pipeline of a scenario: its time, true costs, workers, queues and counters.
 
     The same seed always gives the same run. A subclass moves the rows."""
 
-    def __init__(
-        self,
-        truth_at: Callable[[float], TrueCosts],
-        limits: Limits,
-        knobs: Knobs,
-        *,
-        seed: int = 0,
-        governor: bool = True,
-    ) -> None:
-        self._truth_at = truth_at
-        self._limits = limits
-        self.truth = truth_at(0.0)
-        limits.check(knobs)
-        self._knobs = limits.clamp(knobs)
+    def __init__(self, scenario: Scenario, *, seed: int = 0, governor: bool = True) -> None:
+        self._truth_at = scenario.truth_at
+        self._limits = scenario.limits
+        self.truth = scenario.truth_at(0.0)
+        self._knobs = self._limits.clamp(scenario.first_knobs)
         self.governor = governor
         self._random = np.random.default_rng(seed)
         self.now = 0.0
@@ -79,12 +68,6 @@ class SimulatedPipeline:
         self.memory = self._memory(0.0, self.active)
         self._sequence = 0
         self._drifted: tuple[TrueCosts, tuple[int, ...], TrueCosts] | None = None
-
-    @classmethod
-    def of(cls, scenario: Scenario, *, seed: int = 0, governor: bool = True) -> Self:
-        """Returns the pipeline of a scenario, with its first knobs."""
-        limits, knobs = scenario.limits, scenario.first_knobs
-        return cls(scenario.truth_at, limits, knobs, seed=seed, governor=governor)
 
     # The methods of a Tunable follow.
 

@@ -24,11 +24,13 @@ _ZERO_S = 1e-9  # Times up to this many seconds count as zero.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """The outcome of a run. The lists have one entry for each second."""
+    """The outcome of a run."""
 
     rows: float
     rates: tuple[float, ...]
-    changed: tuple[bool, ...]
+    """Rows a second, one entry for each second."""
+    changes: int
+    """The seconds in which knobs changed."""
     peak_memory: float
     """The largest memory use as a share of the limit in force."""
     killed: bool
@@ -47,7 +49,7 @@ def run(
     """Returns the outcome of a policy on a new simulator.
 
     The policy decides at the start and after every second, or sooner if it asks for that."""
-    return _drive(scenario, Simulator.of(scenario, seed=seed, governor=governor), policy, observe)
+    return _drive(scenario, Simulator(scenario, seed=seed, governor=governor), policy, observe)
 
 
 def _drive(
@@ -59,7 +61,7 @@ def _drive(
     """Lets a policy drive a simulator to the end of the scenario."""
     state = policy.initial(scenario.limits, simulator.knobs)
     series = []
-    changed = []
+    changes = 0
     peak = 0.0
     before = simulator.snapshot()
     seen = before
@@ -84,14 +86,14 @@ def _drive(
             wait_s -= step_s
         measured = rates(before, seen)
         assert measured is not None, "the simulator's clock moves on"
-        changed.append(knobs_changed)
+        changes += knobs_changed
         series.append((seen.rows - before.rows) / measured.seconds)
         peak = max(peak, seen.memory_used / seen.memory_limit)
         before = seen
     return Rollout(
         rows=simulator.consumed,
         rates=tuple(series),
-        changed=tuple(changed),
+        changes=changes,
         peak_memory=peak,
         killed=simulator.killed,
         knobs=simulator.knobs,
@@ -104,7 +106,7 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
     If memory is short, it runs twice: once within the limit by itself, and once relying on the governor."""
 
     def go(fill: float) -> Rollout:
-        simulator = Simulator.of(scenario, seed=seed)
+        simulator = Simulator(scenario, seed=seed)
         return _drive(scenario, simulator, ForesightOracle(simulator.true_at, fill=fill))
 
     careful = go(_FILL)

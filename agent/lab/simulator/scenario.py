@@ -75,10 +75,6 @@ class Scenario:
         except KnobError as error:
             raise ScenarioError(f"start: {error}") from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the fields, without cached properties, to send them to another process."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
     def _check_memory(self, truth: TrueCosts, path: str) -> None:
         """Raises ScenarioError if the memory is too small for one item in each stage."""
         count = len(self.stages)
@@ -105,11 +101,39 @@ class Scenario:
             else float(seconds >= c.at - 1e-9)
             for c in self.changes
         )
-        return _truth(self._key, done)
+        if done not in self._truths:
+            self._truths[done] = self._truth(done)
+        return self._truths[done]
 
     @functools.cached_property
-    def _key(self) -> _Identity:
-        return _Identity(self)
+    def _truths(self) -> dict[tuple[float, ...], TrueCosts]:
+        return {}
+
+    def _truth(self, done: tuple[float, ...]) -> TrueCosts:
+        """Returns the true costs after these shares of the changes."""
+        values: dict[str, float] = {}
+        for change, share in zip(self.changes, done, strict=True):
+            if share > 0:
+                before = values.get(change.key, value_of(self, change.key))
+                # The change is geometric if possible: a growing cost grows by the same share every second.
+                between = (
+                    before * (change.value / before) ** share
+                    if before > 0 and change.value > 0
+                    else (before + (change.value - before) * share)
+                )
+                values[change.key] = change.value if share == 1 else between
+        parts: dict[str, dict[str, Any]] = {}
+        for path, value in values.items():
+            owner, _, name = path.rpartition(".")
+            parts.setdefault(owner, {})[name] = int(value) if name == "batch_rows" else value
+        return TrueCosts(
+            dataclasses.replace(self.machine, **parts.get("machine", {})),
+            tuple(
+                dataclasses.replace(s, **own) if (own := parts.get(f"stages.{s.name}")) else s
+                for s in self.stages
+            ),
+            dataclasses.replace(self.consumer, **parts.get("consumer", {})),
+        )
 
     @functools.cached_property
     def limits(self) -> Limits:
@@ -141,44 +165,6 @@ class Scenario:
             | dict(self.start),
             backend={s.name: s.backends[0] for s in self.stages},
         )
-
-
-class _Identity:
-    """A scenario as a key, compared by identity. A comparison of values would hash every stage each time."""
-
-    __slots__ = ("scenario",)
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-
-
-@functools.lru_cache(maxsize=4096)
-def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
-    """Returns the true costs after these shares of the changes."""
-    scenario = key.scenario
-    values: dict[str, float] = {}
-    for change, share in zip(scenario.changes, done, strict=True):
-        if share > 0:
-            before = values.get(change.key, value_of(scenario, change.key))
-            # The change is geometric if possible: a growing cost grows by the same share every second.
-            between = (
-                before * (change.value / before) ** share
-                if before > 0 and change.value > 0
-                else (before + (change.value - before) * share)
-            )
-            values[change.key] = change.value if share == 1 else between
-    parts: dict[str, dict[str, Any]] = {}
-    for path, value in values.items():
-        owner, _, name = path.rpartition(".")
-        parts.setdefault(owner, {})[name] = int(value) if name == "batch_rows" else value
-    return TrueCosts(
-        dataclasses.replace(scenario.machine, **parts.get("machine", {})),
-        tuple(
-            dataclasses.replace(s, **own) if (own := parts.get(f"stages.{s.name}")) else s
-            for s in scenario.stages
-        ),
-        dataclasses.replace(scenario.consumer, **parts.get("consumer", {})),
-    )
 
 
 def value_of(scenario: Scenario, key: str) -> float:

@@ -4,24 +4,25 @@ import pytest
 
 from sluice import Knobs
 from sluice.agent.lab.simulator.fluid import Simulator
-from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
+from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.benchmarks.rivals.contest import (
     contest,
     score,
 )
-from tests.product import Limits
 
-STORE = TrueCosts(
-    SimMachine(cores=2, timer_noise=0),
-    (SimStage(name="decode", cost_s=0.05, cpu=0.02),),
-    Consumer(batch_rows=1024),
+STORE = Scenario(
+    name="store",
+    machine=SimMachine(cores=2, timer_noise=0),
+    stages=(SimStage(name="decode", cost_s=0.05, cpu=0.02, workers=64),),
+    consumer=Consumer(batch_rows=1024),
+    start={"decode": 1},
 )
-LIMITS = Limits(workers={"decode": (1, 64)})
 
 
 class Bench:
     def __init__(self) -> None:
-        self.tunable = Simulator(lambda _: STORE, LIMITS, Knobs(workers={"decode": 1}))
+        self.tunable = Simulator(STORE)
 
     def setting(self, text: str) -> Knobs:
         return Knobs(workers={"decode": 1}).parse(text)
