@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,20 @@ def session() -> Any:
     )
     os.environ["PYSPARK_PYTHON"] = sys.executable
     return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+@contextmanager
+def spark_settings(spark: Any, **changed: str) -> Iterator[None]:
+    """Changes settings of a session in a block. The names are those after `spark.sql.`, with `_` for each dot."""
+    names = {name: f"spark.sql.{name.replace('_', '.')}" for name in changed}
+    before = {key: spark.conf.get(key) for key in names.values()}
+    for name, value in changed.items():
+        spark.conf.set(names[name], value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            spark.conf.set(key, value)
 
 
 class Said:

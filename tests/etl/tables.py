@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice import FeatureTable
+from sluice.etl.read.pieces import Piece
 
 
 def column(name: str, role: str, ops: str = "", source: str | Sequence[str] = "") -> str:
@@ -84,9 +85,22 @@ def write_rows(
     return path
 
 
+def put(path: Path, content: str | bytes) -> Path:
+    """Writes a text or bytes to a file, makes the folders above it, and returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
 def batch_of(lines: Iterable[bytes]) -> pa.RecordBatch:
     """Returns lines as an engine hands them to the parser: each with its line feed."""
     return pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"])
+
+
+def lines_of(pieces: Iterable[Piece]) -> list[bytes]:
+    """Returns the lines of pieces, as they are handed to the parser."""
+    batches = (batch for piece in pieces for batch in piece.batches())
+    return [line for batch in batches for line in batch["line"].to_pylist()]
 
 
 def columns_of(table: pa.Table) -> dict[str, pa.Array]:

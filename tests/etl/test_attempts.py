@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice import FeatureTable
 from sluice.etl.spark import write
 from sluice.etl.spark.workers.row_file import local_folders
-from tests.etl.jobs import run
-from tests.etl.tables import column, write_spec
+from tests.etl.jobs import build_table, run
+from tests.etl.tables import column, put, write_spec
 from tests.product import FileAssignment, Spec, TableStore, new_job, vacuum
 
 TEXT = write_spec(
@@ -22,6 +21,9 @@ TEXT = write_spec(
     form="tsv",
     table="row_group_rows = 100\nfile_rows = 300\nsplit = {train = 0.5, test = 0.5}",
 )
+
+
+LINES = "".join(f"{n % 2}\t{n}\n" for n in range(900))
 
 
 def cells_of(files: int) -> list[pa.RecordBatch]:
@@ -90,9 +92,8 @@ def test_a_job_leaves_no_parsed_rows_on_the_executors_disk(spark, tmp_path):
         ((*folders,),) = tasks.map(lambda _: local_folders()).collect()
         return {str(path) for folder in folders for path in Path(folder).glob("sluice-rows-*")}
 
-    (tmp_path / "in.tsv").write_text("".join(f"{n % 2}\t{n}\n" for n in range(900)))
     before = stored()
-    run(spark, tmp_path / "t", tmp_path / "in.tsv", text=TEXT)
+    run(spark, tmp_path / "t", put(tmp_path / "in.tsv", LINES), text=TEXT)
     assert stored() == before
 
 
@@ -100,7 +101,6 @@ def test_a_job_leaves_no_parsed_rows_on_the_executors_disk(spark, tmp_path):
 def test_a_file_that_an_attempt_leaves_late_is_not_published_and_vacuum_removes_it(
     spark, tmp_path, monkeypatch
 ):
-    (tmp_path / "in.tsv").write_text("".join(f"{n % 2}\t{n}\n" for n in range(900)))
     late: list[str] = []
     real = write._remove_others
 
@@ -111,8 +111,7 @@ def test_a_file_that_an_attempt_leaves_late_is_not_published_and_vacuum_removes_
         late.append(path)
 
     monkeypatch.setattr(write, "_remove_others", leave_one)
-    run(spark, tmp_path / "t", tmp_path / "in.tsv", text=TEXT)
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(spark, tmp_path / "t", put(tmp_path / "in.tsv", LINES), text=TEXT)
     assert table.rows == 900
     assert late[0] not in [str(Path(file.path).relative_to(tmp_path / "t")) for file in table.files]
     (problem,) = table.check()

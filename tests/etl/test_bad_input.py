@@ -13,8 +13,8 @@ import pytest
 from deltalake import write_deltalake
 
 from sluice import FeatureTable
-from tests.etl.jobs import rows_of, run
-from tests.etl.tables import column, rejects_of, write_rows, write_spec
+from tests.etl.jobs import build_table, rows_of, run
+from tests.etl.tables import column, put, rejects_of, write_rows, write_spec
 from tests.product import (
     InputError,
     Job,
@@ -51,7 +51,7 @@ def table(*items: str | None, **others: pa.Array) -> pa.Table:
 
 
 def prices(folder: Path) -> list[tuple[str, float]]:
-    return sorted((row["item"], row["price"]) for row in rows_of(FeatureTable.open(folder)))
+    return sorted((row["item"], row["price"]) for row in rows_of(folder))
 
 
 def test_a_parquet_file_that_lacks_a_column_is_named_or_filled_if_the_spec_says_so(spark, tmp_path):
@@ -93,18 +93,18 @@ def test_files_that_a_table_has_removed_are_never_read(spark, tmp_path):
             run(spark, tmp_path / "t", tmp_path / path, text=PARQUET)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     run(spark, tmp_path / "t", tmp_path / "in" / "dl", text=PARQUET.replace('"parquet"', '"delta"'))
-    assert [row["item"] for row in rows_of(FeatureTable.open(tmp_path / "t"))] == ["b"]
+    assert [row["item"] for row in rows_of(tmp_path / "t")] == ["b"]
 
 
 def test_a_quoted_field_may_contain_line_ends_and_an_open_quote_costs_its_own_line(spark, tmp_path):
     text = write_spec(INPUTS, REST, form="csv", head="multiline = true\n")
-    (tmp_path / "in.csv").write_bytes(
-        b'1,"a\nb",1\n0,"c\r\n""d""\n",2\n1,f,x\n1,"g\n\n",5\r\n1,"open,3\n0,e,4'
+    lines = put(
+        tmp_path / "in.csv",
+        b'1,"a\nb",1\n0,"c\r\n""d""\n",2\n1,f,x\n1,"g\n\n",5\r\n1,"open,3\n0,e,4',
     )
-    run(spark, tmp_path / "t", tmp_path / "in.csv", text=text, max_rejects=1.0)
+    made = build_table(spark, tmp_path / "t", lines, text=text, max_rejects=1.0)
     assert prices(tmp_path / "t") == [("a\nb", 1), ('c\r\n"d"\n', 2), ("e", 4), ("g\n\n", 5)]
-    rejected = rejects_of(FeatureTable.open(tmp_path / "t"))
-    assert {each["line"]: each["reason"] for each in rejected} == {
+    assert {each["line"]: each["reason"] for each in rejects_of(made)} == {
         3: "price: not a number of 64 bits",
         5: "a quote that does not end",
     }

@@ -15,7 +15,7 @@ from sluice.etl.apply.rejected import check_rejects_folder
 from sluice.etl.ops.hashing import mix
 from sluice.etl.spec.row_split import split_of
 from tests.etl import jobs
-from tests.etl.tables import batch_of, column, lines_in, write_spec
+from tests.etl.tables import batch_of, column, lines_in, put, write_spec
 from tests.product import (
     FileAssignment,
     InputError,
@@ -53,9 +53,8 @@ def raw(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("raw")
     synthesize(folder / "all.tsv", rows=ROWS, seed=2)
     lines = [line.split("\t") for line in (folder / "all.tsv").read_text().splitlines()]
-    path = folder / "clicks.tsv"
-    path.write_text("".join("\t".join([*line[:4], *line[14:21]]) + "\n" for line in lines))
-    return path
+    kept = ("\t".join([*line[:4], *line[14:21]]) + "\n" for line in lines)
+    return put(folder / "clicks.tsv", "".join(kept))
 
 
 @pytest.fixture(scope="module")
@@ -169,18 +168,12 @@ def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(
     spark, made, raw, tmp_path
 ):
     lines = raw.read_bytes().splitlines(keepends=True)
-    (tmp_path / "in").mkdir()
     for number in range(5):  # in another order, too
-        (tmp_path / "in" / f"{9 - number}.tsv").write_bytes(
-            b"".join(lines[number * 400 : (number + 1) * 400])
-        )
-    spark.conf.set("spark.sql.shuffle.partitions", "5")
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "301")
-    try:
+        part = lines[number * 400 : (number + 1) * 400]
+        put(tmp_path / "in" / f"{9 - number}.tsv", b"".join(part))
+    changed = {"shuffle_partitions": "5", "execution_arrow_maxRecordsPerBatch": "301"}
+    with jobs.spark_settings(spark, **changed):
         run(spark, tmp_path / "t", tmp_path / "in" / "*.tsv")
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", "2")
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "32768")
     other = FeatureTable.open(tmp_path / "t")
     assert content(other) == content(made)
     assert other.record.state == made.record.state
@@ -194,9 +187,7 @@ def broken(raw, tmp_path) -> Path:
     fields = lines[5].split("\t")
     lines[5] = "\t".join([fields[0], "many", *fields[2:]])
     lines[9] = "7" + lines[9][1:]
-    path = tmp_path / "broken.tsv"
-    path.write_text("\n".join(lines))  # nor does it end in a line feed
-    return path
+    return put(tmp_path / "broken.tsv", "\n".join(lines))  # nor does it end in a line feed
 
 
 REASONS = {

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests.etl.jobs import run
-from tests.etl.tables import column, write_spec
+from tests.etl.tables import column, put, write_spec
 from tests.product import InputError, JobFailure, spark_errors_as_job_failure
 from tests.raises import raises
 
@@ -27,9 +27,8 @@ def zstd(data: bytes) -> bytes:
 def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp_path, reader):
     engine, name = None if reader == "local" else spark, "a.csv.zst"
     frames = zstd(LINES[:-6000]), zstd(LINES[-6000:])
-    (tmp_path / "good").mkdir()
     for kind, data in {"frames": b"".join(frames), "empty": b"", "nothing": zstd(b"")}.items():
-        (tmp_path / "good" / f"{kind}.csv.zst").write_bytes(data)
+        put(tmp_path / "good" / f"{kind}.csv.zst", data)
     assert run(engine, tmp_path / "t", tmp_path / "good", text=TEXT).rows_out == 40_000
     bad = {
         "cut": frames[0] + frames[1][:-4],
@@ -41,8 +40,7 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
     if engine is not None:
         bad = {kind: bad[kind] for kind in ("cut", "behind")}
     for kind, data in bad.items():
-        (tmp_path / kind).mkdir()
-        (tmp_path / kind / name).write_bytes(data)
+        put(tmp_path / kind / name, data)
         with (
             raises(JobFailure, f"/{kind}/a.csv.zst:", "copy it here"),
             spark_errors_as_job_failure(),
@@ -53,8 +51,7 @@ def test_zstandard_of_several_frames_is_read_whole_or_refused_by_name(spark, tmp
 
 @pytest.mark.spark
 def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "whole.csv.bz2").write_bytes(bz2.compress(LINES))
+    put(tmp_path / "in" / "whole.csv.bz2", bz2.compress(LINES))
     flipped = bytearray(gzip.compress(LINES))
     flipped[99] ^= 255
     for name, data, why in (
@@ -64,8 +61,7 @@ def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
         ("d.csv.gz", LINES, "it is no gzip file"),
         ("e.csv.gz", flipped, "it is damaged"),
     ):
-        path = tmp_path / "in" / name
-        path.write_bytes(data)
+        path = put(tmp_path / "in" / name, data)
         for engine in (None, spark):
             with (
                 raises(JobFailure, f"/in/{name}: {why}", "copy it here anew", "nothing was"),

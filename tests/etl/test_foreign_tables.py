@@ -15,7 +15,7 @@ from sluice.etl.table.foreign_tables import ForeignTableError
 from sluice.ingest.__main__ import main as ingest_program
 from sluice.ingest.read.parquet_files import table_of
 from sluice.tools import guess
-from tests.etl.tables import write_rows
+from tests.etl.tables import put, write_rows
 from tests.ingest.s3 import S3Server, with_bucket
 from tests.product import (
     BatchLoader,
@@ -72,11 +72,8 @@ def refused_by(read, path, capsys) -> str:
 @pytest.mark.parametrize("way", WAYS)
 def test_no_reader_lists_files_in_a_tables_folder(tmp_path, capsys, kind, way):
     for path in ("t/day=a/0.parquet", "t/day=b/1.parquet"):
-        (tmp_path / path).parent.mkdir(parents=True)
         write_rows(tmp_path / path, ROWS)
-    mark = tmp_path / "t" / MARKS[kind]
-    mark.parent.mkdir()
-    mark.write_text("{}")
+    put(tmp_path / "t" / MARKS[kind], "{}")
     (tmp_path / "link").symlink_to(tmp_path / "t" / "day=a")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "one.parquet").symlink_to(tmp_path / "t" / "day=a" / "0.parquet")
@@ -154,8 +151,7 @@ def test_of_drawn_folders_and_marks_a_path_is_refused_if_and_only_if_a_table_hol
     store = fsspec.filesystem("memory")
     for name in (*files, *marks, *harmless):
         path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_rows(path, ROWS) if name in files else path.write_text("{}")
+        write_rows(path, ROWS) if name in files else put(path, "{}")
         store.pipe_file(f"/{seed}/{name}", path.read_bytes())
 
     folder, name = os.path.split(chance.choice(files))

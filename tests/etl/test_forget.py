@@ -14,7 +14,7 @@ from sluice.etl.table import commit
 from sluice.tools.forget import main
 from tests.etl.forgotten import files_with
 from tests.etl.jobs import build_table, opened, rows_of, run, words_of
-from tests.etl.tables import column, section, write_rows, write_spec
+from tests.etl.tables import column, put, section, write_rows, write_spec
 from tests.product import NOTHING, CommitConflict, JobRecord, Pin, Serving, TableStore, UsageError
 from tests.raises import MISTAKES, raises
 
@@ -40,8 +40,7 @@ PAIRS = {
 
 def write_log(path: Path, rows: list[tuple[int, int, str, int]]) -> Path:
     lines = (",".join(map(str, row)) for row in rows)
-    path.write_text("click,row,user,item\n" + "\n".join(lines) + "\n")
-    return path
+    return put(path, "click,row,user,item\n" + "\n".join(lines) + "\n")
 
 
 def draw_log(draw: random.Random, first: int, rows: int) -> list[tuple[int, int, str, int]]:
@@ -126,7 +125,6 @@ def small(folder: Path, *chains: str, users: tuple[str, ...] = (GONE, "a", "b"))
     """Makes a table of two versions, with rejected rows."""
     text = spec_of(list(chains) or ["categorify"])
     rows = [(number % 2, number, users[number % len(users)], 1) for number in range(30)]
-    folder.mkdir(exist_ok=True)
     log = write_log(folder / "log.csv", [*rows, (7, 99, GONE, 1)])
     for mode in ("create", "overwrite"):
         more = {"update_state": True} if mode == "overwrite" else {}
@@ -268,12 +266,12 @@ def test_other_columns_that_may_hold_the_value_are_named(tmp_path):
         form="csv",
         head="header = true\n",
     )
-    (tmp_path / "log.csv").write_text(f"click,user,friend\n1,{GONE},a\n0,a,{GONE}\n1,b,a\n")
-    build_table(None, tmp_path / "table", tmp_path / "log.csv", text=text)
+    log = put(tmp_path / "log.csv", f"click,user,friend\n1,{GONE},a\n0,a,{GONE}\n1,b,a\n")
+    build_table(None, tmp_path / "table", log, text=text)
     with raises(UsageError, "friend", "--refit", "nothing was removed"):
         forget(tmp_path / "table")
-    (tmp_path / "log.csv").write_text("click,user,friend\n0,a,b\n1,b,a\n")
-    run(None, tmp_path / "table", tmp_path / "log.csv", text=text, mode="overwrite", refit=True)
+    put(log, "click,user,friend\n0,a,b\n1,b,a\n")
+    run(None, tmp_path / "table", log, text=text, mode="overwrite", refit=True)
     assert forget(tmp_path / "table", "--shared")["rows"] == 0
     assert files_with(tmp_path / "table", GONE) == []
 

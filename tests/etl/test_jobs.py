@@ -20,7 +20,7 @@ from sluice.etl.apply.row_placement import WritePlan
 from sluice.etl.jobs.engine import fit
 from sluice.etl.table.new_files import CommitError
 from tests.etl.jobs import Said, alike, build_table, in_one_process, job_of, rows_of, run, words_of
-from tests.etl.tables import column, columns_of, write_rows, write_spec
+from tests.etl.tables import column, columns_of, put, write_rows, write_spec
 from tests.product import (
     DriftError,
     FittedState,
@@ -319,7 +319,7 @@ def test_a_state_is_kept_added_to_and_never_mixed(tmp_path):
     run(None, out, first, text=text)
 
     def ids():
-        return {word: n for n, word in enumerate(words_of(FeatureTable.open(out), "item/0"), 4)}
+        return {word: n for n, word in enumerate(words_of(out, "item/0"), 4)}
 
     assert ids() == {"a": 4, "b": 5, "c": 6}
     said = Said()
@@ -330,9 +330,8 @@ def test_a_state_is_kept_added_to_and_never_mixed(tmp_path):
         DriftError, match=r"unseen of column 'item' is 1 .*drift\.unseen\.refuse = 0\.9; nothing"
     ):
         run(None, out, strangers, text=text, mode="append")
-    run(None, out, more, text=text, mode="append", update_state=True)
+    table = build_table(None, out, more, text=text, mode="append", update_state=True)
     assert ids() == {"a": 4, "b": 5, "c": 6, "d": 7}
-    table = FeatureTable.open(out)
     assert (table.version, table.rows) == (2, 6 + 8 + 8)
     assert {f.name: f.cardinality for f in table.fields}["item"] == 8
     assert table.check() == []  # ids of older files are within the newer cardinality
@@ -345,7 +344,7 @@ def test_a_state_is_kept_added_to_and_never_mixed(tmp_path):
         reuse_state=True,
     )
     assert ids() == {"a": 4, "b": 5, "c": 6, "d": 7}
-    assert {r["item"] for r in rows_of(FeatureTable.open(out))} <= {
+    assert {r["item"] for r in rows_of(out)} <= {
         2,
         3,
     }  # all are out of the vocabulary
@@ -385,7 +384,7 @@ def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path)
     write_rows(tmp_path / "unsigned.parquet", wide)
     result = run(spark, tmp_path / "t", tmp_path / "unsigned.parquet", text=text + KEPT)
     assert (result.rows_out, result.rejected) == (899, {"click: not a whole number of 64 bits": 1})
-    got = {row["user"] for row in rows_of(FeatureTable.open(tmp_path / "t"))}
+    got = {row["user"] for row in rows_of(tmp_path / "t")}
     assert got == {str(2**63 + i) for i in range(1, 900)}  # read as text they stay whole
 
 
@@ -394,18 +393,18 @@ CSV = write_spec("click:int item:text", ITEM, form="csv", head="header = true\n"
 
 @pytest.mark.spark
 def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(spark, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.csv").write_bytes(
-        b"click,item\r\n1,a\r\n0,\xe6\x97\xa5\r\n1,\xff\r\n1,1e5"
-    )
-    (tmp_path / "in" / "2.csv").write_text("")
-    (tmp_path / "in" / "3.csv").write_text("click,item\n" + "0,007\n" * 400)
-    (tmp_path / "in" / "4.csv").write_text("click,item\n0,\n0,\n")  # a column all null here
+    for name, content in {
+        "1.csv": b"click,item\r\n1,a\r\n0,\xe6\x97\xa5\r\n1,\xff\r\n1,1e5",
+        "2.csv": "",
+        "3.csv": "click,item\n" + "0,007\n" * 400,
+        "4.csv": "click,item\n0,\n0,\n",  # a column all null here
+    }.items():
+        put(tmp_path / "in" / name, content)
     result = run(spark, tmp_path / "t", tmp_path / "in", text=CSV)
     assert (result.rows_in, result.rejected) == (406, {"item: not UTF-8 text": 1})
-    words = words_of(FeatureTable.open(tmp_path / "t"), "item/0")
+    words = words_of(tmp_path / "t", "item/0")
     assert words == ["007", "1e5", "a", "日"]
-    (tmp_path / "in" / "5.csv").write_text("click,thing\n1,a\n")
+    put(tmp_path / "in" / "5.csv", "click,thing\n1,a\n")
     with raises(InputError, "5.csv:", "'thing'", "column 2", "'item'"):
         run(spark, tmp_path / "t", tmp_path / "in", text=CSV, mode="overwrite")
 

@@ -121,9 +121,7 @@ def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw
     )
     assert files["joint/i"].num_rows > old["joint/i"].num_rows
     assert memory.hash == files.hash
-    assert rows_of(FeatureTable.open(tmp_path / "files")) == rows_of(
-        FeatureTable.open(tmp_path / "memory")
-    )
+    assert rows_of(tmp_path / "files") == rows_of(FeatureTable.open(tmp_path / "memory"))
     # A later job with room for all of it still maps what lies in files.
     result = run(spark, tmp_path / "files", raw, text=TEXT, mode="append")
     assert result.ways == dict.fromkeys(["few/0", "joint/i", "seen/0"], MAPPED)

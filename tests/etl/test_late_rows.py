@@ -8,7 +8,7 @@ import pytest
 from sluice import FeatureTable
 from tests.etl import test_serving as plain
 from tests.etl.jobs import Said, job_of, run
-from tests.etl.tables import rejects_of
+from tests.etl.tables import put, rejects_of
 from tests.product import InputError, StateError, TableStore, folder_of_tails
 from tests.raises import assert_names, raises
 
@@ -107,11 +107,11 @@ def test_rejected_late_rows_are_in_no_history_and_the_others_are_whole(
 
 def test_late_rows_are_counted_by_each_key_and_an_append_changes_no_history(spark, tmp_path):
     """Also by a key that another lag makes. Rows without a key, and those of the newest moment, are not late."""
-    text, out, later = CHAINED, tmp_path / "t", tmp_path / "later"
-    (tmp_path / "first").write_text("0,a,x,1\n0,a,y,10\n0,b,x,5\n0,b,z,30\n")
+    text, out = CHAINED, tmp_path / "t"
+    first = put(tmp_path / "first", "0,a,x,1\n0,a,y,10\n0,b,x,5\n0,b,z,30\n")
     # Of the lag `following`, key x has its newest row at 30. The first and the last row are late by that alone.
-    later.write_text("0,a,q,10\n0,,q,0\n0,c,x,20\n0,c,q,25\n")
-    run(spark, out, tmp_path / "first", text=text)
+    later = put(tmp_path / "later", "0,a,q,10\n0,,q,0\n0,c,x,20\n0,c,q,25\n")
+    run(spark, out, first, text=text)
     for late, facts in (("reject", ["--late", "'following'"]), ("neither", ["'neither'"])):
         with raises(InputError, *facts):
             job_of(out, later, text=text, mode="append", late=late)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sluice.etl.apply.lines import has_other_bytes
-from tests.etl.jobs import rows_of, run
-from tests.etl.tables import batch_of, column, lines_in
+from tests.etl.jobs import rows_of, run, spark_settings
+from tests.etl.tables import batch_of, column, lines_in, put
 from tests.etl.test_parse import GOOD, SPEC, parse
 from tests.product import InputParser, Parsed, Spec
 
@@ -172,7 +172,6 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
         1,
     ) + column("text", "key", source="C")
     draw, parser = random.Random(15), InputParser(Spec.parse(text))
-    (tmp_path / "in").mkdir()
     want: list[tuple[str, int, str, bytes]] = []
     kept: list[str] = []
     empty = 0
@@ -183,7 +182,7 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
         ]
         if head:
             lines = [head + b"\r", *lines[:100], head, *lines[100:]]
-        (tmp_path / "in" / name).write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
+        put(tmp_path / "in" / name, MARK + b"\n".join(lines) + end)
         lines_parsed = parsed(parser, lines)
         want += [
             (name, n + 1, reason, lines[n].rstrip(b"\r"))
@@ -192,19 +191,9 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(
         ]
         empty += sum(line.rstrip(b"\r") == b"" for line in lines)
         kept += [value or "" for value in lines_parsed.columns["C"].to_pylist()]
-    before = spark.conf.get("spark.sql.files.maxPartitionBytes")
-    spark.conf.set("spark.sql.files.maxPartitionBytes", "16384")
-    try:
-        made = run(
-            spark,
-            tmp_path / "t",
-            tmp_path / "in",
-            text=text,
-            max_rejects=0.9,
-            rejects=str(tmp_path / "aside"),
-        )
-    finally:
-        spark.conf.set("spark.sql.files.maxPartitionBytes", before)
+    options = {"max_rejects": 0.9, "rejects": str(tmp_path / "aside")}
+    with spark_settings(spark, files_maxPartitionBytes="16384"):
+        made = run(spark, tmp_path / "t", tmp_path / "in", text=text, **options)
     assert made.rows_in == 1002 - empty
     assert sorted(row["text"] for row in rows_of(tmp_path / "t")) == sorted(kept)
     aside = lines_in(tmp_path / "aside")

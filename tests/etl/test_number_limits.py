@@ -10,7 +10,7 @@ import pytest
 
 from sluice import FeatureTable
 from sluice.etl.jobs.job_run import TooManyRejects
-from tests.etl.jobs import Said, rows_of, run, words_of
+from tests.etl.jobs import Said, build_table, rows_of, run, words_of
 from tests.etl.local.test_engines import alike
 from tests.etl.tables import column, rejects_of, write_rows, write_spec
 from tests.product import Result, stored_column
@@ -135,8 +135,9 @@ def test_a_row_that_shows_at_once_takes_no_part_in_what_is_learned_and_one_that_
     write(tmp_path / "rows", ROWS)
     text = HEAD % ("csv", "", "") + LATE
     said = Said()
-    run(None, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.2, said=said)
-    table = FeatureTable.open(tmp_path / "t")
+    table = build_table(
+        None, tmp_path / "t", tmp_path / "rows", text=text, max_rejects=0.2, said=said
+    )
     more = said.text.partition("writing 2 more rejected rows")[2]
     assert sum(map(int, re.findall(r"(\d+) rejected: ", more))) == 2, said.text
     # Five were set aside when they were parsed; two, once the others' spread was known.

@@ -103,7 +103,7 @@ def test_a_side_tables_time_may_be_of_any_type_and_a_wrong_unit_is_reported(spar
     )
     said = Said()
     run(spark, tmp_path / "t", tmp_path / "rows.parquet", text=text, said=said)
-    rows = sorted(rows_of(FeatureTable.open(tmp_path / "t")), key=lambda r: (r["user"], r["at"]))
+    rows = sorted(rows_of(tmp_path / "t"), key=lambda r: (r["user"], r["at"]))
     want = {name: [-1, 0, 2, -1] for name in kinds}
     want |= {"day": [1, 1, 1, -1], "millis": [-1] * 4}
     assert {name: [row[name] for row in rows] for name in kinds} == want

@@ -10,7 +10,7 @@ from sluice import Loader, Order, Reading
 from sluice.ingest.plain.roles import ParquetError
 from tests.dlrm.serving.stub import decoded
 from tests.etl.jobs import build_table, job_of, rows_of, run, words_of
-from tests.etl.tables import batch_of, column, write_rows, write_spec
+from tests.etl.tables import batch_of, column, put, write_rows, write_spec
 from tests.fuzz.one_value import parsed_rows
 from tests.product import (
     ColumnError,
@@ -122,7 +122,7 @@ def test_a_column_of_json_is_read_by_any_of_its_names(tmp_path):
     want = ["a", "b", "c", "d", "7", None]
     path, spec = tmp_path / "lines.json", Spec.own(SPEC)
     for places in (range(6), range(4), *([place] for place in range(6))):
-        path.write_text("".join(lines[place] for place in places))
+        put(path, "".join(lines[place] for place in places))
         assert [row["uid"] for row in parsed_rows(spec, path)] == [want[place] for place in places]
     decoder = Decoder(spec, "", most_rows=99)
     body = b'{"rows": [{"user_id": "c"}, {"user_id": 7}, {"user.id": "e", "uid": null}]}'
@@ -139,7 +139,7 @@ def test_a_column_of_csv_and_parquet_is_read_by_any_of_its_names(tmp_path):
     for name in ("uid", "user_id", "user.id"):
         # A header is a header wherever it stands.
         text = f'click,{name},price\n0,{name},1\nclick,uid,price\n0,"",\n'
-        (tmp_path / f"{name}.csv").write_text(text)
+        put(tmp_path / f"{name}.csv", text)
         values = pa.array([name, None])
         if name == "user.id":
             values = pa.StructArray.from_arrays([values], ["id"])
@@ -167,9 +167,9 @@ def test_a_column_of_csv_and_parquet_is_read_by_any_of_its_names(tmp_path):
     )
     stored = Spec.own(text)
     assert [row and row["uid"] for row in parsed_rows(stored, both)] == ["y", "z", None]
-    (tmp_path / "wrong").write_text("click,uuid,price\n0,a,1\n")
+    wrong = put(tmp_path / "wrong", "click,uuid,price\n0,a,1\n")
     with raises(InputError, "'uuid'", "'uid'"):
-        run(None, tmp_path / "w", tmp_path / "wrong", text=csv_text)
+        run(None, tmp_path / "w", wrong, text=csv_text)
     lacking = write_rows(tmp_path / "lacking", click=[0], price=[1.0])
     with raises(InputError, "'uid'", "lacking"):
         run(None, tmp_path / "w", lacking, both, text=text)
@@ -190,7 +190,6 @@ def test_a_loader_of_parquet_reads_each_file_by_the_name_that_it_has(tmp_path, r
         values = [f"u{number}-{n}" for n in range(100)]
         for folder, own in (("drawn", name), ("plain", "uid")):
             rows = {own: values, "click": [0, 1] * 50}
-            (tmp_path / folder).mkdir(exist_ok=True)
             rows = dict(reversed(rows.items())) if number else rows
             write_rows(tmp_path / folder / f"{number}.parquet", row_group_size=30, **rows)
 
@@ -229,9 +228,7 @@ def write_day(folder, day: int, name: str, form: str):
     lines = [",".join(map(str, row.values())) for row in ({name: name for name in rows[0]}, *rows)]
     if form == "json":
         lines = [json.dumps(dict(reversed(row.items()))) for row in rows]
-    path = folder / f"{day}.{form}"
-    path.write_text("\n".join(lines))
-    return path
+    return put(folder / f"{day}.{form}", "\n".join(lines))
 
 
 def test_what_is_learned_follows_a_renamed_column_and_csv_follows_json(tmp_path):

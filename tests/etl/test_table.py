@@ -19,6 +19,7 @@ from benchmarks.small_table import small_table
 from sluice import FeatureTable
 from sluice.etl.__main__ import main
 from sluice.etl.table.new_files import CommitError
+from tests.etl.tables import put
 from tests.product import (
     Base,
     CommitConflict,
@@ -199,12 +200,16 @@ def test_create_and_append_refuse_what_they_cannot_do(table, tmp_path):
 
 
 def test_a_stale_version_is_a_conflict_in_our_words(table):
-    store, stale = TableStore(table.uri), Base.read(TableStore(table.uri))
+    store, stale = store_and_base(table)
     small_table(table.uri, rows=100, mode="append", first=9000)
     record = replace(table.record, mode="overwrite", job="late")
     with raises(CommitConflict, table.uri, "version 1", "version 0"):
         publish(store, stale, record, table.fields)
     assert FeatureTable.open(table.uri).version == 1
+
+
+def store_and_base(table: FeatureTable) -> tuple[TableStore, Base]:
+    return (store := TableStore(table.uri)), Base.read(store)
 
 
 def record_of(table, job, mode, state=None):
@@ -235,8 +240,7 @@ def record_of(table, job, mode, state=None):
     ],
 )
 def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
-    store, start = TableStore(table.uri), Barrier(2, timeout=60)
-    base = Base.read(store)
+    (store, base), start = store_and_base(table), Barrier(2, timeout=60)
     records = [record_of(table, f"job-{i}", mode, state) for i, (mode, state) in enumerate(jobs)]
 
     def job(record) -> int | None:
@@ -266,7 +270,7 @@ def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
 
 def test_of_two_appends_with_histories_the_second_runs_again(table):
     """What it knew of earlier rows, and what it leaves for the next append, lacks the rows of the first."""
-    store, base = TableStore(table.uri), Base.read(TableStore(table.uri))
+    store, base = store_and_base(table)
     first, second = (
         replace(record_of(table, f"job-{number}", "append"), tails=True) for number in range(2)
     )
@@ -302,7 +306,7 @@ def test_a_job_of_which_a_vacuum_has_taken_files_publishes_nothing(table, lost):
 def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(table, monkeypatch):
     from sluice.etl.table import commit
 
-    store, base, real = TableStore(table.uri), Base.read(TableStore(table.uri)), commit._commit
+    (store, base), real = store_and_base(table), commit._commit
 
     def lands_and_fails(*args):
         real(*args)
@@ -332,9 +336,8 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
     later = time.time() + 30 * DAY_S
     Pin(name="trainer", version=1, expires=later + 60).save(store)
     Pin(name="gone", version=2, expires=later - 1).save(store)
-    orphan = Path(uri, "data", "20200101T000000-dead", "split=train", "a.parquet")
-    orphan.parent.mkdir(parents=True)
-    orphan.write_bytes(b"left behind")
+    orphan = Path(uri, "data/20200101T000000-dead/split=train/a.parquet")
+    put(orphan, "left behind")
     tails = [
         f"_sluice/serving/{FeatureTable.open(uri, version).record.job}/lag/part-0.parquet"
         for version in (1, 2)
@@ -370,11 +373,10 @@ def test_vacuum_ends_where_every_kept_version_is_pinned(table):
 
 def test_vacuum_leaves_files_and_files_of_jobs_that_are_younger_than_a_day(table):
     small_table(table.uri, rows=100, mode="overwrite", first=5000)
-    young = Path(table.uri, "data", "20200101T000000-dead", "split=train", "a.parquet")
-    young.parent.mkdir(parents=True)
+    young = put(Path(table.uri, "data/20200101T000000-dead/split=train/a.parquet"), "")
     for path in filter(Path.is_file, Path(table.uri).rglob("*")):
         os.utime(path, (0, 0))  # of jobs that began a moment ago
-    young.write_bytes(b"written a moment ago")
+    put(young, "written a moment ago")
     store, now = TableStore(table.uri), time.time()
     assert vacuum(store, keep=1, now=now + DAY_S / 2).files == ()
     assert len(vacuum(store, keep=1, now=now + 2 * DAY_S).files) > 1
@@ -410,8 +412,7 @@ def test_vacuum_follows_no_link_out_of_the_table(table, tmp_path, level):
         f"state/{job}/part-0.parquet",
     ]
     for name in precious:
-        (outside / name).parent.mkdir(parents=True, exist_ok=True)
-        (outside / name).write_text("mine")
+        put(outside / name, "mine")
     (outside / f"{job}/empty").mkdir()
     linked.parent.mkdir(parents=True, exist_ok=True)
     linked.symlink_to(outside)
@@ -424,27 +425,22 @@ def test_vacuum_follows_no_link_out_of_the_table(table, tmp_path, level):
 
 def test_vacuum_removes_nothing_that_readers_cannot_be_told_of(table, tmp_path):
     """What is about to go is said in `_sluice`, which is a link here."""
-    uri, old = (
-        Path(table.uri),
-        table.uri + "/data/20200101T000000-deadbeef/split=train/part-0.parquet",
-    )
-    Path(old).parent.mkdir(parents=True)
-    Path(old).write_text("a job's")
+    uri = Path(table.uri)
+    old = put(uri / "data/20200101T000000-deadbeef/split=train/part-0.parquet", "a job's")
     (uri / "_sluice").rename(tmp_path / "outside")
     (uri / "_sluice").symlink_to(tmp_path / "outside")
     with raises(StoreError, "_sluice", "link", "nothing was removed"):
         vacuum(TableStore(uri), keep=1, now=2e9)
-    assert Path(old).exists()
+    assert old.exists()
 
 
 def test_vacuum_removes_what_jobs_wrote_and_names_the_rest(table, tmp_path):
     uri, store, job = Path(table.uri), TableStore(table.uri), "20200101T000000-deadbeef"
-    kept = tmp_path / "kept.parquet"
-    kept.write_text("mine")
+    kept = put(tmp_path / "kept.parquet", "mine")
     folder = uri / "data" / job / "split=train"
-    folder.mkdir(parents=True)
-    for name in ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft"):
-        (folder / name).write_text("a job's")
+    of_jobs = ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft")
+    for name in of_jobs:
+        put(folder / name, "a job's")
     (folder / "link.parquet").symlink_to(kept)
     others = {
         f"data/{job}/notes.md",
@@ -453,13 +449,9 @@ def test_vacuum_removes_what_jobs_wrote_and_names_the_rest(table, tmp_path):
         "_sluice/rejects/mine.json",
     }
     for name in others:
-        (uri / name).parent.mkdir(parents=True, exist_ok=True)
-        (uri / name).write_text("mine")
+        put(uri / name, "mine")
     done = vacuum(store, keep=1, now=2e9)
-    assert set(done.files) == {
-        f"data/{job}/split=train/{name}"
-        for name in ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft")
-    }
+    assert set(done.files) == {f"data/{job}/split=train/{name}" for name in of_jobs}
     assert set(done.passed_over) == others | {f"data/{job}/split=train/link.parquet"}
     assert all((uri / name).read_text() == "mine" for name in others)
     assert (kept.read_text(), (folder / "link.parquet").is_symlink()) == ("mine", True)
@@ -484,8 +476,7 @@ def test_a_link_that_appears_while_vacuum_removes_is_not_followed(table, tmp_pat
     uri, job = Path(table.uri), "20200101T000000-deadbeef"
     outside, folder = tmp_path / "outside", uri / "data" / job / "split=train"
     for place in (outside / "split=train", folder):
-        place.mkdir(parents=True)
-        (place / "part-0.parquet").write_text("mine")
+        put(place / "part-0.parquet", "mine")
 
     def swap(self, path, remove=TableStore.remove):
         if not folder.parent.is_symlink():
@@ -500,8 +491,7 @@ def test_a_link_that_appears_while_vacuum_removes_is_not_followed(table, tmp_pat
 
 
 def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path, monkeypatch):
-    store, other = TableStore(table.uri), tmp_path / "other"
-    other.write_text("mine")
+    store, other = TableStore(table.uri), put(tmp_path / "other", "mine")
     Path(table.uri, "_sluice", "pins").mkdir()
     Path(table.uri, "_sluice", "pins", "reader.json").symlink_to(other)
     Pin(name="reader", version=0, expires=3e9).save(store)  # the link is replaced
@@ -549,7 +539,7 @@ def test_a_table_is_shown_as_text(table):
 
 
 def test_appending_other_columns_is_refused_and_overwriting_with_them_is_not(table):
-    store, base = TableStore(table.uri), Base.read(TableStore(table.uri))
+    store, base = store_and_base(table)
     fields = tuple(replace(f, role="weight") if f.name == "I3" else f for f in table.fields)
     with raises(CommitError, "'I3'", "overwrite"):
         publish(store, base, replace(table.record, mode="append", job="other"), fields)

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pyarrow.fs as pafs
 import pytest
 
-from sluice import FeatureTable
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.read.pieces import OPEN_BYTES, split_into_tasks
 from sluice.etl.spark import read_input
-from tests.etl.jobs import run
-from tests.etl.tables import column, write_spec
+from tests.etl.jobs import build_table, spark_settings
+from tests.etl.tables import column, lines_in, put, write_spec
 from tests.etl.test_build import content
 from tests.ingest.s3 import KEYS, S3Server
 from tests.product import RawInput, files_of
@@ -28,16 +27,14 @@ TEXT = write_spec(
 
 def write_lines(folder: Path) -> list[str]:
     """Writes files of lines, of which one is compressed. Returns all lines."""
-    folder.mkdir()
     every = []
     for number in range(3):
         rows = [f"{n % 2}\t{number}\t{'x' * (n % 7)}{n}\n" for n in range(50)]
         every += rows
-        content = "".join(rows).encode()
         if number == 1:
-            (folder / f"{number}.tsv.gz").write_bytes(gzip.compress(content))
+            put(folder / f"{number}.tsv.gz", gzip.compress("".join(rows).encode()))
         else:
-            (folder / f"{number}.tsv").write_bytes(content)
+            put(folder / f"{number}.tsv", "".join(rows))
     return every
 
 
@@ -86,22 +83,12 @@ def test_tasks_read_what_threads_read_with_the_same_rejects(spark, tmp_path):
         'split_time = "place"\nsplit = {train = -inf, test = 0.8}',
     )
     tables, rejects = [], []
-    before = spark.conf.get("spark.sql.files.maxPartitionBytes")
-    spark.conf.set("spark.sql.files.maxPartitionBytes", "300")
-    try:
+    with spark_settings(spark, files_maxPartitionBytes="300"):
         for name, engine in (("tasks", spark), ("threads", None)):
             folder = tmp_path / f"{name}-rejects"
-            run(
-                *(engine, tmp_path / name, tmp_path / "in"),
-                text=text,
-                rejects=str(folder),
-                max_rejects=0.5,
-            )
-            tables.append(FeatureTable.open(tmp_path / name))
-            written = "".join(file.read_text() for file in folder.glob("*.json"))
-            rejects.append(sorted(map(json.dumps, map(json.loads, written.splitlines()))))
-    finally:
-        spark.conf.set("spark.sql.files.maxPartitionBytes", before)
+            options = {"text": text, "rejects": str(folder), "max_rejects": 0.5}
+            tables.append(build_table(engine, tmp_path / name, tmp_path / "in", **options))
+            rejects.append(sorted(map(json.dumps, lines_in(folder))))
     assert [json.loads(reject)["line"] for reject in rejects[0]] == [51]
     assert rejects[0] == rejects[1]
     assert tables[0].record.state == tables[1].record.state
@@ -121,10 +108,9 @@ def test_spark_reads_a_bucket(spark, tmp_path, monkeypatch):
         bucket.create_dir("logs")
         pafs.copy_files(str(tmp_path / "in"), "logs/in", destination_filesystem=bucket)
         name = f"s3://test:test@logs/in/*?{server.query}"
-        run(spark, tmp_path / "remote", name, text=TEXT)
+        remote = build_table(spark, tmp_path / "remote", name, text=TEXT)
     finally:
         server.close()
-    run(spark, tmp_path / "near", tmp_path / "in", text=TEXT)
-    remote, near = (FeatureTable.open(tmp_path / name) for name in ("remote", "near"))
+    near = build_table(spark, tmp_path / "near", tmp_path / "in", text=TEXT)
     assert (remote.fingerprint, remote.rows) == (near.fingerprint, near.rows)
     assert remote.record.state == near.record.state

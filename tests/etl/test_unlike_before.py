@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.etl.jobs import Said, run
-from tests.etl.tables import column, write_rows, write_spec
+from tests.etl.tables import column, put, write_rows, write_spec
 from tests.product import DriftError
 from tests.raises import assert_names, raises
 
@@ -82,7 +82,6 @@ def test_a_column_without_any_value_is_named(tmp_path):
         *(column(name, "sparse", "hash, size = 9") for name in ("item", "itm")),
         form="json",
     )
-    (tmp_path / "day.json").write_text('{"click": 1, "item": "a"}\n{"click": 0}\n')
-    said = Said()
-    run(None, tmp_path / "t", tmp_path / "day.json", text=text, said=said)
+    day, said = put(tmp_path / "day.json", '{"click": 1, "item": "a"}\n{"click": 0}\n'), Said()
+    run(None, tmp_path / "t", day, text=text, said=said)
     assert "input columns itm have no value in any row" in said.text

@@ -31,7 +31,7 @@ from sluice.etl.read.pieces import pieces_of
 from sluice.etl.table.new_files import CommitError
 from tests.etl import jobs
 from tests.etl.jobs import Said, rows_of
-from tests.etl.tables import column, rejects_of, write_rows, write_spec
+from tests.etl.tables import column, lines_of, put, rejects_of, write_rows, write_spec
 from tests.product import (
     DriftError,
     FileBackedState,
@@ -163,20 +163,13 @@ def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, monkeypatch, en
     lines = [
         b"x" * draw.choice((0, 1, 7, 40)) + b"\r" * draw.choice((0, 0, 1)) for _ in range(60)
     ] + [b"last"]
-    path = tmp_path / "lines"
-    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
-    (tmp_path / "lines.gz").write_bytes(
-        gzip.compress(path.read_bytes()[:300]) + gzip.compress(path.read_bytes()[300:])
-    )
+    content = b"\xef\xbb\xbf" + b"\n".join(lines) + end
+    put(tmp_path / "lines", content)
+    put(tmp_path / "lines.gz", gzip.compress(content[:300]) + gzip.compress(content[300:]))
     for size in (1, 2, 3, 5, 8, 20, 41, 64, 1000):
         for name in ("lines", "lines.gz"):
-            lines_read = [
-                line
-                for piece in pieces_of(files_of([str(tmp_path / name)]), size)
-                for batch in piece.batches()
-                for line in batch["line"].to_pylist()
-            ]
-            assert lines_read == [line + b"\n" for line in lines], (size, name)
+            read = lines_of(pieces_of(files_of([str(tmp_path / name)]), size))
+            assert read == [line + b"\n" for line in lines], (size, name)
 
 
 def test_every_record_is_whole_however_its_file_is_cut(tmp_path):
@@ -188,12 +181,7 @@ def test_every_record_is_whole_however_its_file_is_cut(tmp_path):
     ]
     (tmp_path / "records").write_bytes(b"".join([*records, b'"open,\n', b'last,"f\n"']))
     for size in (1, 5, 40, 1000):
-        read = [
-            line
-            for piece in pieces_of(files_of([str(tmp_path / "records")]), size, ",")
-            for batch in piece.batches()
-            for line in batch["line"].to_pylist()
-        ]
+        read = lines_of(pieces_of(files_of([str(tmp_path / "records")]), size, ","))
         assert read[:60] == records, size
 
 
@@ -208,8 +196,7 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
         "sub/_tmp/day_4.tsv",
         "x=1/_y=2/f",
     ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("1")
+        put(tmp_path / name, "1")
 
     def names_of(*paths: str) -> list[str]:
         return [file.path.removeprefix(f"{tmp_path}/") for file in files_of(paths)]
@@ -237,8 +224,7 @@ def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
 @pytest.mark.parametrize("name", ["gz", "bz2"])
 def test_compressed_input_makes_the_same_table(made, raw, tmp_path, name):
     packed = {"gz": gzip, "bz2": bz2}[name].compress(raw.read_bytes())
-    (tmp_path / f"rows.{name}").write_bytes(packed)
-    build.run(None, tmp_path / "t", tmp_path / f"rows.{name}")
+    build.run(None, tmp_path / "t", put(tmp_path / f"rows.{name}", packed))
     assert build.content(FeatureTable.open(tmp_path / "t")) == build.content(made)
 
 
