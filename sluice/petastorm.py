@@ -15,9 +15,10 @@ adapts petastorm to current Arrow.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from inspect import signature
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 from urllib.parse import unquote
 
 from sluice.agent.report.run_folder import start_or_resume
@@ -81,6 +82,8 @@ _MEANINGLESS = {
 }
 """The options that accept only their default, and what to do instead."""
 _ALSO_ACCEPTED = {"cache_type": None, "reader_pool_type": "dummy"}
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 def make_reader(*_given: Any, **_options: Any) -> NoReturn:
@@ -92,6 +95,24 @@ def make_reader(*_given: Any, **_options: Any) -> NoReturn:
     )
 
 
+def _refuses_meaningless(make: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """Makes a function refuse arguments that have no meaning here, unless they are the default."""
+    usual = signature(make)
+
+    @wraps(make)
+    def checked(*args: _Given.args, **named: _Given.kwargs) -> _Made:
+        for name, value in usual.bind(*args, **named).arguments.items():
+            default = usual.parameters[name].default
+            if name in _MEANINGLESS and value not in (default, _ALSO_ACCEPTED.get(name, default)):
+                raise PetastormError(
+                    f"{make.__name__}: {name}={value!r} has no meaning here: {_MEANINGLESS[name]}"
+                )
+        return make(*args, **named)
+
+    return checked
+
+
+@_refuses_meaningless
 def make_batch_reader(  # noqa: PLR0917
     dataset_url_or_urls: str | Sequence[str],
     schema_fields: Sequence[str] | None = None,
@@ -129,7 +150,7 @@ def make_batch_reader(  # noqa: PLR0917
 
     The tuning begins with `workers_count` workers. `reader_pool_type="dummy"` is one, without tuning. `seed` None is 0.
     `convert_early_to_numpy` changes nothing. `tuning`, `run_dir`, `memory_limit`: see `sluice.Loader`."""
-    _check_arguments(locals())
+    PetastormOptions(predicate=predicate)  # refuses another kind of object
     groups = _open_groups(dataset_url_or_urls, schema_fields, transform_spec, predicate)
     shard = shard_count, cur_shard, seed
     source = PetastormSource(groups, predicate, gives_arrays=True, spec=transform_spec, shard=shard)
@@ -151,26 +172,15 @@ def make_batch_reader(  # noqa: PLR0917
     )
 
 
-def _check_arguments(given: Mapping[str, Any]) -> None:
-    """Raises if an argument of `make_batch_reader` has no meaning here."""
-    usual = signature(make_batch_reader).parameters
-    for name, instead in _MEANINGLESS.items():
-        if given[name] not in (usual[name].default, _ALSO_ACCEPTED.get(name, usual[name].default)):
-            raise PetastormError(
-                f"make_batch_reader: {name}={given[name]!r} has no meaning here: {instead}"
-            )
-    PetastormOptions(predicate=given["predicate"])  # refuses another kind of object
-    if isinstance(given["schema_fields"], NGram):
-        raise PetastormError(
-            "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. For sequences, take "
-            "sluice.Loader(…, history=History(…)), or a job with [[history]] or [[lag]] in its spec (docs/features.md)"
-        )
-
-
 def _open_groups(
     urls: str | Sequence[str], wanted: Sequence[str] | None, transform_spec: Any, predicate: Any
 ) -> RowGroupReader:
     """Opens the wanted columns of the files. Refuses columns that the files, or the options, do not have."""
+    if isinstance(wanted, NGram):
+        raise PetastormError(
+            "make_batch_reader: schema_fields is an NGram, of make_reader of Petastorm. For sequences, take "
+            "sluice.Loader(…, history=History(…)), or a job with [[history]] or [[lag]] in its spec (docs/features.md)"
+        )
     (files, folders), opened = _files(urls), FileOpener()
     stored = first_schema(files, opened, folders)
     schema = unischema_of(stored)
