@@ -329,14 +329,15 @@ def test_what_a_spec_cannot_read_is_left_out_with_the_reason(tmp_path):
         "click": [n % 3 % 2 for n in range(400)],
         "item_id": pa.array([Decimal(n % 50) for n in range(400)], pa.decimal128(12, 2)),
         "seen": pa.array([[n % 9] for n in range(400)], pa.list_(pa.uint64())),
+        "weight": [[0.5]] * 400,
         "visits": [[{"page": 1}], []] * 200,
         "country": [f"c{n % 5}" for n in range(400)],
     }
     write_rows(path, **columns)
     spec = Spec.own(text := guessed_spec(path, exclude=("country",)))
-    reasons = ("#   seen: list<element: uint64>, which a spec cannot read", "#   visits: list<")
+    reasons = ("#   weight: list<element: double>, which a spec cannot read", "#   visits: list<")
     assert_names(text, *reasons, "#   country: by --exclude")
-    assert [column.name for column in spec.columns] == ["click", "item_id"]
+    assert [column.name for column in spec.columns] == ["click", "item_id", "seen"]
     with open_loader(table_of(path, spec=spec), batch_size=400, last="pad") as loader:
         assert len(set(next(iter(loader)).values.tolist())) > 30
     for wrong, fact in (("countri", "country"), ("click", "label")):
