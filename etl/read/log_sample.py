@@ -171,8 +171,7 @@ def _type_objects(sample: LogSample, label: str | None) -> LogSample:
     others: dict[str, str] = {}
     for name, cells in sample.cells.items():
         words = [cell if isinstance(cell, str) else None for cell in cells]
-        wrong = [word for word in words if word is not None]
-        few = _are_few(wrong, cells, name == label)
+        few = _are_few(len(words) - words.count(None), cells, name == label)
         values = [None if isinstance(cell, str) and (few or not cell) else cell for cell in cells]
         try:
             texts[name] = pa.array(words, pa.string())
@@ -263,9 +262,8 @@ def _type_fields(sample: LogSample, label: str | None) -> LogSample:
         encoded = texts.dictionary_encode()
         read, bad = _cells(marks).convert(encoded.dictionary, "float")
         wrong = texts.filter(pc.is_in(encoded.indices, pa.array(bad, pa.int32())))
-        if read.null_count == len(read) or not _are_few(
-            wrong.to_pylist(), sample.cells[name], name == label
-        ):
+        few = _are_few(len(wrong), sample.cells[name], name == label)
+        if read.null_count == len(read) or not few:
             continue
         # Where few values occur, a text may be one of them.
         if name != label and len(texts.unique()) <= _DISTINCT * len(wrong.unique()):
@@ -310,11 +308,11 @@ def _choose_marks(
     return max(_MARKS, key=lambda marks: fitting[marks]), []
 
 
-def _are_few(wrong: Cells, cells: Cells, is_label: bool) -> bool:
-    """Whether so few cells are wrong that they are errors. Those of a label must be rare compared with its 1."""
+def _are_few(wrong: int, cells: Cells, is_label: bool) -> bool:
+    """Whether so few cells are `wrong` that they are errors. Those of a label must be rare compared with its 1."""
     given = [cell for cell in cells if cell is not None]
     ones = given.count(1) + given.count("1")
-    return len(wrong) <= (1 - _ALIKE) * len(given) and (not is_label or 10 * len(wrong) <= ones)
+    return wrong <= (1 - _ALIKE) * len(given) and (not is_label or 10 * wrong <= ones)
 
 
 def _read_ends(file: InputFile) -> tuple[list[bytes], list[bytes], bool]:

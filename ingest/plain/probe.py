@@ -55,8 +55,8 @@ class ColumnFacts:
     """What is known about a column."""
 
     type: pa.DataType
-    nulls: dict[Place, int] = field(default_factory=dict)
-    """The number of missing values in each place that has any."""
+    nulls: list[Place] = field(default_factory=list)
+    """Places in which values are missing."""
     low: Any = None
     """The smallest value, or the smallest element of a list. None: unknown."""
     high: Any = None
@@ -92,7 +92,7 @@ class ColumnFacts:
         facts.add_sample(values, has_range=False)
         lost = 0 if texts is None else is_lost(texts, values).sum()
         if values.null_count > lost:
-            facts.nulls["", 0] = values.null_count - lost
+            facts.nulls.append(("", 0))
         return facts
 
     def add_sample(self, values: pa.Array, *, has_range: bool) -> None:
@@ -145,7 +145,7 @@ def probe(
             values = join_chunks(sampled[name])
             column.add_sample(values, has_range=column.known)
             if values.null_count and (is_list(values.type) or not column.known):
-                column.nulls["", 0] = values.null_count
+                column.nulls.append(("", 0))
     return facts
 
 
@@ -193,7 +193,7 @@ def _add_statistics(
                 if value is not None:
                     column.widen(value, value, place)
                 elif chunks.num_rows:
-                    column.nulls[place] = chunks.num_rows
+                    column.nulls.append(place)
                 continue
             stats = chunks.column(leaves[name]).statistics
             if stats is None or not (
@@ -204,7 +204,7 @@ def _add_statistics(
                 continue
             # Lists are not counted, because their count includes empty ones.
             if stats.has_null_count and stats.null_count and not pa.types.is_nested(column.type):
-                column.nulls[place] = stats.null_count
+                column.nulls.append(place)
             if stats.has_min_max:
                 column.widen(_plain(stats.min), _plain(stats.max), place)
 
@@ -281,7 +281,7 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, files: Files) -> s
         kind = np.int32 if name in columns.sparse else np.float32
         low, high = (0, _MOST_ID) if kind is np.int32 else (-_LARGEST, _LARGEST)
         optional = name in columns.fill or is_list(column.type)  # a missing list has no elements
-        places = [] if optional else list(column.nulls)[:1]
+        places = [] if optional else column.nulls[:1]
         if isinstance(column.low, (int, float)) and column.low < low:
             places.append(column.low_place)
         if isinstance(column.high, (int, float)) and column.high > high:

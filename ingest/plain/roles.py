@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -111,15 +110,14 @@ def recipes_of(
             sizes[name] = ids
     labels = dict(label_of(text, types) for text in _several(roles.get("label", ())))
     asked = list(_asked({**roles, "label": list(labels)} if labels else roles, types, lacking))
-    exact = defaultdict[str, list[str]](list)
+    exact: dict[str, str] = {}
     for role, pattern, names, _ in asked:
         if names == [pattern]:
-            exact[pattern].append(role)
-    for name, given in exact.items():
-        if len(given) > 1:
-            raise ParquetError(
-                f"roles: column {name!r} is asked for as {' and as '.join(given)}; name it once"
-            )
+            if pattern in exact:
+                raise ParquetError(
+                    f"roles: column {pattern!r} is asked for as {exact[pattern]} and as {role}; name it once"
+                )
+            exact[pattern] = role
     role_of: dict[str, str] = {}
     for role, pattern, names, size in asked:
         for name in names:
