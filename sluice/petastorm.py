@@ -105,7 +105,7 @@ def _refuses_meaningless(make: Callable[_Given, _Made]) -> Callable[_Given, _Mad
             default = usual.parameters[name].default
             if name in _MEANINGLESS and value not in (default, _ALSO_ACCEPTED.get(name, default)):
                 raise PetastormError(
-                    f"{make.__name__}: {name}={value!r} has no meaning here: {_MEANINGLESS[name]}"
+                    f"make_batch_reader: {name}={value!r} has no meaning here: {_MEANINGLESS[name]}"
                 )
         return make(*args, **named)
 
