@@ -22,7 +22,6 @@ import socket
 from typing import Any, NoReturn
 
 from sluice.common.errors import UsageError
-from sluice.common.lines import say
 from sluice.common.program import run
 from sluice.common.settings import parse
 from sluice.dlrm.serving.options import ServerOptions
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     with listen(options.host, options.port) as listener:
         from sluice.dlrm.serving.server import serve
 
-        return serve(options, listener, say)
+        return serve(options, listener)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sluice.common.collector import without_collections
 from sluice.common.errors import Preempted, UsageError
 from sluice.common.extras import advice
-from sluice.common.lines import say
 from sluice.common.program import FAILED, INTERRUPTED, USAGE, run
 from sluice.dlrm import options
 from sluice.dlrm.rank_exit import (
@@ -57,15 +56,10 @@ def main(argv: list[str]) -> dict[str, Any] | None:
             from sluice.dlrm.session.run import open_run
 
             training_run = open_run(given)
-            if "check" in given:
+            if training_run.options.check:
                 from sluice.dlrm.session.check import check
 
-                return check(
-                    training_run,
-                    resume="resume" in given,
-                    ranks_per_host=given.get("ranks_per_host"),
-                    say=say,
-                )
+                return check(training_run)
             in_touch = True  # from here on ranks tell each other what they met
             return _train(training_run, partial(open_run, given), watchdog)
         except KeyboardInterrupt:

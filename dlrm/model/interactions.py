@@ -17,13 +17,11 @@ NamedLabels = Mapping[str, Labels]
 Names = Sequence[str]
 
 
-def mlp(sizes: Sequence[int], *, last_linear: bool = False) -> nn.Sequential:
-    """Makes linear layers from sizes[0] to sizes[-1] with a ReLU after each. `last_linear`: no ReLU after the last."""
+def mlp(sizes: Sequence[int]) -> nn.Sequential:
+    """Makes linear layers from sizes[0] to sizes[-1] with a ReLU after each."""
     layers: list[nn.Module] = []
-    for i, (before, after) in enumerate(pairwise(sizes)):
-        layers.append(nn.Linear(before, after))
-        if not (last_linear and i == len(sizes) - 2):
-            layers.append(nn.ReLU())
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers)
 
 

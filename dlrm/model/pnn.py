@@ -8,8 +8,8 @@ from math import comb
 
 from torch import Tensor
 
-from sluice.dlrm.model.interactions import Dots, NamedLabels, Names, mlp
-from sluice.dlrm.model.towers import Tower, vector_labels
+from sluice.dlrm.model.interactions import Dots, NamedLabels, Names
+from sluice.dlrm.model.towers import Tower, last_layers, vector_labels
 from sluice.dlrm.options import ModelConfig
 
 
@@ -19,10 +19,7 @@ class Pnn(Tower):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         self.dots = Dots(columns)
-        self.over = mlp(
-            [dense + columns * config.width + comb(columns, 2), *config.over_layers, 1],
-            last_linear=True,
-        )
+        self.over = last_layers(config, dense + columns * config.width + comb(columns, 2))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         return self.last(dense, pooled.flatten(1), self.dots(pooled))

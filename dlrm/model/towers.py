@@ -59,6 +59,12 @@ class Tower(nn.Module):
         raise NotImplementedError
 
 
+def last_layers(config: ModelConfig, inputs: int) -> nn.Sequential:
+    """Makes the layers after the interaction. The last one gives the logit, without a ReLU."""
+    sizes = [inputs, *config.over_layers]
+    return nn.Sequential(*mlp(sizes), nn.Linear(sizes[-1], 1))
+
+
 def tower_of(kind: str) -> type[Tower]:
     """Returns the class of a tower by its name."""
     module, _, name = MODELS[kind].partition(":")
@@ -92,9 +98,7 @@ class Dlrm(Tower):
         super().__init__()
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.dots = Dots(columns + 1)
-        self.over = mlp(
-            [config.width + comb(columns + 1, 2), *config.over_layers, 1], last_linear=True
-        )
+        self.over = last_layers(config, config.width + comb(columns + 1, 2))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         dense = self.dense(dense)
@@ -118,7 +122,7 @@ class Dcn(Tower):
         width = config.width * (columns + 1)
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.cross = CrossLayers(width, config.cross_layers, config.cross_rank)
-        self.over = mlp([width, *config.over_layers, 1], last_linear=True)
+        self.over = last_layers(config, width)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         return self.last(self.cross(torch.cat([self.dense(dense), pooled.flatten(1)], 1)))
@@ -139,7 +143,7 @@ class Dnn(Tower):
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
-        self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
+        self.over = last_layers(config, dense + columns * config.width)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         return self.last(dense, pooled.flatten(1))
@@ -157,7 +161,7 @@ class WideDeep(Tower):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dense, 1, bias=False)  # the deep part's bias is the model's
-        self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
+        self.over = last_layers(config, dense + columns * config.width)
 
     def forward(self, dense: Tensor, pooled: Tensor, wide: Tensor) -> Tensor:
         linear: Tensor = self.linear(dense)
@@ -187,9 +191,7 @@ class Dien(Tower):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         self.interests = InterestEvolution(config.width)
-        self.over = mlp(
-            [dense + (columns + 2) * config.width, *config.over_layers, 1], last_linear=True
-        )
+        self.over = last_layers(config, dense + (columns + 2) * config.width)
 
     def forward(
         self,

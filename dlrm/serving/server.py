@@ -19,6 +19,7 @@ import torch
 import uvicorn
 
 from sluice.common.errors import UsageError
+from sluice.common.lines import say
 from sluice.dlrm.checkpoint.meta import find_checkpoint
 from sluice.dlrm.serving.connections import GuardedProtocol
 from sluice.dlrm.serving.http import HttpApp, iso_time
@@ -30,13 +31,12 @@ from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import format_bytes
 
 Load = Callable[[], Scorer]
-Say = Callable[[str], None]
 _SWITCH_INTERVAL_S = 1e-4
 """The longest time for which a large batch in another thread keeps the event loop waiting for the interpreter's
 lock."""
 
 
-def serve(options: ServerOptions, listener: socket.socket, say: Say) -> dict[str, Any]:
+def serve(options: ServerOptions, listener: socket.socket) -> dict[str, Any]:
     """Serves until a signal ends it. Returns counts of the answers."""
     quiet()
     torch.set_num_threads(options.threads)
@@ -54,7 +54,7 @@ def serve(options: ServerOptions, listener: socket.socket, say: Say) -> dict[str
         began, before = time.monotonic(), sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
-            signals = asyncio.run(_run(options, app, listener, load, say))
+            signals = asyncio.run(_run(options, app, listener, load))
         finally:
             sys.setswitchinterval(before)
     if signal.SIGINT in signals:
@@ -83,7 +83,7 @@ def _load(options: ServerOptions, pins: PinKeeper) -> Scorer:
 
 
 async def _run(
-    options: ServerOptions, app: HttpApp, listener: socket.socket, load: Load, say: Say
+    options: ServerOptions, app: HttpApp, listener: socket.socket, load: Load
 ) -> list[int]:
     """Answers requests until a signal comes. Returns the signals."""
     # Below this level, hostile requests could fill a log.
@@ -115,7 +115,7 @@ async def _run(
 
     async def keep_newest() -> None:
         while options.reload_every:
-            await take_newer(app, load, say, take_best=options.best)
+            await take_newer(app, load, take_best=options.best)
             await asyncio.sleep(options.reload_every)
 
     loop = asyncio.get_running_loop()
@@ -129,7 +129,7 @@ async def _run(
     return signals
 
 
-async def take_newer(app: HttpApp, load: Load, say: Say, *, take_best: bool = False) -> bool:
+async def take_newer(app: HttpApp, load: Load, *, take_best: bool = False) -> bool:
     """Answers with the run's newest or best checkpoint once it is loaded. Returns whether it is another than before.
 
     A model that cannot be loaded is reported once, and tried again at each call. Its errors do not stop the server."""

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sluice.agent.report import run_folder
 from sluice.agent.report.run_folder import RunError
 from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.common.lines import say
+from sluice.dlrm.checkpoint.save_memory import planned_save
 from sluice.dlrm.evaluation.diagnosis import FEW_STEPS
+from sluice.dlrm.footprint import Footprint
 from sluice.dlrm.options import Config, ConfigError
+from sluice.dlrm.ranks import machine
 from sluice.dlrm.session.run import TrainingRun
+from sluice.dlrm.training import loaders
 from sluice.etl.spec.table_section import empty_splits
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
 
 
-def check(
-    run: TrainingRun,
-    *,
-    resume: bool,
-    say: Callable[[str], None],
-    ranks_per_host: int | None = None,
-) -> dict[str, Any]:
-    """Checks everything that can be known before training, as on a host of `ranks_per_host` ranks. Raises the first
+def check(run: TrainingRun) -> dict[str, Any]:
+    """Checks everything that can be known before training, as on a host of `--ranks-per-host` ranks. Raises the first
     error."""
-    from sluice.dlrm.checkpoint.save_memory import planned_save
-    from sluice.dlrm.footprint import Footprint
-    from sluice.dlrm.ranks import machine
-    from sluice.dlrm.training import loaders
-
     config, table = run.config, run.table
-    local_ranks = ranks_per_host or config.ranks
+    local_ranks = run.options.ranks_per_host or config.ranks
     if config.ranks % local_ranks:
         raise ConfigError(
             f"--ranks-per-host {local_ranks} does not divide {config.ranks} ranks: each host has as many"
@@ -46,7 +39,7 @@ def check(
         if run.meta.loader:
             loader.load_state_dict(run.meta.loader)
     run_folder.check(run.folder)
-    if not resume and run_folder.has_run(run.folder):
+    if not run.options.resume and run_folder.has_run(run.folder):
         raise RunError(
             f"{run.folder}: already holds a run; choose another folder, or go on with it by --resume"
         )

@@ -26,6 +26,7 @@ from tests.dlrm.rig import (
     META,
     REAL,
     SIZES,
+    SMALL,
     FakeFeed,
     FakeSplit,
     PaddedFeed,
@@ -69,7 +70,6 @@ SCHEDULE = "warmup=2,decay_start=2,decay=12"
 MIXED = OptimConfig(
     dense_optimiser="adam", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1
 )
-SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
 WITH_BAGS = {
     "bags": ModelConfig(**SMALL),
     "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL),
@@ -127,6 +127,10 @@ def kinds_of(model) -> dict[str, str]:
         for module in model.plan.plan.values()
         for name, parameter in module.items()
     }
+
+
+def largest(difference: torch.Tensor) -> float:
+    return difference.abs().max().item()
 
 
 def whole(value, here: Ranks) -> torch.Tensor:
@@ -311,18 +315,12 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
     after = whole_weights(parts.model, here)
     tables = {k for k in before if "embedding_bags" in k}
     return {
-        "logits": (torch.cat(here.gather_objects(outputs.detach())) - logits.detach())
-        .abs()
-        .max()
-        .item(),
-        "tables": max(
-            (before[k] - after[k] - alone.get_parameter(k).grad).abs().max().item() for k in tables
-        ),
+        "logits": largest(torch.cat(here.gather_objects(outputs.detach())) - logits.detach()),
+        "tables": max(largest(before[k] - after[k] - alone.get_parameter(k).grad) for k in tables),
         "dense": max(
-            (p.grad - alone.get_parameter(n).grad).abs().max().item()
-            for n, p in parts.dense_parameters.items()
+            largest(p.grad - alone.get_parameter(n).grad) for n, p in parts.dense_parameters.items()
         ),
-        "moved": min((before[k] - after[k]).abs().max().item() for k in tables),
+        "moved": min(largest(before[k] - after[k]) for k in tables),
     }
 
 
@@ -356,10 +354,8 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     after = whole_weights(parts.model, here)
     moved = {k: before[k] - after[k] for k in before}
     return {
-        "moved": max(m.abs().max().item() for m in moved.values()),
-        "gradients": max(
-            (m - alone.get_parameter(k).grad).abs().max().item() for k, m in moved.items()
-        ),
+        "moved": max(largest(m) for m in moved.values()),
+        "gradients": max(largest(m - alone.get_parameter(k).grad) for k, m in moved.items()),
         "loss": abs(lines[-1]["loss"] - loss.item()),
         "rows": trainer.meta.rows - ROWS,
         "timed": trainer.figures.rows,
@@ -522,7 +518,7 @@ def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
     return {
         "kinds": kinds_of(parts.model),
         "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
-        "weights": max((v - final[k]).abs().max().item() for k, v in weights.items()),
+        "weights": max(largest(v - final[k]) for k, v in weights.items()),
     }
 
 

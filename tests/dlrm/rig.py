@@ -34,6 +34,8 @@ META = CheckpointMeta(
 )
 SMALL_MODEL = tuple(["--width", "8", "--dense-layers", "16", "--over-layers", "16"])
 """A model whose training takes next to no time."""
+SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
+"""The settings of such a model."""
 KINDS = ("auto", "row", "table", "column", "data")
 
 

@@ -13,13 +13,13 @@ import torch
 
 from sluice.dlrm.checkpoint.checkpoint import TensorChunk, TensorPart
 from sluice.dlrm.checkpoint.meta import NotFinite, check
+from tests.dlrm.rig import META as FIRST
 from tests.dlrm.rig import Alone, written
 from tests.product import (
     LAYOUT,
     Checkpoint,
     CheckpointDisk,
     CheckpointError,
-    CheckpointMeta,
     Checkpoints,
     best,
     find_checkpoint,
@@ -30,15 +30,7 @@ from tests.product import (
 )
 from tests.raises import assert_names, raises
 
-META = CheckpointMeta(
-    config={},
-    version=0,
-    fingerprint={},
-    columns={},
-    dense=(),
-    trained={},
-    software={"torch": "1.0"},
-)
+META = replace(FIRST, software={"torch": "1.0"})
 
 
 class Second:

@@ -24,7 +24,7 @@ from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders
 from tests import ports
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import META, logged, run_words, torchrec_warns, written
+from tests.dlrm.rig import META, SMALL, logged, run_words, torchrec_warns, written
 from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 from tests.product import (
     LASTS_S,
@@ -210,13 +210,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser,
                 data=table.uri,
                 version=table.version,
                 batch_size=BATCH,
-                model=ModelConfig(
-                    width=8,
-                    dense_layers=(8,),
-                    over_layers=(8,),
-                    spread=("C1",),
-                    table_dtype=dtype,
-                ),
+                model=ModelConfig(**SMALL, spread=("C1",), table_dtype=dtype),
                 optim=OptimConfig(table_optimiser=optimiser, lr=0.1),
                 reader="arrow",
             )

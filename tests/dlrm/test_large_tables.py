@@ -1,4 +1,4 @@
-"""Tables of more than 2³¹ rows, or 2³⁰ weights: every row is read and updated in its own place.
+"""Tables of more than 2³¹ rows, or 2³⁰ weights: every row is read, updated and served in its own place.
 
 Their memory is a file with holes. What is never written takes no space in it, and the file itself tells which rows
 were: an index that wrapped around at 2³¹ or 2³² would have written another one.
@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec import KeyedJaggedTensor
 
 from sluice.dlrm.optim.torch_tables import needs_torch
 from tests.dlrm.test_torch_tables import fbgemms, ours
+from tests.product import ServedTables
 
 ROWS, WIDTH = 2**32 - 1, 4
 IDS = [0, 7, 2**31 - 1, 2**31, 2**31 + 7, ROWS - 1]
@@ -79,3 +81,16 @@ def test_fbgemm_updates_a_wrong_row_from_the_2_to_the_30th_weight_on_and_ours_do
     assert needs_torch(tables)
     tables(torch.tensor([rows - 1]), torch.arange(2)).sum().backward()
     assert written(holes[rows * WIDTH], WIDTH * 4) == [row]
+
+
+@pytest.mark.usefixtures("holes")
+def test_each_row_is_served_from_its_place():
+    rows = torch.zeros(ROWS, WIDTH, dtype=torch.float16)
+    for number, row in enumerate(IDS, 1):
+        rows[row] = number
+    pooled = ServedTables({"large": rows}, {"large": ["large"]})(
+        KeyedJaggedTensor(
+            keys=["large"], values=torch.tensor(IDS), lengths=torch.ones(len(IDS)).int()
+        )
+    )
+    assert pooled["large"][:, 0].tolist() == list(range(1, len(IDS) + 1))

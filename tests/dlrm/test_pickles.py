@@ -4,6 +4,9 @@ What programs make of a run folder full of hostile pickles is in test_serving.py
 
 import ast
 import json
+from pathlib import Path
+
+import pytest
 
 from tests.dlrm.rig import META, ROOT, meta_of
 from tests.product import Checkpoint, CheckpointDisk, CheckpointError, latest
@@ -64,20 +67,23 @@ def test_no_module_of_ours_unpickles():
     assert uses == {}
 
 
-def test_a_checkpoint_of_pickles_is_refused(tmp_path):
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """A checkpoint without tensors."""
     path = tmp_path / "checkpoints" / "step-000000007"
     path.mkdir(parents=True)
     META.write(path, {}, CheckpointDisk())
+    return path
+
+
+def test_a_checkpoint_of_pickles_is_refused(path):
     (path / ".metadata").write_bytes(b"a pickle, as torch.distributed.checkpoint leaves it")
     with raises(CheckpointError, "step-000000007", "layout.json", "FileNotFoundError"):
         Checkpoint(latest(path.parent)[0]).tower()
 
 
-def test_a_checkpoint_that_does_not_say_which_rows_the_run_has_seen_is_refused(tmp_path):
-    path = tmp_path / "checkpoints" / "step-000000007"
-    path.mkdir(parents=True)
-    META.write(path, {}, CheckpointDisk())
-    meta, about = meta_of(tmp_path)
+def test_a_checkpoint_that_does_not_say_which_rows_the_run_has_seen_is_refused(path):
+    meta, about = meta_of(path.parent.parent)
     del about["trained"]
     meta.write_text(json.dumps(about))
     with raises(CheckpointError, "step-000000007", "'trained'"):

@@ -10,7 +10,7 @@ from torch import nn
 from sluice.dlrm.follow.transplant import columns_of_tables
 from sluice.dlrm.model import ranker
 from sluice.dlrm.model.item_history import with_item_table
-from tests.dlrm.rig import FakeBatch
+from tests.dlrm.rig import SMALL, FakeBatch
 from tests.product import ConfigError, ModelConfig, Ranker, Spec, Table, TableLayout, spread_rows
 from tests.raises import MISTAKES, raises
 
@@ -143,7 +143,7 @@ def test_a_column_with_a_dot_in_its_name_gets_a_name_without():
 def test_looked_up_vectors_are_pulled_towards_0_once():
     torch.manual_seed(1)
     vectors = {t.name: torch.randn(3, 8, requires_grad=True) for t in COLUMNS}
-    config = ModelConfig(width=8, dense_layers=(8,), over_layers=(8,))
+    config = ModelConfig(**SMALL)
     dense, results = torch.randn(3, 2), []
     for decay in (0.5, 0.0):
         torch.manual_seed(2)

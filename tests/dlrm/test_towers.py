@@ -85,25 +85,26 @@ def twin_cross(w, x0, config):
     return x
 
 
+def gates(i, k):
+    """The update gate and the candidate of a GRU, from the input's part of the three gates and the state's."""
+    (i_reset, i_update, i_new), (k_reset, k_update, k_new) = np.split(i, 3), np.split(k, 3)
+    return sigmoid(i_update + k_update), np.tanh(i_new + sigmoid(i_reset + k_reset) * k_new)
+
+
 def twin_gru(w, steps):
-    width = len(w["interests.extract.bias_hh_l0"]) // 3
-    h, states = np.zeros(width), []
+    h, states = np.zeros(len(w["interests.extract.bias_hh_l0"]) // 3), []
     for x in steps:
         i = w["interests.extract.weight_ih_l0"] @ x + w["interests.extract.bias_ih_l0"]
         k = w["interests.extract.weight_hh_l0"] @ h + w["interests.extract.bias_hh_l0"]
-        reset, keep = (
-            sigmoid(i[:width] + k[:width]),
-            sigmoid(i[width : 2 * width] + k[width : 2 * width]),
-        )
-        h = (1 - keep) * np.tanh(i[2 * width :] + reset * k[2 * width :]) + keep * h
+        keep, new = gates(i, k)
+        h = (1 - keep) * new + keep * h
         states.append(h)
     return states
 
 
 def twin_interest(w, history, target):
     """Real steps only: no padding, no mask."""
-    width = len(target)
-    h = np.zeros(width)
+    h = np.zeros(len(target))
     states = twin_gru(w, history)
     if not states:
         return h
@@ -112,11 +113,8 @@ def twin_interest(w, history, target):
     for state, a in zip(states, weights, strict=True):
         i = w["interests.enter.weight"] @ state + w["interests.enter.bias"]
         k = w["interests.keep.weight"] @ h + w["interests.keep.bias"]
-        reset, update = (
-            sigmoid(i[:width] + k[:width]),
-            a * sigmoid(i[width : 2 * width] + k[width : 2 * width]),
-        )
-        h = (1 - update) * h + update * np.tanh(i[2 * width :] + reset * k[2 * width :])
+        update, new = gates(i, k)
+        h = (1 - a * update) * h + a * update * new
     return h
 
 
@@ -202,10 +200,13 @@ CONFIGS = [dict(kind=k) for k in MODELS] + [
     dict(kind="xdeepfm", cin_layers=(3, 2, 4)),
     dict(kind="autoint", attention_layers=3, attention_heads=3),
 ]
+each_config = pytest.mark.parametrize(
+    "settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values()))
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
+@each_config
 def test_a_model_is_its_formula(settings, shape):
     _, dense, columns, width = shape
     config = ModelConfig(width=width, dense_layers=(9, 6), over_layers=(11, 5), **settings)
@@ -215,7 +216,7 @@ def test_a_model_is_its_formula(settings, shape):
     close(out, twin(config, tower, data))
 
 
-@pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
+@each_config
 def test_a_model_can_be_traced(settings):
     """TorchRec's pipeline traces a model down to what holds no sharded table; what is above must be traceable."""
     config = ModelConfig(width=8, **settings)

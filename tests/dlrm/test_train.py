@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_table import small_table
+from sluice import FeatureTable
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.rig import launch, logged, losses, run_words
 from tests.product import Run, RunFolder, TableStore, latest, read_lines, vacuum
@@ -26,13 +27,22 @@ ROWS, BATCH = 6400, 256
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table, and what two ranks made of it in two epochs."""
     path = tmp_path_factory.mktemp("train")
-    small_table(path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
+    _table(path)
     (path / "sharding.json").write_text(json.dumps({"C1": "row", "C2": "row"}))
     process = launch(2, "dlrm.train", *_words(path, "two", "--epochs", 2), tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "two.json").write_text(json.dumps(last_json(process)))
     (path / "two.err").write_text(process.stderr)
     return path
+
+
+def _table(folder: Path) -> FeatureTable:
+    return small_table(folder / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
+
+
+def vacuumed(table: FeatureTable):
+    """Removes all versions but the newest, unless they are pinned."""
+    return vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
 
 
 def _words(folder: Path, run: str | Path, *more: object) -> list[object]:
@@ -219,12 +229,12 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
 ):
     """A newer version is published, and a vacuum that keeps nothing else comes: during the run, and after it. The run
     is asked to stop while its store answers no more, and saves all the same."""
-    table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
+    table = _table(tmp_path)
     more = ["--sharding", "auto", "--epochs", "1000", "--inject", "stall-store=600s@50%"]
     with forks.start("dlrm.train", *_words(tmp_path, "run", *more), tmp=tmp_path) as started:
         started.until("\nstep")
         small_table(tmp_path / "table", rows=100, mode="overwrite", first=ROWS)
-        kept = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
+        kept = vacuumed(table)
         assert (kept.pinned, kept.files) == ((0,), ())
         started.until('"stall-store', tmp_path / "run" / "events.jsonl")
         process = started.preempted()
@@ -233,8 +243,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
     meta = latest(tmp_path / "run" / "checkpoints")[1]
     assert meta.step == stopped["steps"] == len(losses(tmp_path / "run"))
     assert set(meta.agent) == {"machine", "schema", "learned"}
-    gone = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
-    assert gone.pinned == ()
+    assert vacuumed(table).pinned == ()
     assert "vacuum" in refusal(capsys, "--run-dir", tmp_path / "run", "--resume")
 
 
@@ -285,7 +294,7 @@ def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
 def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path, forks):
     """Without statistics in the files, only the rank that gets the row sees it, in the middle of training. (All kinds
     of bad data: test_guard.)"""
-    table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
+    table = _table(tmp_path)
     spoiled = table.files_of("train")[1].path
     spoil(spoiled, "C7", row=1000, value=999)
     process = forks.train(

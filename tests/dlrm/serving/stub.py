@@ -4,17 +4,15 @@ what can be served, and what talks to a server."""
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pyarrow as pa
+import torch
 
 from sluice import FeatureTable
-from tests.dlrm import clicks_table
-from tests.dlrm.forks import Forks
-from tests.dlrm.rig import run_words
+from sluice.ingest.batch import Batch
 from tests.product import (
     ColumnTransforms,
     Decoder,
@@ -33,15 +31,14 @@ GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
-def trained_on_clicks(folder: Path, forks: Forks, *more: object) -> Path:
-    """Makes a table of 3,000 clicks and a run of one epoch over it, in the folder that is returned."""
-    clicks_table.write(folder / "table", clicks_table.raw_rows(3000))
-    forks.train(*run_words(folder, "--width", 16, *more), tmp=folder)
-    return folder
-
-
 def body_of(*rows: dict[str, Any]) -> bytes:
     return json.dumps({"rows": rows}).encode()
+
+
+def assert_same_features(made: Batch, batch: Any) -> None:
+    assert torch.equal(made.dense, batch.dense)
+    assert made.values.tolist() == batch.values.tolist()
+    assert made.lengths.tolist() == batch.lengths.tolist()
 
 
 def talk_to(app: HttpApp, talk: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:

@@ -1,10 +1,8 @@
 """A model is served the ids that it was trained on, whether Spark made them or the loader."""
 
-import torch
-
 from sluice.dlrm.options import profile_of
 from tests.dlrm.clicks_table import columns_of
-from tests.dlrm.serving.stub import servable
+from tests.dlrm.serving.stub import assert_same_features, servable
 from tests.ingest import left_ids
 from tests.product import ModelConfig, tables_of
 
@@ -18,6 +16,4 @@ def test_ids_left_to_the_loader_are_made_in_serving_too(tmp_path):
         )
         for table in (spark, left)
     )
-    assert torch.equal(got.values, want.values)
-    assert torch.equal(got.lengths, want.lengths)
-    assert torch.equal(got.dense, want.dense)
+    assert_same_features(got, want)

@@ -23,17 +23,12 @@ from sluice.common.settings import parse
 from sluice.dlrm.serve import main
 from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
 from tests.dlrm.forks import Forks, Started
-from tests.dlrm.serving.stub import GOOD, POST, body_of, trained_on_clicks
+from tests.dlrm.serving.stub import GOOD, POST, body_of
 from tests.product import ServerOptions, TableStore, pins
 from tests.raises import assert_names
 from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
-    return trained_on_clicks(tmp_path_factory.mktemp("serve"), forks, "--batch-size", 256)
 
 
 def test_the_server_of_a_pod_is_started_with_words_that_a_wheel_has(repo):
@@ -113,7 +108,7 @@ def test_slow_broken_and_good_clients_and_a_clean_end(serve):
     ended = server.ended(signal.SIGTERM)
     last = last_json(ended)
     assert ended.returncode == 0
-    assert (last["statuses"], last["rows"], last["step"]) == ({"200": 2, "408": 1}, 4, 10)
+    assert (last["statuses"], last["rows"], last["step"]) == ({"200": 2, "408": 1}, 4, 38)
     assert "Traceback" not in ended.stderr
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sluice.dlrm.serving.served_model import ranker
-from tests.dlrm.rig import DENSE, META, SIZES, bagged, batch, torchrec_warns
+from tests.dlrm.rig import DENSE, META, SIZES, SMALL, bagged, batch, torchrec_warns
 from tests.product import (
     MODELS,
     Checkpoint,
@@ -39,7 +39,7 @@ HOW = [
 def test_a_checkpoint_answers_in_a_server_as_in_training(tmp_path):
     with world() as here:
         for number, how in enumerate(HOW):
-            model = ModelConfig(width=8, dense_layers=(8,), over_layers=(8,), **how)
+            model = ModelConfig(**SMALL, **how)
             columns = [
                 Table(
                     name=name,

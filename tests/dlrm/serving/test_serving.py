@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -18,15 +19,15 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from sluice.dlrm.serving import batcher, served_model
+from sluice.dlrm.serving import batcher, served_model, server
 from sluice.dlrm.serving.http import iso_time
 from sluice.dlrm.serving.server import take_newer
 from sluice.dlrm.training import assemble, loaders
 from tests.dlrm import clicks_table
-from tests.dlrm.forks import Forks
 from tests.dlrm.rig import Bomb, meta_of, torchrec_warns
 from tests.dlrm.rig import written as rewritten
-from tests.dlrm.serving.stub import body_of, decoded, talk_to, trained_on_clicks
+from tests.dlrm.serving.conftest import ROWS
+from tests.dlrm.serving.stub import assert_same_features, body_of, decoded, talk_to
 from tests.e2e.test_readme import blocks
 from tests.product import (
     Checkpoint,
@@ -51,15 +52,7 @@ from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 
-ROWS, BATCH = 3000, 64
 JSON = "application/json"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
-    """A table, and a run of one epoch over it."""
-    path = tmp_path_factory.mktemp("serving")
-    return trained_on_clicks(path, forks, "--batch-size", BATCH, "--save-every", 30)
 
 
 @pytest.fixture
@@ -109,9 +102,7 @@ def test_features_and_probabilities_are_those_of_training(folder, wide, scorer, 
                         continue
                     asked = features.take(clicks_table.numbers_of(batch.dense[:, 0]))
                     made = wide.batch(clicks_table.columns_of(asked), {})
-                    assert torch.equal(made.dense, batch.dense)
-                    assert made.values.tolist() == batch.values.tolist()
-                    assert made.lengths.tolist() == batch.lengths.tolist()
+                    assert_same_features(made, batch)
                     want = parts.model(*parts.layout.features(batch)).double().sigmoid().numpy()
                     (answer,) = scorer.answer([as_json(asked)])
                     assert np.abs(np.array(answer.probabilities) - want).max() < 1e-6
@@ -272,7 +263,7 @@ def test_no_answer_mixes_two_models_while_newer_ones_take_over(run, raw, monkeyp
             begun, may_go_on = held[service.scorer.servable.meta.step]
             assert await asyncio.to_thread(begun.wait, 120)
             spoilt(latest(checkpoints)[0], other_way)
-            assert await take_newer(service, load, print)
+            assert await take_newer(service, load)
             may_go_on.set()
         held[service.scorer.servable.meta.step][1].set()
         return await asyncio.gather(*asked)
@@ -318,7 +309,7 @@ def test_a_checkpoint_that_another_one_replaces_while_it_is_loaded_is_not_served
     assert Servable.load(run).meta.step == meta.step + 1
 
 
-def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path):
+def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path, monkeypatch):
     """Each damage is seen by a look, named in /health, and once it is mended a newer checkpoint takes over again."""
     checkpoints = run / "checkpoints"
     newest = latest(checkpoints)[0]
@@ -383,13 +374,11 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(run, tmp_path):
         assert await look(service)
         return (await http.get("/health")).json()
 
-    def broken(_text: str) -> None:
-        raise BrokenPipeError
-
     load_newest = loading(run)
+    monkeypatch.setattr(server, "say", Mock(side_effect=BrokenPipeError))
 
     def look(service, load=load_newest):
-        return take_newer(service, load, broken)
+        return take_newer(service, load)
 
     pointer.write_text("step-000000030\n")
     first = load_newest()
@@ -406,9 +395,9 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(ru
     load = loading(run, take_best=True)
 
     async def talk(http, service):
-        taken = [await take_newer(service, load, print, take_best=True)]
+        taken = [await take_newer(service, load, take_best=True)]
         mark_best(new, 0.8)
-        taken.append(await take_newer(service, load, print, take_best=True))
+        taken.append(await take_newer(service, load, take_best=True))
         return [*taken, service.scorer.servable.meta.step]
 
     first = load()
@@ -457,7 +446,7 @@ def test_a_model_without_sane_answers_never_takes_over_and_health_says_why(run, 
     spoilt(first.servable.path, change)
 
     async def talk(http, service):
-        assert not await take_newer(service, load, print)
+        assert not await take_newer(service, load)
         return await post(http, as_json(raw.slice(0, 5))), (await http.get("/health")).json()
 
     answer, health = served(first, talk)

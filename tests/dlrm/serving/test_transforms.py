@@ -1,12 +1,12 @@
 """A server makes of raw rows, transforms included, what the loader gave the trainer; and asks for the code again."""
 
 import pytest
-import torch
 
 from sluice import FeatureTable
 from sluice.dlrm.training import loaders
 from sluice.etl.ops.base import OperatorError
 from tests.dlrm import clicks_table
+from tests.dlrm.serving.stub import assert_same_features
 from tests.dlrm.transformed_table import MODULE, ROWS
 from tests.product import Config, Servable
 from tests.raises import raises
@@ -32,9 +32,7 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed
         "doubled",
     ]
     made = servable.batch(clicks_table.columns_of(raw), {})
-    assert torch.equal(made.dense, batch.dense)
-    assert made.values.tolist() == batch.values.tolist()
-    assert made.lengths.tolist() == batch.lengths.tolist()
+    assert_same_features(made, batch)
     columns = [c.name for c in servable.layout.columns]
     bags = batch.lengths.view(len(columns), -1)[columns.index("grams")]
     assert set(bags.tolist()) >= {0, 1}
