@@ -13,11 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice import Knobs
-from sluice.agent.controller import Controller
-from sluice.agent.policies import make
-from sluice.agent.tunable import Policy, Tunable
-from sluice.ingest.knobs import Limits
-from sluice.ingest.stats import Snapshot, StageStats
+from sluice.agent.tunable import Tunable
+from tests.product import Controller, Limits, Policy, Reason, Snapshot, StageStats, make
 
 _SLICE_S = 0.01
 
@@ -202,15 +199,33 @@ class FakePipeline:
         )
 
 
-def store_bound(**more: Any) -> FakePipeline:
+class Script(Policy):
+    """A policy that does what its list says, then holds. A step is the workers of `decode`, knobs, or an error."""
+
+    name = "script"
+
+    def __init__(self, *steps: int | Knobs | Exception) -> None:
+        self.steps, self.asked = steps, 0
+
+    def initial(self, limits: Limits, knobs: Knobs) -> tuple[Knobs, int]:
+        return knobs, 0
+
+    def decide(
+        self, snapshot: Snapshot, state: tuple[Knobs, int]
+    ) -> tuple[Knobs, tuple[Knobs, int], Reason]:
+        self.asked += 1
+        knobs, at = state
+        step = self.steps[at] if at < len(self.steps) else knobs
+        if isinstance(step, Exception):
+            raise step
+        knobs = knobs.with_workers(decode=step) if isinstance(step, int) else step
+        return knobs, (knobs, at + 1), Reason(text=f"number {at}", predicted_rows_per_s=1e9)
+
+
+def store_bound(wait_s: float = 0.05, **more: Any) -> FakePipeline:
     """A pipeline that waits for a store."""
-    return FakePipeline(
-        [
-            FakeStage(name="decode", cpu_s=0.002, wait_s=0.05),
-            FakeStage(name="collate", cpu_s=0.001),
-        ],
-        **more,
-    )
+    read = FakeStage(name="decode", cpu_s=0.002, wait_s=wait_s)
+    return FakePipeline([read, FakeStage(name="collate", cpu_s=0.001)], **more)
 
 
 def look(controller: Controller, pipeline: FakePipeline, times: int) -> None:

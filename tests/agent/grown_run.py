@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.report.run_folder import Run
+from tests.product import Run
 
 STAGES = ("decode", "shuffle", "batch", "squash")
 FAULTS = (

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from sluice import Knobs
-from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.forecast import Forecast
-from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.costs.stage_cost import StageCost
-from sluice.ingest.knobs import Limits
-from sluice.ingest.stats import Snapshot, StageStats
+from tests.product import Contention, Limits, PipelineRates, Snapshot, StageRates, StageStats
 
 
 def stage_stats(name: str = "decode", **given: Any) -> StageStats:

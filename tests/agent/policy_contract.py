@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from sluice.agent.lab.simulator.fluid import Simulator
-from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
-from sluice.agent.lab.simulator.scenario import Scenario
-from sluice.agent.policies import make
-from sluice.ingest.stats import Snapshot
 from tests.agent.fake import FakePipeline, FakeStage, looked, of, tune
 from tests.agent.made_figures import stage_stats
+from tests.product import Consumer, Scenario, SimMachine, SimStage, Simulator, Snapshot, make
 
 ROWS = 1024
 ILLNESSES: dict[str, Callable[[Snapshot], dict[str, Any]]] = {

@@ -9,9 +9,8 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.report.format import count, percent
-from sluice.agent.report.story import Story
 from sluice.ingest.knobs import format_bytes
+from tests.product import Story, count, percent
 
 
 def assert_same_figures(folder: Path, last: Mapping[str, Any], terminal: str) -> None:

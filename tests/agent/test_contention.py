@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.costs.contention import Contention
-from sluice.agent.costs.rates import rates
 from tests.agent.made_figures import pipeline_rates, snapshot, stage_rates
+from tests.product import Contention, rates
 
 
 def _seen(cpu, core_wait, idle=None):

@@ -8,30 +8,9 @@ import json
 import pytest
 
 from sluice import Knobs
-from sluice.agent.tunable import Policy, Reason
-from sluice.ingest.knobs import KnobError
-from sluice.ingest.stats import Snapshot
-from tests.agent.fake import FakePipeline, FakeStage, look, looked, of, store_bound, tune
+from tests.agent.fake import FakePipeline, FakeStage, Script, look, looked, of, store_bound, tune
+from tests.product import KnobError, Snapshot
 from tests.raises import assert_names
-
-
-class Script(Policy):
-    """A policy that does what its list says, then holds."""
-
-    name = "script"
-
-    def __init__(self, *counts):
-        self.counts, self.asked = counts, 0
-
-    def initial(self, limits, knobs):
-        return knobs, 0
-
-    def decide(self, snapshot, state):
-        self.asked += 1
-        knobs, at = state
-        if at < len(self.counts):
-            knobs = knobs.with_workers(decode=self.counts[at])
-        return knobs, (knobs, at + 1), Reason(text=f"number {at}", predicted_rows_per_s=1e9)
 
 
 def test_the_verdict_is_of_the_last_look_before_which_rows_came():
@@ -113,21 +92,12 @@ def test_whole_windows_of_rows_neither_delay_a_decision_nor_hide_its_effect():
     assert effect["rows_per_s_before"] == pytest.approx(first, rel=0.05)
 
 
-class Raises(Script):
-    def decide(self, snapshot, state):
-        if self.asked == 3:
-            self.asked += 1
-            raise ZeroDivisionError("by the policy")
-        return super().decide(snapshot, state)
-
-
 def test_a_policy_that_raises_freezes_the_knobs_and_the_metrics_go_on():
-    pipeline, policy = store_bound(), Raises(1, 4)
+    pipeline, policy = store_bound(), Script(1, 4, 4, ZeroDivisionError("by the policy"))
     controller, events, metrics = looked(pipeline, policy, 12)
     assert policy.asked == 4, "it is not asked again"
-    faults = of(events, "fault")
-    assert len(faults) == 1
-    assert "by the policy" in faults[0]["text"]
+    (fault,) = of(events, "fault")
+    assert "by the policy" in fault["text"]
     assert pipeline.knobs.workers["decode"] == 4
     assert controller.frozen is not None
     assert len(metrics) == 11
@@ -135,12 +105,8 @@ def test_a_policy_that_raises_freezes_the_knobs_and_the_metrics_go_on():
 
 @pytest.mark.parametrize("knobs", [{"decode": 99}, {"decode": 1, "nonsense": 1}])
 def test_knobs_outside_the_limits_freeze(knobs):
-    class Outside(Script):
-        def decide(self, snapshot, state):
-            return Knobs(workers=knobs), state, Reason(text="too far")
-
     pipeline = store_bound()
-    _, events, _ = looked(pipeline, Outside(), 3)
+    _, events, _ = looked(pipeline, Script(Knobs(workers=knobs)), 3)
     assert [e["kind"] for e in events] == ["fault"]
     assert pipeline.knobs.workers["decode"] == 1
 

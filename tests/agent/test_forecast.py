@@ -6,8 +6,8 @@ import pytest
 
 from sluice import Knobs
 from sluice.agent.costs.forecast import what_if
-from sluice.ingest.knobs import Limits
 from tests.agent.made_figures import forecast, pipeline_rates, stage_cost, stage_rates
+from tests.product import Limits
 
 MIB = 2**20
 

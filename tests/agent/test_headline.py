@@ -11,12 +11,10 @@ import pytest
 
 from sluice import Loader
 from sluice.agent.report import page
-from sluice.agent.report.format import seconds
 from sluice.agent.report.outcome import RunOutcome
-from sluice.agent.report.run_folder import Run
-from sluice.agent.report.story import Story, last_lines
-from sluice.ingest.row_order import RowsPlan
+from sluice.agent.report.story import last_lines
 from tests.agent.grown_run import written
+from tests.product import RowsPlan, Run, Story, seconds
 from tests.raises import assert_names
 
 

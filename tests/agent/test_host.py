@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from sluice.agent.runtime.host_ranks import HostMember, HostTunable
-from sluice.ingest.knobs import KnobError
-from tests.agent.fake import FakePipeline, FakeStage, controlled
+from tests.agent.fake import controlled, store_bound
+from tests.product import HostMember, HostTunable, KnobError
 from tests.raises import raises
 
 
@@ -34,10 +33,8 @@ def untold(text: str) -> None:
     raise AssertionError(text)
 
 
-def _pipeline(step_s=0.0, wait_s=0.05, **more):
-    read = FakeStage(name="decode", cpu_s=0.002, wait_s=wait_s)
-    stages = [read, FakeStage(name="collate", cpu_s=0.001)]
-    return FakePipeline(stages, cores=8, step_s=step_s, **more)
+def _pipeline(**more):
+    return store_bound(cores=8, **more)
 
 
 def _advance(pipelines, members, seconds=1.0):

@@ -8,8 +8,8 @@ import pytest
 
 from sluice.agent.report import page
 from sluice.agent.report.incidents import find_incidents
-from sluice.agent.report.story import Story
 from tests.agent.grown_run import decided, effect, written
+from tests.product import Story
 from tests.raises import assert_names
 
 CORES = {"kind": "incident", "what": "cores", "text": "the cores at hand went from 2 to 1"}

@@ -1,10 +1,9 @@
 """Where knobs start and end: by option, file and registry; and which of a run's choices is the best one."""
 
 from sluice import Knobs
-from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
-from sluice.agent.runtime.loader_options import LoaderOptions
-from sluice.agent.runtime.saved_state import SavedState
+from sluice.agent.runtime.knob_memory import BestChoice
 from tests.agent.fake import FakePipeline, FakeStage
+from tests.product import KnobMemory, LoaderOptions, SavedState
 
 
 class FakeLoader(FakePipeline):

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from sluice import Knobs, Transform
-from sluice.agent.controller import Controller
-from sluice.agent.runtime.host_ranks import HostMember, HostTunable
-from sluice.agent.tunable import Policy, Reason
+from tests.agent.fake import Script
 from tests.agent.test_host import MemoryStore, untold
 from tests.etl.tables import write_rows
 from tests.open_loader import open_loader
+from tests.product import Controller, HostMember, HostTunable, Policy, Reason
 
 HERE = "tests.agent.test_layouts"
 
@@ -108,20 +107,11 @@ def test_drawn_layouts_are_in_force_as_they_were_chosen(texts, seed, ranks):
 
 
 def test_if_tuning_ends_one_line_says_so(texts, capsys):
-    class Wrong(Policy):
-        name = "wrong"
-
-        def initial(self, limits, knobs):
-            return None
-
-        def decide(self, snapshot, state):
-            return Knobs(workers={"decode": 4000}), state, Reason(text="more\nand more")
-
     events = []
+    wrong = Script(Knobs(workers={"decode": 4000}))
     with open_loader(texts, batch_size=20, roles={"label": "label", "sparse": "row"}) as loader:
-        controller = Controller(
-            loader, Wrong(), record=events.append, clock=itertools.count(step=10).__next__
-        )
+        clock = itertools.count(step=10).__next__
+        controller = Controller(loader, wrong, record=events.append, clock=clock)
         for _ in range(3):
             controller.step()
     assert [event["kind"] for event in events] == ["fault"]

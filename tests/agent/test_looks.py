@@ -6,13 +6,10 @@ import json
 
 import pytest
 
-from sluice import Knobs
 from sluice.agent.report import run_folder
 from sluice.agent.report.looks import read
-from sluice.agent.report.run_folder import RunError, RunFolder
-from sluice.agent.tunable import Policy, Reason
-from sluice.agent.tuner.tuner import Tuner
-from tests.agent.fake import FakePipeline, FakeStage, controlled
+from tests.agent.fake import FakePipeline, FakeStage, Script, controlled
+from tests.product import Policy, RunError, RunFolder, Tuner
 from tests.raises import raises
 
 STAGES = [FakeStage(name="decode", wait_s=0.05), FakeStage(name="slow", cpu_s=0.004)]
@@ -52,20 +49,8 @@ def test_what_was_asked_is_read_back_exactly(tmp_path):
     assert start.policy == "auto"
 
 
-class Fails(Policy):
-    name = "fails"
-
-    def initial(self, limits, knobs):
-        return 0
-
-    def decide(self, snapshot, state):
-        if state == 3:
-            raise ZeroDivisionError("by zero")
-        return Knobs(workers={"decode": 1, "slow": 1}), state + 1, Reason(text="counting")
-
-
 def test_the_look_on_which_a_policy_failed_is_recorded(tmp_path):
-    recorded(tmp_path / "run", Fails())
+    recorded(tmp_path / "run", Script(1, 1, 1, ZeroDivisionError("by zero")))
     looks = read(tmp_path / "run")[0].looks
     assert [look.error for look in looks] == [None] * 3 + ["ZeroDivisionError: by zero"]
 

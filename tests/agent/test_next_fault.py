@@ -7,10 +7,8 @@ import random
 
 import pytest
 
-from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
-from sluice.agent.policies import make
+from tests.product import Consumer, Scenario, ScheduledChange, SimMachine, SimStage, make
 
 SEEDS = range(4)
 FAULT_AT = 20

@@ -3,10 +3,9 @@
 import pytest
 
 from sluice.agent.report import page
-from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.run_folder import Run
 from tests.agent import grown_run
 from tests.browser import CHROMIUM, WITHOUT, browser
+from tests.product import Run, count, percent, seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)]
 

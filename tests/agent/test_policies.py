@@ -2,8 +2,8 @@
 
 import pytest
 
-from sluice.agent.policies import PRODUCT, make
 from tests.agent.policy_contract import PolicyContract
+from tests.product import PRODUCT, make
 
 
 @pytest.mark.parametrize("name", PRODUCT)

@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 
-from sluice.agent.lab.simulator.random_pipelines import FAMILIES, SPLITS, Draw, pipeline
+from sluice.agent.lab.simulator.random_pipelines import FAMILIES, SPLITS, Draw
+from tests.product import pipeline
 
 
 def test_no_split_has_a_family_or_a_value_of_another():

@@ -7,7 +7,6 @@ import pytest
 from sluice import Knobs
 from sluice.agent.costs import forecast as forecasts
 from sluice.agent.costs.remote_work import at_work
-from sluice.ingest.knobs import REQUESTS_A_CORE, Limits
 from tests.agent.made_figures import (
     forecast,
     pipeline_rates,
@@ -16,6 +15,7 @@ from tests.agent.made_figures import (
     stage_rates,
     stage_stats,
 )
+from tests.product import REQUESTS_A_CORE, Limits
 
 
 def _seen(at, busy_s, workers, **more):

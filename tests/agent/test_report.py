@@ -12,12 +12,10 @@ from sluice.agent import __main__ as agent
 from sluice.agent.report import charts, figures
 from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate
-from sluice.agent.report.format import count, percent
 from sluice.agent.report.incidents import SMALL_STALL
-from sluice.agent.report.run_folder import RunError, RunFolder
-from sluice.agent.report.story import Story
 from tests.agent.fake import FakePipeline, FakeStage, tune
 from tests.agent.grown_run import decided, effect, written
+from tests.product import RunError, RunFolder, Story, count, percent
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow

@@ -1,5 +1,6 @@
 """Run folders: who may write, what survives a crash, what a reader tolerates."""
 
+import functools
 import json
 import os
 import signal
@@ -9,17 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from sluice.agent.report.run_folder import Run, RunError, RunFolder, read_lines
+from tests.product import Run, RunError, RunFolder, read_lines
 from tests.raises import raises
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_is_written_is_read(tmp_path):
+@pytest.fixture
+def create(tmp_path):
+    """Creates or goes on with the folder `run`."""
+    return functools.partial(RunFolder.create, tmp_path / "run")
+
+
+def test_what_is_written_is_read(tmp_path, create):
     clock = iter([100.0, 101.5, 103.0]).__next__
-    with RunFolder.create(
-        tmp_path / "run", {"batch_size": 8, "data": Path("table")}, clock=clock
-    ) as folder:
+    with create({"batch_size": 8, "data": Path("table")}, clock=clock) as folder:
         folder.event({"kind": "start"})
         folder.metric({"kind": "train", "loss": float("nan"), "step": 1})
         assert folder.checkpoints.is_dir()
@@ -29,15 +34,15 @@ def test_what_is_written_is_read(tmp_path):
     assert run.of("train") == [{"at": 3.0, "kind": "train", "loss": None, "step": 1}]
 
 
-def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
-    with RunFolder.create(tmp_path / "run", {"seed": 1}) as folder:
+def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path, create):
+    with create({"seed": 1}) as folder:
         folder.metric({"kind": "train", "step": 1})
     with pytest.raises(RunError, match="choose another folder, or go on with it by --resume"):
-        RunFolder.create(tmp_path / "run", {"seed": 2, "kind": "train"})
+        create({"seed": 2, "kind": "train"})
     with pytest.raises(
         RunError, match=r"choose another folder$"
     ):  # of a bench, which nothing goes on with
-        RunFolder.create(tmp_path / "run", {"seed": 2})
+        create({"seed": 2})
     assert Run.read(tmp_path / "run").config["seed"] == 1
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -50,17 +55,17 @@ def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
         RunFolder.create(foreign / "thesis.txt", {})
 
 
-def test_a_run_that_came_to_nothing_is_begun_anew(tmp_path):
-    with RunFolder.create(tmp_path / "run", {"seed": 1}) as folder:
+def test_a_run_that_came_to_nothing_is_begun_anew(tmp_path, create):
+    with create({"seed": 1}) as folder:
         folder.event({"kind": "fault", "text": "no stage 'decdoe'"})
-    with RunFolder.create(tmp_path / "run", {"seed": 2}) as folder:
+    with create({"seed": 2}) as folder:
         folder.event({"kind": "start"})
         (folder.checkpoints / "step-10").mkdir()
     run = Run.read(tmp_path / "run")
     assert run.config["seed"] == 2
     assert [event["kind"] for event in run.events] == ["start"]
     with raises(RunError, "already holds a run"):  # it has something to go on from
-        RunFolder.create(tmp_path / "run", {"seed": 3})
+        create({"seed": 3})
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
@@ -69,15 +74,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         RunFolder.create(tmp_path / "file" / "run", {})
 
 
-def test_a_resumed_run_goes_on_in_time_after_a_torn_line(tmp_path):
-    with RunFolder.create(tmp_path / "run", {}, clock=iter([0.0, 50.0]).__next__) as folder:
+def test_a_resumed_run_goes_on_in_time_after_a_torn_line(tmp_path, create):
+    with create({}, clock=iter([0.0, 50.0]).__next__) as folder:
         folder.event({"kind": "start"})
     events = tmp_path / "run" / "events.jsonl"
     events.write_text(events.read_text() + '{"at": 51, "kind": "epo')
     assert len(read_lines(events)) == 1
-    with RunFolder.create(
-        tmp_path / "run", {}, resume=True, clock=iter([1000.0, 1002.0]).__next__
-    ) as folder:
+    with create({}, resume=True, clock=iter([1000.0, 1002.0]).__next__) as folder:
         folder.event({"kind": "start"})
     assert [line["at"] for line in read_lines(events)] == [50.0, 52.0]
 
@@ -92,7 +95,7 @@ signal.pause()
 """
 
 
-def test_a_crash_of_the_holder_frees_the_folder(tmp_path):
+def test_a_crash_of_the_holder_frees_the_folder(tmp_path, create):
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(tmp_path / "run")],
         stdout=subprocess.PIPE,
@@ -102,12 +105,12 @@ def test_a_crash_of_the_holder_frees_the_folder(tmp_path):
     try:
         assert holder.stdout.readline() == "held\n"
         with raises(RunError, f"process {holder.pid}"):
-            RunFolder.create(tmp_path / "run", {}, resume=True)
+            create({}, resume=True)
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
-    with RunFolder.create(tmp_path / "run", {}, resume=True) as folder:
+    with create({}, resume=True) as folder:
         assert [line["kind"] for line in read_lines(folder.path / "events.jsonl")] == ["start"]
 
 

@@ -8,17 +8,18 @@ import threading
 
 import pytest
 
-from sluice.agent.runtime.saved_state import (
+from sluice.agent.runtime.saved_state import check_writable, machine_fingerprint
+from tests.ingest.s3 import LOST, S3Server, with_bucket
+from tests.product import (
+    BY_WAY,
     KnobContext,
+    KnobError,
+    Knobs,
+    Limits,
+    Machine,
     Registry,
     SavedState,
-    check_writable,
-    machine_fingerprint,
 )
-from sluice.common.suggest import BY_WAY
-from sluice.ingest.knobs import KnobError, Knobs, Limits
-from sluice.ingest.machine import Machine
-from tests.ingest.s3 import LOST, S3Server, with_bucket
 from tests.raises import raises
 
 MIB = 2**20

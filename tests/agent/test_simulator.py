@@ -9,12 +9,17 @@ import pytest
 
 from sluice import Knobs
 from sluice.agent.lab.simulator.flow import steady
-from sluice.agent.lab.simulator.fluid import Simulator
-from sluice.agent.lab.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.lab.simulator.random_pipelines import pipeline as drawn
-from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest import stage_spec
-from sluice.ingest.knobs import BACKENDS
+from tests.product import (
+    BACKENDS,
+    Consumer,
+    Scenario,
+    ScheduledChange,
+    SimMachine,
+    SimStage,
+    Simulator,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,9 @@ import pytest
 from sluice.agent.lab.simulator.oracle import Oracle
 from sluice.agent.lab.simulator.rollout import end_score, reference, run, score
 from sluice.agent.lab.simulator.scenario import ScenarioError
-from sluice.agent.lab.simulator.scenario_json import load, parse, shipped
+from sluice.agent.lab.simulator.scenario_json import load, parse
 from sluice.agent.policies.fixed import Fixed
+from tests.product import shipped
 from tests.raises import raises
 
 pytestmark = pytest.mark.slow

@@ -3,9 +3,9 @@
 import pytest
 
 from sluice import Knobs
-from sluice.ingest.knobs import Limits
 from tests.agent.fake import go_on, of, tune
 from tests.agent.made_figures import snapshot, stage_stats
+from tests.product import Limits
 
 ROWS = 20_000
 SLICE_S = 0.05

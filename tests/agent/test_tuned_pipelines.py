@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.agent.lab.simulator.physics import GIB, SimMachine, SimStage
+from sluice.agent.lab.simulator.physics import GIB
 from sluice.agent.lab.simulator.rollout import run
-from sluice.agent.lab.simulator.scenario import Scenario, ScheduledChange
-from sluice.agent.lab.simulator.scenario_json import shipped
-from sluice.agent.policies import make
 from tests.agent.fake import FakePipeline, FakeStage, go_on, of, tune
+from tests.product import Scenario, ScheduledChange, SimMachine, SimStage, make, shipped
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,5 @@
-"""`next`: a fault moves a level and workers move along a shape; the lock's holder is not the stage that waits for it; a
-worse setting is left again; both faults of the demo are answered at the first look that can show them."""
+"""`Tuner`: a fault moves a level and workers move along a shape; the lock's holder is not the stage that waits for it.
+A worse setting is left again; both faults of the demo are answered at the first look that can show them."""
 
 import itertools
 import math
@@ -11,17 +11,12 @@ import pytest
 from sluice.agent.lab.faults.__main__ import drive, measure, rest
 from sluice.agent.lab.faults.cases import slow_pipeline, twin
 from sluice.agent.lab.faults.items import ItemSimulator
-from sluice.agent.lab.simulator.fluid import Simulator
-from sluice.agent.lab.simulator.physics import SimMachine, SimStage
-from sluice.agent.lab.simulator.random_pipelines import pipeline
-from sluice.agent.lab.simulator.scenario import Scenario
 from sluice.agent.tuner.lock import LockModel
 from sluice.agent.tuner.outlook import Outlook
 from sluice.agent.tuner.propose import candidates
-from sluice.agent.tuner.stage_model import StageModel
 from sluice.agent.tuner.state import take_in
-from sluice.agent.tuner.tuner import Tuner
 from tests.agent.made_figures import snapshot, stage_stats
+from tests.product import Scenario, SimMachine, SimStage, Simulator, StageModel, Tuner, pipeline
 
 
 class _Stage:

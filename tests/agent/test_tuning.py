@@ -6,13 +6,10 @@ import weakref
 
 import pytest
 
-from sluice.agent.policies import make
-from sluice.agent.report.run_folder import Run, RunFolder
-from sluice.agent.tunable import Policy, Reason
 from sluice.agent.tuning import TunedRun, policy_of
-from sluice.ingest.knobs import KnobError
 from tests.agent.fake import FakePipeline, store_bound
 from tests.ingest.twin import eventually
+from tests.product import KnobError, Policy, Reason, Run, RunFolder, make
 from tests.raises import assert_names, raises
 
 
