@@ -86,8 +86,8 @@ class Child:
             raise Died(self.reap()) from None
 
     def receive(self, limit_s: float | None) -> dict[str, Any]:
-        """Receives the next message. Raises `Died` if the process ends first. If it takes longer than `limit_s`, it is
-        killed, and `Overdue` is raised."""
+        """Receives the next message. Raises InvalidMessage if it is none, and `Died` if the process ends first. If it
+        takes longer than `limit_s`, it is killed, and `Overdue` is raised."""
         # If this process was stopped for a while, the answer may be there although time is up. So it polls once more.
         for wait_ms in (None if limit_s is None else limit_s * 1000, 0):
             events = dict(self._poll.poll(wait_ms))
@@ -97,8 +97,6 @@ class Child:
                     return protocol.receive(self._sock)
                 except protocol.Gone:
                     raise Died(self.reap()) from None
-                except protocol.InvalidMessage as error:
-                    raise Died(f"its answer is none: {error}") from None
             if events:
                 raise Died(self.reap())
         stack = self.stack()

@@ -250,6 +250,15 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
+def described(error: Any) -> tuple[str, str, str, tuple[str, ...]]:
+    """Returns the type, text, trace and kinds of an error that `describe` has described, maybe elsewhere."""
+    match error:
+        case {"type": str(kind), "text": str(text), "trace": str(trace), "kinds": [*kinds]}:
+            if all(isinstance(name, str) for name in kinds):
+                return kind, text, trace, tuple(kinds)
+    raise InvalidMessage("error: it is not described by type, text, trace and kinds")
+
+
 def _cut(text: str, most: int) -> str:
     """Shortens a long text. Keeps its beginning and its end, because both parts of a traceback are useful."""
     if len(text) <= most:

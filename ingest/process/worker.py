@@ -39,24 +39,12 @@ class FunctionError(WorkerError):
     """The user's function raised an error. `type`, `text` and `trace` describe it. `kinds` names its class and that
     class's bases."""
 
-    def __init__(self, label: str, error: dict[str, Any]):
-        if not (
-            isinstance(error, dict)
-            and all(isinstance(error.get(name), str) for name in ("type", "text", "trace"))
-            and isinstance(error.get("kinds"), list)
-            and all(isinstance(kind, str) for kind in error["kinds"])
-        ):
-            raise protocol.InvalidMessage(
-                "error: it is not described by type, text, trace and kinds"
-            )
-        self.type = error["type"]
-        self.text = error["text"]
-        self.trace = error["trace"]
-        self.kinds = tuple(error["kinds"])
+    def __init__(self, label: str, error: Any):
+        self.type, self.text, self.trace, self.kinds = protocol.described(error)
         super().__init__(f"{label}: {self.type}: {self.text}\nin the worker process:\n{self.trace}")
 
     @staticmethod
-    def of(label: str, error: dict[str, Any]) -> FunctionError:
+    def of(label: str, error: Any) -> FunctionError:
         """Makes the error from its description. A MemoryError there becomes a MemoryError here too."""
         made = FunctionError(label, error)
         return FunctionMemoryError(label, error) if "MemoryError" in made.kinds else made
@@ -138,7 +126,7 @@ class WorkerProcess:
         with self._turn:
             try:
                 self._running()
-            except Died as death:
+            except (Died, protocol.InvalidMessage) as death:
                 self.too_large = "SIGKILL" in str(death)
                 self._forget()
                 raise WorkerError(f"worker for {self.function} cannot start: {death}") from None
@@ -175,7 +163,7 @@ class WorkerProcess:
                     result = self._attempt(columns, label)
                     self._weigh()
                     return result
-                except Died as death:
+                except (Died, protocol.InvalidMessage) as death:
                     how, _, stack = str(death).partition("\n")
                     died.append(how)
                     self._lost = True
@@ -233,15 +221,12 @@ class WorkerProcess:
         region.reserve(layout.size)
         child.send({"region": [region.size, layout.write(region.bytes())]})
         reply = child.receive(self.limit_s)
-        try:
-            if "refused" in reply:
-                raise region.refusal(*protocol.refused(reply))
-            region.measure()
-            if "error" in reply:
-                raise FunctionError.of(label, reply["error"])
-            return protocol.read(region.bytes(), reply.get("index"))[0]
-        except protocol.InvalidMessage as error:
-            raise Died(f"its answer is none: {error}") from None
+        if "refused" in reply:
+            raise region.refusal(*protocol.refused(reply))
+        region.measure()
+        if "error" in reply:
+            raise FunctionError.of(label, reply["error"])
+        return protocol.read(region.bytes(), reply.get("index"))[0]
 
     def _running(self) -> Child:
         """Returns the child. Starts one if there is none. A start that takes too long is not repeated, except if items
