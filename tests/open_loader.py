@@ -1,5 +1,7 @@
-"""Opens a BatchLoader from keywords that may come from a dictionary: `open_loader`, `load_epoch`."""
+"""Opens a BatchLoader from keywords that may come from a dictionary: `open_loader`, `load_epoch`, `first_batch`. And
+reads the rows that one has quarantined: `quarantined_rows`."""
 
+import json
 from collections import deque
 from dataclasses import fields
 
@@ -22,3 +24,15 @@ def load_epoch(source, batch_size=80, **options):
     with open_loader(source, batch_size=batch_size, **options) as loader:
         deque(loader, maxlen=0)
         return loader.order_hash, loader.store
+
+
+def first_batch(source, batch_size, **options):
+    """Returns the first rows, as they lie."""
+    options |= {"batch_size": batch_size, "shuffle": False, "streams": 1}
+    with open_loader(source, **options) as loader:
+        return next(iter(loader))
+
+
+def quarantined_rows(path):
+    """Returns the lines of a list of quarantined rows."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

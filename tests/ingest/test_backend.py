@@ -1,7 +1,6 @@
 """Transforms in threads and in processes, as a loader runs them."""
 
 import itertools
-import json
 import os
 import signal
 import threading
@@ -21,7 +20,7 @@ from sluice.ingest.process import worker
 from sluice.ingest.stages.transform_worker import TransformStage
 from tests.etl.tables import write_rows
 from tests.ingest import twin
-from tests.open_loader import open_loader
+from tests.open_loader import open_loader, quarantined_rows
 from tests.product import Governor, KnobError, QuarantineError, TransformError, WorkerCrashed
 from tests.raises import assert_names, raises
 
@@ -565,7 +564,7 @@ class TestRows:
                 )
                 bad |= {row for row, value in zip(rows, label, strict=True) if value == 1}
             summary = loader.quarantined
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = quarantined_rows(path)
         names = [f.path for f in table.files_of("train")]
         assert {(names.index(x["file"]), x["row_group"], x["row"]) for x in lines} == bad
         assert len(lines) == len(bad) == summary["rows_set_aside"] > 100

@@ -15,7 +15,7 @@ from sluice.ingest.plain.probe import ColumnFacts
 from sluice.ingest.plain.roles import GuessError, ParquetError
 from sluice.ingest.read.parquet_files import table_of
 from tests.etl.tables import write_rows
-from tests.open_loader import open_loader
+from tests.open_loader import first_batch
 from tests.product import OWN, Spec, UsageError, guessed_spec, probe, proposals
 from tests.raises import assert_names, raises
 
@@ -25,8 +25,8 @@ SEEDS = pytest.mark.parametrize("seed", range(3))
 
 def facts_of(folder, **columns: object) -> dict[str, ColumnFacts]:
     table = pa.table(columns)
-    pq.write_table(table, folder / "a.parquet", row_group_size=max(1, table.num_rows // 3))
-    return probe({str(folder / "a.parquet"): OWN}, columns)
+    path = write_rows(folder / "a.parquet", table, row_group_size=max(1, table.num_rows // 3))
+    return probe({str(path): OWN}, columns)
 
 
 def clicks(rng: np.random.Generator, rate: float = 0.3) -> np.ndarray:
@@ -177,13 +177,8 @@ def test_what_folders_know_is_a_column_and_names_that_no_table_can_have_are_chan
     assert {column.name for column in spec.columns} == set(names.split())
     assert spec.input.columns["user"] == "text"
     for how in ({"spec": spec}, {}):
-        with open_loader(
-            table_of(tmp_path / "logs", **how),
-            batch_size=100,
-            streams=1,
-            reader="arrow",
-        ) as loader:
-            assert len(set(next(iter(loader))["user"].tolist())) > 30
+        batch = first_batch(table_of(tmp_path / "logs", **how), 100, reader="arrow")
+        assert len(set(batch["user"].tolist())) > 30
     assert_names(capsys.readouterr().err, "date (a time as text")
 
 
@@ -200,8 +195,7 @@ def test_numbers_are_brought_near_0_whatever_their_scale(tmp_path):
     spec = Spec.own(guessed_spec(tmp_path))
     views = next(column for column in spec.columns if column.name == "views")
     assert [operator.name for operator in views.ops] == ["fill", "log", "scale"]
-    with open_loader(table_of(tmp_path, spec=spec), batch_size=2000, streams=1) as loader:
-        batch = next(iter(loader))
+    batch = first_batch(table_of(tmp_path, spec=spec), 2000)
     for name in columns:
         values = batch[name].numpy()
         assert abs(values).max() < 25
@@ -338,8 +332,8 @@ def test_what_a_spec_cannot_read_is_left_out_with_the_reason(tmp_path):
     reasons = ("#   weight: list<element: double>, which a spec cannot read", "#   visits: list<")
     assert_names(text, *reasons, "#   country: by --exclude")
     assert [column.name for column in spec.columns] == ["click", "item_id", "seen"]
-    with open_loader(table_of(path, spec=spec), batch_size=400, last="pad") as loader:
-        assert len(set(next(iter(loader)).values.tolist())) > 30
+    batch = first_batch(table_of(path, spec=spec), 400, last="pad")
+    assert len(set(batch.values.tolist())) > 30
     for wrong, fact in (("countri", "country"), ("click", "label")):
         with raises(UsageError, f"--exclude {wrong}", fact):
             guessed_spec(path, exclude=(wrong,))

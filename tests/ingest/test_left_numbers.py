@@ -1,6 +1,5 @@
 """Numbers that operators left to the loader make too large for a batch: an error that names them, or their rows."""
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +7,7 @@ import pytest
 
 from sluice import Errors
 from tests.dlrm import clicks_table
+from tests.open_loader import quarantined_rows
 from tests.product import BatchLoader, ColumnError, QuarantineError
 from tests.raises import raises
 
@@ -68,5 +68,5 @@ def test_or_its_row_alone_is_quarantined(tmp_path, where):
         batches = list(loader)
     assert sum(int((batch.weight == 0).sum()) for batch in batches) == 1
     assert all(bool(batch.dense.isfinite().all()) for batch in batches)
-    (row,) = [json.loads(line) for line in listed.read_text().splitlines()]
+    (row,) = quarantined_rows(listed)
     assert (row["row"], "float32" in row["reason"]) == (40, True)

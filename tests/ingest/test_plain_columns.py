@@ -17,7 +17,7 @@ from sluice.tools import guess
 from tests.etl.jobs import on
 from tests.etl.jobs import rows_of as rows_of_table
 from tests.etl.tables import write_rows
-from tests.open_loader import open_loader
+from tests.open_loader import first_batch, open_loader
 from tests.product import (
     BatchLoader,
     ColumnError,
@@ -467,14 +467,11 @@ def as_stored(spec: str) -> str:
     return re.sub(r", \{op = \"scale\", minus[^}]*\}", "", spec)
 
 
-def first_batch(files, spec: str, rows: int = 4):
+def first_of_guess(files, spec: str, rows: int = 4):
     """The first rows of files, as they lie, whatever split a guess put them in."""
     spec = re.sub(r"(?m)^split(_\w+)? = .*$", "", as_stored(spec))
-    source = table_of(
-        files, spec=Spec.own(spec.replace("[table]", "[table]\nsplit = {train = 1}"), "guessed")
-    )
-    with open_loader(source, batch_size=rows, shuffle=False, streams=1) as loader:
-        return next(iter(loader))
+    spec = Spec.own(spec.replace("[table]", "[table]\nsplit = {train = 1}"), "guessed")
+    return first_batch(table_of(files, spec=spec), rows)
 
 
 class TestGuesses:
@@ -526,16 +523,14 @@ class TestGuesses:
         path = tmp_path / "a.parquet"
         weight = [np.nan, None, *[2.0] * 6]
         write_rows(path, y=[0, 1] * 4, none=[2.0] * 8, x=values, weight=weight)
-        how = {"batch_size": 8, "shuffle": False, "streams": 1}
-        with open_loader(path, **how) as loader:
-            batch = next(iter(loader))
+        batch = first_batch(path, 8)
         assert batch["x"].tolist() == [1, 0, 0, 4, 0, 0, 7, 8]
         assert batch["none"].tolist() == [2] * 8
         assert batch.weight.tolist() == [0, 0, *[2] * 6]
         assert_names(capsys.readouterr().err, "weight: weight", "x, weight become 0")
         roles = {"label": "y", "dense": ["x"]}
-        with open_loader(path, fill={"x": -1}, roles=roles, **how) as loader:
-            assert next(iter(loader))["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
+        batch = first_batch(path, 8, fill={"x": -1}, roles=roles)
+        assert batch["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
 
     def test_text_that_names_rows_is_left_out(self, tmp_path):
         rows = range(2000)
@@ -575,7 +570,7 @@ class TestGuesses:
         assert_names(spec, 'optional = ["site", "shop"]\n# Left out:\n#   odd: of several types\n')
         assert_names(spec, "# double, 1 to 2", "# string, not in every file")
         assert not said, "the spec says it"
-        batch = first_batch(tmp_path, spec)
+        batch = first_of_guess(tmp_path, spec)
         assert batch["price"].tolist() == [1, 2, 1.5, 2]
         assert (batch["site"][2:].tolist(), batch["shop"][:2].tolist()) == ([1, 1], [1, 1]), (
             "null where it is missing"
@@ -598,13 +593,12 @@ class TestGuesses:
                 "at": pa.array([FIRST, FIRST], pa.timestamp(at)),
             }
             write_rows(tmp_path / f"{part}.parquet", **rows)
-        with open_loader(str(tmp_path), batch_size=6, streams=1, shuffle=False) as loader:
-            guessed = next(iter(loader))
+        guessed = first_batch(str(tmp_path), 6)
         assert "several types" not in capsys.readouterr().err
         spec = guessed_spec(tmp_path, "y")
         assert_names(spec, "tags:texts", "site:text", "at:float")
         assert "Left out" not in spec
-        for batch in (guessed, first_batch(tmp_path, spec, 6)):
+        for batch in (guessed, first_of_guess(tmp_path, spec, 6)):
             assert batch["tags"].lengths.tolist() == [2, 0] * 3
             assert batch["tags"].values.tolist() == guessed["tags"].values[:2].tolist() * 3
             assert batch["site"].tolist() == guessed["site"][:2].tolist() * 3
@@ -640,7 +634,7 @@ class TestGuesses:
         proposed = f'{{op = "parse_time", format = {said}}}, {{op = "weekday"}}'
         assert (proposed in text) is bool(formats)
         assert ('name = "at_hour"' in text) is ("%H" in said)
-        ids = first_batch(tmp_path, text, len(texts))["at_weekday" if formats else "at"].tolist()
+        ids = first_of_guess(tmp_path, text, len(texts))["at_weekday" if formats else "at"].tolist()
         missing = [bool(formats) and not text for text in texts]
         assert [number == 1 for number in ids] == missing  # 1 is what is missing
 
@@ -674,4 +668,9 @@ class TestGuesses:
         """About half of the rows are positive."""
         rows = {"rating": [1, 5, 3, 4], "x": [1.0, 2.0, 3.0, 4.0]}
         write_rows(tmp_path / "a.parquet", **rows)
-        assert first_batch(tmp_path, guessed_spec(tmp_path, asked)).label.tolist() == [0, 1, 0, 1]
+        assert first_of_guess(tmp_path, guessed_spec(tmp_path, asked)).label.tolist() == [
+            0,
+            1,
+            0,
+            1,
+        ]

@@ -11,7 +11,7 @@ from sluice.ingest.read.parquet_files import ParquetError, table_of
 from sluice.ingest.read.petastorm import compat
 from tests.etl.tables import write_rows
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
-from tests.open_loader import open_loader
+from tests.open_loader import first_batch, open_loader
 from tests.product import (
     BatchLoader,
     ColumnError,
@@ -69,14 +69,8 @@ def test_roles_and_hashes_are_of_what_a_transform_spec_gives(clicks):  # noqa: F
     roles = (
         "label=clicked;dense=score;sparse=language%100,device.os%10,user_id%1000,country%50,items"
     )
-    with open_loader(
-        table_of(clicks, roles, transform_spec=SPOKEN),
-        batch_size=40,
-        transforms=[SPOKEN],
-        shuffle=False,
-        streams=1,
-    ) as loader:
-        batch = next(iter(loader))
+    source = table_of(clicks, roles, transform_spec=SPOKEN)
+    batch = first_batch(source, 40, transforms=[SPOKEN])
     rows = log(np.arange(40)).to_pylist()
     systems = [row["device"] and row["device"]["os"] for row in rows]
     spoken = [

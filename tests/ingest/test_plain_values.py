@@ -1,7 +1,6 @@
 """Plain Parquet that differs from its spec or roles: no value is changed, left out or lost without a warning."""
 
 import decimal
-import json
 from decimal import Decimal
 
 import numpy as np
@@ -14,7 +13,7 @@ from sluice import Errors, FeatureTable
 from sluice.ingest.read.parquet_files import ParquetError, table_of
 from tests.etl.jobs import on
 from tests.etl.tables import write_rows
-from tests.open_loader import open_loader
+from tests.open_loader import open_loader, quarantined_rows
 from tests.product import (
     MOST_TEXT_BYTES,
     BatchLoader,
@@ -78,6 +77,10 @@ def rows_in(batch, names) -> list[tuple]:
     """The named columns of a batch's rows, and their weights."""
     columns = [batch[name].tolist() for name in names]
     return list(zip(*columns, batch.weight.tolist(), strict=True))
+
+
+def lines_with(word: str, capsys) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if word in line]
 
 
 def splits_by_files_and_by_a_job(folder, files, asked: Spec, **job) -> dict[str, list]:
@@ -261,9 +264,7 @@ def test_the_split_that_is_loaded_is_named_once_with_what_it_leaves_out(tmp_path
     )
     for _ in range(2):
         assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=parts), ["price"])) == 40
-    [line] = [
-        line_told for line_told in capsys.readouterr().err.splitlines() if "split=" in line_told
-    ]
+    [line] = lines_with("split=", capsys)
     assert_names(line, tmp_path, "40 of 64 rows", "'train'", "train, test")
     rows_of(ParquetFiles.open(str(tmp_path), spec=spec('"price:float"', PRICE)), ["price"])
     assert "split=" not in capsys.readouterr().err, "there is only one"
@@ -294,9 +295,7 @@ def test_a_format_that_reads_hardly_any_value_is_refused_and_a_few_are_logged(tm
     write(tmp_path, "b", at=at(ROWS - 8))
     for _ in range(2):
         assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=hours), ["hour"])) == 2 * ROWS
-    [line] = [
-        line_told for line_told in capsys.readouterr().err.splitlines() if "'hour'" in line_told
-    ]
+    [line] = lines_with("'hour'", capsys)
     assert_names(line, "b.parquet", "12.5%", "first 64 rows", "'1.1.2024'", "missing")
 
 
@@ -324,17 +323,13 @@ def test_rows_of_which_a_column_cannot_be_made_are_quarantined(tmp_path, reader)
             "file": str(listed),
         }
     assert {
-        (row["row_group"], row["row"], row["reason"].split(",")[0]) for row in told(listed)
+        (row["row_group"], row["row"], row["reason"].split(",")[0])
+        for row in quarantined_rows(listed)
     } == {
         (0, 3, "column 'y' holds 2"),
         (1, 8, "column 'y' holds 2"),
         (1, 18, "column 'price' holds 0.5"),
     }
-
-
-def told(path) -> list[dict]:
-    """The lines of a list of quarantined rows."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("repeated", [False, True])
@@ -350,7 +345,7 @@ def test_a_text_that_is_too_long_is_an_error_by_name_or_quarantined_with_its_row
         rows_of(source, ["ids"])
     errors = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
     assert len(rows_of(source, ["ids"], errors=errors)) == ROWS - 1
-    [listed] = told(errors.quarantine)
+    [listed] = quarantined_rows(errors.quarantine)
     assert (listed["row_group"], listed["row"]) == (1, 13)
 
 
@@ -377,7 +372,9 @@ def test_a_number_that_is_none_is_refused_or_quarantined_unless_an_option_gives_
     assert rows(fill={column: 0})[1] == ((0, 2) if column == "y" else (1, 0))
     aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
     assert rows(errors=aside) == [(0, 1), (1, 3), (0, 4)]
-    assert [(row["row"], row["stage"]) for row in told(aside.quarantine)] == [(1, "batch")]
+    assert [(row["row"], row["stage"]) for row in quarantined_rows(aside.quarantine)] == [
+        (1, "batch")
+    ]
     assert not np.isfinite(rows(errors=Errors(finite=False))[1]).all()
 
 
@@ -397,7 +394,7 @@ def test_what_a_transform_makes_no_number_is_quarantined_with_its_reason_but_in_
         rows = [row for batch in loader for row in rows_in(batch, ["price"])]
     assert np.isfinite(rows).all()
     assert sum(weight for _, weight in rows) == 29
-    [row] = told(aside.quarantine)
+    [row] = quarantined_rows(aside.quarantine)
     assert (row["row"], row["type"]) == (0, "ColumnError")
     assert_names(row["reason"], "'price'", "-inf")
 
@@ -517,7 +514,9 @@ def test_a_row_that_a_split_by_time_cannot_place_is_in_none_as_in_a_job(
         expected = set(rows) - (nowhere if split == "ask" else nowhere | asking)
         assert {int(price) for _, price in splits.get(split, ())} == expected
     reasons = [
-        row["reason"] for path in (tmp_path / "rejects").rglob("*.json*") for row in told(path)
+        row["reason"]
+        for path in (tmp_path / "rejects").rglob("*.json*")
+        for row in quarantined_rows(path)
     ]
     assert len(reasons) == len(nowhere)
     assert_names(reasons[0], "at", "missing", "table.split_time")
@@ -557,17 +556,10 @@ def test_a_label_that_all_rows_share_is_named_with_what_its_column_holds(
     assert shown in said
 
 
-def write_nullable(folder, **columns) -> str:
-    """Writes a file of 2,000 rows with a label and a number, and these columns instead or beside them."""
-    made = {"y": np.resize([0, 1], 2_000), "x": np.arange(2_000) / 2} | columns
-    write_rows(folder / "a.parquet", row_group_size=500, **made)
-    return str(folder / "a.parquet")
-
-
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), 1e40, "a", decimal.Decimal(1)])
 @pytest.mark.parametrize("named", [True, False])
 def test_a_fill_that_is_no_number_of_a_batch_is_refused_at_once(tmp_path, named, fill):
-    path = write_nullable(tmp_path, x=pa.array([1.5, None] * 1_000))
+    path = write(tmp_path, "a", rows=2_000, x=pa.array([1.5, None] * 1_000))
     with raises(ColumnError, "fill", "'x'", repr(fill)):
         BatchLoader(
             path, roles="label=y;dense=x", batch_size=500, fill={"x": fill} if named else fill
@@ -575,7 +567,8 @@ def test_a_fill_that_is_no_number_of_a_batch_is_refused_at_once(tmp_path, named,
 
 
 def test_an_embedding_has_a_row_for_the_id_that_stands_for_a_missing_one(tmp_path):
-    path = write_nullable(tmp_path, item=pa.array([1, 2, 3, None] * 500, pa.int32()))
+    items = pa.array([1, 2, 3, None] * 500, pa.int32())
+    path = write(tmp_path, "a", rows=2_000, x=np.arange(2_000) / 2, item=items)
     with BatchLoader(
         path, roles="label=y;dense=x;sparse=item", batch_size=500, fill={"item": 300}
     ) as loader:

@@ -1,6 +1,5 @@
 """The error policy as arithmetic, the list of quarantined rows, and the search for bad rows."""
 
-import json
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +10,11 @@ import pytest
 
 from sluice import Errors
 from sluice.ingest.stages.quarantine import isolate, kinds_of
-from tests.open_loader import open_loader
+from tests.open_loader import open_loader, quarantined_rows
 from tests.product import Quarantine, QuarantineError, Read
 from tests.raises import MISTAKES, assert_names, raises
 
 SET_ASIDE = Errors(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # ---- the policy
@@ -82,7 +77,7 @@ def test_quarantined_rows_are_listed_and_summed(tmp_path):
     books.count_rows(90)
     books.add(ValueError("no number: 'ü'"), stage="transform", group=("part-3", 2), rows=[7, 9])
     books.add(KeyError("C1"), stage="log", group=("part-4", 0), rows=[0])
-    assert lines(path)[1] == {
+    assert quarantined_rows(path)[1] == {
         "stage": "transform",
         "file": "part-3",
         "row_group": 2,
@@ -108,7 +103,7 @@ def test_one_row_too_many_stops_with_its_place(tmp_path):
     ) as e:
         books.add(cause, stage="t", group=("part-9", 4), rows=[77])
     assert e.value.__cause__ is cause
-    assert len(lines(tmp_path / "x")) == 10, "what stopped the run was not set aside"
+    assert len(quarantined_rows(tmp_path / "x")) == 10, "what stopped the run was not set aside"
     books.close()
 
 
@@ -133,10 +128,10 @@ def test_stages_share_the_books(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(stage, range(4)))
     assert books.summary()["rows_set_aside"] == 200
-    assert {(line["stage"], line["row"]) for line in lines(tmp_path / "x")} == {
+    assert {(line["stage"], line["row"]) for line in quarantined_rows(tmp_path / "x")} == {
         (f"s{n}", row) for n in range(4) for row in range(50)
     }
-    assert max(len(line["reason"]) for line in lines(tmp_path / "x")) == 500
+    assert max(len(line["reason"]) for line in quarantined_rows(tmp_path / "x")) == 500
     books.close()
 
 

@@ -1,7 +1,6 @@
 """A loader whose files lie in stores, misbehave, or are damaged."""
 
 import dataclasses
-import json
 import threading
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from sluice.ingest.read import remote_files
 from sluice.ingest.read.range_files import ArrowFile
 from tests.ingest import twin
 from tests.ingest.s3 import with_bucket
-from tests.open_loader import load_epoch, open_loader
+from tests.open_loader import load_epoch, open_loader, quarantined_rows
 from tests.product import (
     BatchLoader,
     Clock,
@@ -153,7 +152,7 @@ class TestDamage:
                         batch.label.numpy()[~lost], data.column("label", rows)[~lost]
                     )
             summary = loader.quarantined
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = quarantined_rows(path)
         assert {(x["file"], x["row_group"]) for x in lines} == {
             (harmed.files_of("train")[0].path, GROUP)
         }

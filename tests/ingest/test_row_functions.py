@@ -20,7 +20,7 @@ from sluice.ingest.stages import row_functions
 from sluice.ingest.stages.row_functions import split_functions
 from sluice.ingest.stages.transform import FrameFunction
 from tests.etl.tables import write_rows
-from tests.open_loader import open_loader
+from tests.open_loader import open_loader, quarantined_rows
 from tests.product import (
     ColumnError,
     Governor,
@@ -228,7 +228,7 @@ def test_only_the_rows_on_which_it_fails_are_quarantined(queries, tmp_path, back
         weights = sum(float(batch.weight.sum()) for batch in loader)
         assert loader.quarantined["rows_set_aside"] == 2
     assert weights == ROWS - 2
-    listed = [json.loads(line) for line in (tmp_path / "list.jsonl").read_text().splitlines()]
+    listed = quarantined_rows(tmp_path / "list.jsonl")
     assert sorted((row["row_group"], row["row"]) for row in listed) == [(0, 130), (1, 500)]
     assert all("boom" in row["reason"] for row in listed)
 
