@@ -142,6 +142,15 @@ def test_a_function_that_is_not_there_is_an_error_at_the_start():
     assert "AttributeError" in e.value.kinds
 
 
+def test_an_error_at_the_start_that_nothing_describes_counts_as_a_death(monkeypatch):
+    monkeypatch.setattr(child.Child, "receive", lambda *_: {"error": 1})
+    with WorkerProcess(NAME + "double") as worker:
+        with raises(WorkerCrashed, "3 times", "error: it is not described"):
+            worker.call(A)
+        with raises(WorkerError, "cannot start", "error: it is not described"):
+            worker.start()
+
+
 # ---- deaths
 
 
