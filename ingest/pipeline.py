@@ -440,15 +440,13 @@ class Pipeline(StagePools):
         with self._lock:
             for stage in self._transform_stages.get(name, ()):
                 stage.slow_start = why
-                if stage.backend == "process":
-                    stage.backend = "thread"
             spec, backends = self._specs[name], self.knobs.backend
             if "process" not in spec.backends:
                 return
             left = tuple(kind for kind in spec.backends if kind != "process")
             self._specs[name] = replace(spec, backends=left)
             if backends.get(name) == "process":
-                self.knobs = replace(self.knobs, backend={**backends, name: "thread"})
+                self.apply(replace(self.knobs, backend={**backends, name: "thread"}))
         warn(
             f"stage {name!r}: a process for transform {transform!r} did not start: {' '.join(str(why).split())[:300]}. "
             "The stage goes on in threads until the loader is closed"

@@ -126,7 +126,7 @@ HOMES = {
     "Recipe": "sluice.ingest.plain.recipe",
     "Refusal": "sluice.dlrm.serving.decode",
     "Registry": "sluice.agent.runtime.saved_state",
-    "RemoteError": "sluice.ingest.remote.unit",
+    "RemoteError": "sluice.ingest.remote.messages",
     "Result": "sluice.etl.jobs.job_run",
     "Retrier": "sluice.ingest.read.retry",
     "RetryPolicy": "sluice.ingest.read.retry",

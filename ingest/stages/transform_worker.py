@@ -166,8 +166,11 @@ class TransformWorker:
 
     def choose_backend(self) -> str:
         """Chooses the back end for the calls up to the next choice. The stage's may change meanwhile, but a batch and
-        its copy must use the same one."""
-        self._backend = self._current_backend()
+        its copy must use the same one. A worker goes on in its thread until its process has started."""
+        stage = self.stage
+        self._backend = stage.backend
+        if self._backend == "process" and stage.worked_in_threads and not self._has_process():
+            self._backend = "thread"
         return self._backend
 
     def call_on_rows(self, rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
@@ -197,21 +200,18 @@ class TransformWorker:
                     f"{format_bytes(free)} free: {getattr(error, 'text', error)}"
                 ) from error
 
-    def _current_backend(self) -> str:
-        """Returns the back end for the next batch. A worker goes on in its thread until its process has started."""
+    def _has_process(self) -> bool:
+        """Whether its process has started. Starts one in the background if there is memory for it."""
         stage = self.stage
-        if stage.backend == "process" and stage.worked_in_threads:
-            self._worker = self._worker or stage.start_worker()
-            if self._worker is None or self._worker.is_starting:
-                return "thread"
-            if self._worker.too_large:
-                # Another one starts only if more memory is free than now, whatever was seen of this one.
-                stage.process_bytes = max(
-                    stage.process_bytes, self._worker.bytes, stage.governor.free
-                )
-                self.close()
-                return "thread"
-        return stage.backend
+        worker = self._worker = self._worker or stage.start_worker()
+        if worker is None or worker.is_starting:
+            return False
+        if worker.too_large:
+            # Another one starts only if more memory is free than now, whatever was seen of this one.
+            stage.process_bytes = max(stage.process_bytes, worker.bytes, stage.governor.free)
+            self.close()
+            return False
+        return True
 
     def close(self) -> None:
         if self._worker is not None:
