@@ -20,14 +20,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice import BagColumn, Errors, FeatureTable
+from sluice.dlrm.options import profile_of
 from sluice.etl.apply.lookups import needed_columns
-from tests.dlrm.serving.stub import decoded
-from tests.dlrm.serving.test_left_ids import served
+from tests.dlrm.serving.stub import decoded, servable
 from tests.etl.jobs import on, session
 from tests.fuzz.case import KEY, LABEL, Case
 from tests.fuzz.drawn_specs import MODULE, drawn, parsed
 from tests.open_loader import open_loader
-from tests.product import Decoder, Fitted, Job, ParquetFiles, Python, Refusal, Spec, TableStore
+from tests.product import (
+    Decoder,
+    Fitted,
+    Job,
+    ModelConfig,
+    ParquetFiles,
+    Python,
+    Refusal,
+    Spec,
+    TableStore,
+    tables_of,
+)
 
 NAME = "four_ways"
 SPARK_EVERY = 8
@@ -257,7 +268,8 @@ class Server:
     """What a server does with a request before its model."""
 
     def __init__(self, case: Case, table: FeatureTable) -> None:
-        self._case, self._model = case, served(table)
+        tables = tables_of(table.fields, ModelConfig(), profile_of(table))
+        self._case, self._model = case, servable(table, *tables)
         self._decoder = Decoder(table.spec(), "", most_rows=10**6)
         self._bags = {field.name for field in table.fields if field.role == "id_list"}
 

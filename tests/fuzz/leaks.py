@@ -308,4 +308,4 @@ def engine(spark: Any) -> Any:
     progress = JobProgress(Said())
     if spark is None:
         return partial(LocalEngine, progress=progress, threads=1)
-    return partial(SparkEngine, lambda _: spark, progress=progress)
+    return partial(SparkEngine, lambda: spark, progress=progress)
