@@ -95,9 +95,9 @@ class JsonObjects:
             irregular |= np.asarray(missing)
         return irregular
 
-    def read(self, lines: pa.Array) -> pa.Table:
-        """Reads lines that are not irregular. Raises ArrowInvalid if a line is no object, or a value is not of its
-        column's type."""
+    def read(self, lines: pa.Array) -> ReadLines:
+        """Reads lines that are not irregular together. Raises ArrowInvalid if a line is no object, or a value is not of
+        its column's type."""
         if not len(lines):
             return self._columns(self._schema.empty_table())
         try:
@@ -117,7 +117,7 @@ class JsonObjects:
             self._written_as = written_as
             return self._read(lines)
 
-    def _read(self, lines: pa.Array) -> pa.Table:
+    def _read(self, lines: pa.Array) -> ReadLines:
         nested: dict[str, Any] = {}
         for field in self._schema:
             *outer, last = self._parts.get(field.name, [field.name])
@@ -151,16 +151,15 @@ class JsonObjects:
             raise pa.ArrowInvalid("a number is too large")
         return self._columns(read)
 
-    def _columns(self, read: pa.Table) -> pa.Table:
+    def _columns(self, read: pa.Table) -> ReadLines:
         """Returns the columns, each the first of its members that has a value."""
-        if read.num_columns == len(self._kinds):
-            return read
-        return pa.table(
-            {
-                column: pc.coalesce(*(read[name] for name in names))
-                for column, names in self._names.items()
-            }
-        )
+        columns = {
+            column: join_chunks(
+                pc.coalesce(*(read[name] for name in names)) if len(names) > 1 else read[names[0]]
+            )
+            for column, names in self._names.items()
+        }
+        return columns, {}, {}
 
     def _value(self, value: Any, column: str) -> Any:
         """Returns the first value that a line has for a column."""

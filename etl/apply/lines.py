@@ -1,4 +1,4 @@
-"""`Delimited`: splits delimited text into cells. A malformed line never affects other lines.
+"""`Delimited`: reads delimited text as typed columns. A malformed line never affects other lines.
 
 A line feed ends a line. Carriage returns directly before it belong to the end, and any other byte to the line. Arrow
 reads all lines of a batch together, and would find other line ends in some lines. `find_irregular` finds these lines,
@@ -18,9 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from sluice.etl.apply.cells import TextCells
 from sluice.etl.ops.base import Columns
 from sluice.etl.ops.hashing import Flags, offsets_and_bytes
 from sluice.etl.spec.input_section import Input
+from sluice.etl.spec.nested_columns import join_chunks
 
 Reasons = dict[int, str]
 """The number of each rejected row of a batch, and why it is rejected."""
@@ -28,8 +30,6 @@ Unfit = dict[str, list[int]]
 """For each column, the rows whose value does not fit its type. Their value is null."""
 ReadLines = tuple[Columns, Reasons, Unfit]
 """What is read of lines: the columns, the lines that are no rows, and the values that do not fit."""
-Part = tuple[Sequence[int] | npt.NDArray[np.intp], pa.Table]
-"""Some rows of a batch: their numbers in the batch, and their values."""
 OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
 _RETURNS, _INNER_RETURN = re.compile(rb"\r+\n"), r"\r[^\r\n]"
 _MARK = b"\xef\xbb\xbf"
@@ -104,17 +104,6 @@ def are_headers(lines: pa.Array, headers: Collection[bytes]) -> Flags:
     return flags
 
 
-def place_rows(parts: Sequence[Part], count: int) -> pa.Table:
-    """Returns a table of `count` rows with the rows of the parts at their places, and with nulls elsewhere."""
-    if len(parts[0][0]) == count:
-        return parts[0][1]
-    numbers = np.concatenate([np.asarray(numbers, np.int64) for numbers, _ in parts])
-    places = np.full(count, -1)
-    places[numbers] = np.arange(len(numbers))
-    table = pa.concat_tables([table for _, table in parts], promote_options="default")
-    return table.take(pa.array(places, mask=places < 0))
-
-
 def record_pattern(delimiter: str) -> re.Pattern[bytes]:
     """Returns the pattern of a csv record with its line end. Line ends between quotes belong to a field."""
     end = _escaped(delimiter)
@@ -137,14 +126,28 @@ def _bytes_of(names: Sequence[str]) -> pa.Schema:
     return pa.schema([(name, pa.binary()) for name in names])
 
 
+def _place_rows(
+    rows: Sequence[npt.NDArray[np.intp]], tables: Sequence[pa.Table], count: int
+) -> pa.Table:
+    """Returns a table of `count` rows that has the `rows` of each table, and nulls elsewhere."""
+    if len(rows[0]) == count:
+        return tables[0]
+    numbers = np.concatenate(rows)
+    places = np.full(count, -1)
+    places[numbers] = np.arange(len(numbers))
+    table = pa.concat_tables(tables, promote_options="default")
+    return table.take(pa.array(places, mask=places < 0))
+
+
 class Delimited:
-    """Cuts lines into cells.
+    """Reads lines of csv and tsv.
 
     In `quoted` lines, a field that begins with a quote ends at the next quote that is not doubled. Text between this
     quote and the delimiter belongs to the field. Any other quote is an ordinary character."""
 
     def __init__(self, source: Input) -> None:
         """A line may end before the input's optional columns. These are then null."""
+        self._kinds, self._texts = source.read_as, TextCells(source)
         self._names = list(source.columns)
         self._least = len(self._names) - len(source.optional)
         self._quoted, self._multiline = source.format == "csv", source.multiline
@@ -160,8 +163,8 @@ class Delimited:
         """Lines that Arrow reads as we do: each quoted field ends with its closing quote."""
         self._field = re.compile(rf"{_field(end)}({end}|\Z)".encode(), re.S)
 
-    def _find_irregular(self, lines: pa.Array) -> Flags:
-        """Returns which lines must be cut alone."""
+    def find_irregular(self, lines: pa.Array) -> Flags:
+        """Returns which lines must be read alone."""
         irregular = find_irregular(lines)
         if self._multiline:
             inner = pc.less(
@@ -173,38 +176,40 @@ class Delimited:
             irregular |= np.asarray(odd)
         return irregular
 
-    def cut(self, lines: pa.Array) -> tuple[pa.Table, Reasons]:
-        """Reads lines as columns of bytes. An empty field is null, and a rejected line has nulls."""
-        irregular, schema = self._find_irregular(lines), _bytes_of(self._names)
-        regular = lines.filter(pa.array(~irregular))
-        parts, reasons = self._cut_together(regular, np.flatnonzero(~irregular))
-        rows = dict[int, dict[str, bytes | None]]()
-        for number in np.flatnonzero(irregular).tolist():
-            cells = self.cells(strip_end(lines[number].as_py()))
-            if cells is None or not self._least <= len(cells) <= len(self._names):
-                reasons[number] = OPEN_QUOTE if cells is None else FIELDS
-            else:
-                rows[number] = dict(zip(self._names, cells, strict=False))
-        parts.append((list(rows), pa.Table.from_pylist(list(rows.values()), schema)))
-        return place_rows(parts, len(lines)), reasons
-
-    def _cut_together(
-        self, lines: pa.Array, numbers: npt.NDArray[np.intp]
-    ) -> tuple[list[Part], Reasons]:
-        """Cuts the lines with these numbers in their batch. A line may lack optional columns."""
+    def read(self, lines: pa.Array) -> ReadLines:
+        """Reads lines that are not irregular together. A line may lack optional columns."""
         table, others = self._of_width(lines, self._names)
         short: dict[int, list[int]] = defaultdict(list)
-        reasons: Reasons = {}
+        reasons = Reasons()
         for row, width in others:
             if self._least <= width < len(self._names):
                 short[width].append(row)
             else:
-                reasons[int(numbers[row])] = FIELDS
-        parts: list[Part] = [(np.delete(numbers, [row for row, _ in others]), table)]
-        for width, rows in short.items():
-            cells, _ = self._of_width(lines.take(pa.array(rows)), self._names[:width])
-            parts.append((numbers[rows], cells))
-        return parts, reasons
+                reasons[row] = FIELDS
+        rows = [np.delete(np.arange(len(lines)), [row for row, _ in others])]
+        tables = [table]
+        for width, some in short.items():
+            rows.append(np.array(some))
+            tables.append(self._of_width(lines.take(pa.array(some)), self._names[:width])[0])
+        return self._convert(_place_rows(rows, tables, len(lines)), reasons)
+
+    def read_alone(self, lines: pa.Array) -> ReadLines:
+        """Reads any lines, one by one."""
+        rows, reasons = list[dict[str, bytes | None]](), Reasons()
+        for number, line in enumerate(lines.to_pylist()):
+            cells = self.cells(strip_end(line))
+            if cells is None or not self._least <= len(cells) <= len(self._names):
+                reasons[number] = OPEN_QUOTE if cells is None else FIELDS
+                cells = ()
+            rows.append(dict(zip(self._names, cells, strict=False)))
+        return self._convert(pa.Table.from_pylist(rows, _bytes_of(self._names)), reasons)
+
+    def _convert(self, cells: pa.Table, reasons: Reasons) -> ReadLines:
+        """Makes typed columns of cells. An empty cell, and those of a rejected line, are null."""
+        columns, unfit = Columns(), Unfit()
+        for name, kind in self._kinds.items():
+            columns[name], unfit[name] = self._texts.convert(join_chunks(cells[name]), kind)
+        return columns, reasons, unfit
 
     def _of_width(
         self, lines: pa.Array, names: list[str]

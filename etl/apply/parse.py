@@ -18,7 +18,6 @@ from sluice.etl.apply.number_limits import NUMBERS, early_unfit, is_late, reason
 from sluice.etl.ops.base import Columns, as_number, plain
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, Flags, Floats, rows_of_long_texts
 from sluice.etl.spec.input_section import Input
-from sluice.etl.spec.nested_columns import join_chunks
 from sluice.etl.spec.row_split import TIES
 from sluice.etl.spec.spec import Spec
 
@@ -50,18 +49,16 @@ class LineReader:
         """With `compiled`, compiled functions cut the regular lines, if the input has only whole numbers and texts."""
         self._source = source
         self.texts = TextCells(source)
-        self._delimited, self._objects = Delimited(source), JsonObjects(source)
         is_json = source.format == "json"
+        self._format = JsonObjects(source) if is_json else Delimited(source)
         no_text = f"{WRONG['text']} in quotes" if is_json else f"not {source.encoding.upper()} text"
         self.wrong = {
             name: no_text if kind == "text" else WRONG[kind]
             for name, kind in source.read_as.items()
         }
         """For each column, why a value does not fit."""
-        self._read = self._read_json if is_json else self._read_delimited
-        self._compiled = CompiledLines(source)
-        if compiled and CompiledLines.may_read(source):
-            self._read = self._read_compiled
+        is_compiled = compiled and CompiledLines.may_read(source)
+        self._compiled = CompiledLines(source) if is_compiled else None
 
     def read(self, lines: pa.Array) -> ReadLines:
         """Returns the columns, the lines that are no rows, and the values that do not fit."""
@@ -75,56 +72,40 @@ class LineReader:
                 ],
                 lines.type,
             )
-        return self._read(lines)
-
-    def _read_delimited(self, lines: pa.Array) -> ReadLines:
-        """Reads lines of csv or tsv: cuts all cells, and then converts each column."""
-        cells, reasons = self._delimited.cut(lines)
-        columns, unfit = Columns(), Unfit()
-        for name, kind in self._source.read_as.items():
-            columns[name], unfit[name] = self.texts.convert(join_chunks(cells[name]), kind)
-        return columns, reasons, unfit
-
-    def _read_compiled(self, lines: pa.Array) -> ReadLines:
-        """Reads lines of csv or tsv with compiled functions, and the irregular ones without."""
+        if self._compiled is None:
+            return self._read(lines)
         columns, irregular = self._compiled.read(lines)
-        return self._with_irregular(columns, lines, irregular, self._read_delimited)
+        return _with_irregular((columns, {}, {}), lines, irregular, self._read)
 
-    def _read_json(self, lines: pa.Array) -> ReadLines:
-        """Reads lines of JSON objects. Arrow reads the regular ones together."""
-        irregular = self._objects.find_irregular(lines)
+    def _read(self, lines: pa.Array) -> ReadLines:
+        """Reads the regular lines together, by Arrow, and the others one by one."""
+        irregular = self._format.find_irregular(lines)
         try:
-            table = self._objects.read(lines.filter(pa.array(~irregular)))
+            regular = self._format.read(lines.filter(pa.array(~irregular)))
         except pa.ArrowInvalid:
-            table, irregular = self._source.schema.empty_table(), np.ones(len(lines), bool)
-        columns = self._columns(table)
-        return self._with_irregular(columns, lines, irregular, self._objects.read_alone)
+            regular, irregular = self._format.read(lines[:0]), np.ones(len(lines), bool)
+        return _with_irregular(regular, lines, irregular, self._format.read_alone)
 
-    def _with_irregular(
-        self,
-        columns: Columns,
-        lines: pa.Array,
-        irregular: Flags,
-        read: Callable[[pa.Array], ReadLines],
-    ) -> ReadLines:
-        """Returns the columns of the regular lines with the irregular ones, which it reads."""
-        if not irregular.any():
-            return columns, {}, {}
-        rest, reasons, unfit = read(lines.filter(pa.array(irregular)))
-        numbers = np.flatnonzero(irregular)
-        order = pa.array(np.argsort(np.concatenate([np.flatnonzero(~irregular), numbers])))
-        for name, values in columns.items():
-            more = rest[name]
-            more = more.dictionary_encode() if pa.types.is_dictionary(values.type) else more
-            columns[name] = pa.concat_arrays([values, more]).take(order)
-        return (
-            columns,
-            {int(numbers[row]): reason for row, reason in reasons.items()},
-            {name: numbers[rows].tolist() for name, rows in unfit.items()},
-        )
 
-    def _columns(self, table: pa.Table) -> Columns:
-        return {name: join_chunks(table[name]) for name in table.column_names}
+def _with_irregular(
+    regular: ReadLines, lines: pa.Array, irregular: Flags, read: Callable[[pa.Array], ReadLines]
+) -> ReadLines:
+    """Returns what was read of the regular lines, with the other lines, which it reads, at their places."""
+    if not irregular.any():
+        return regular
+    sides = regular, read(lines.filter(pa.array(irregular)))
+    numbers = np.flatnonzero(~irregular), np.flatnonzero(irregular)
+    order = pa.array(np.argsort(np.concatenate(numbers)))
+    columns, reasons, unfit = Columns(), Reasons(), Unfit()
+    for name, values in regular[0].items():
+        more = sides[1][0][name]
+        more = more.dictionary_encode() if pa.types.is_dictionary(values.type) else more
+        columns[name] = pa.concat_arrays([values, more]).take(order)
+    for places, (_, refused, lost) in zip(numbers, sides, strict=True):
+        reasons |= {int(places[row]): reason for row, reason in refused.items()}
+        for name, rows in lost.items():
+            unfit[name] = sorted([*unfit.get(name, ()), *places[rows].tolist()])
+    return columns, reasons, unfit
 
 
 class InputParser:

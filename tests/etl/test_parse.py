@@ -92,13 +92,13 @@ def test_flags_and_parts_of_objects_in_json():
         rows = parser.parse(batch_of(lines))
         return rows_of(rows), rows.rejected
 
-    parser._lines._objects.read_alone = None  # which nobody may call here
+    parser._lines._format.read_alone = None  # which nobody may call here
     rows, rejected = parsed(*lines)
     assert rows == [(1, 0, None, "x", 7), (0, None, 2.0, None, None), (0, None, None, None, None)]
     assert rejected == [(2, "label: missing")]
     # They are numbers again.
     assert parsed(b'{"label": 1, "a": {"n": true}}')[0] == [(1, None, None, None, 1)]
-    del parser._lines._objects.read_alone
+    del parser._lines._format.read_alone
     odd = [
         b'{"label": true, "a": {"b": {"C": "inner"}}, "a.b.C": "named so"}',
         b'{"label": 1, "I": false, "a": "text"}',
