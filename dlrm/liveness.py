@@ -216,6 +216,19 @@ def awake_time(clock: Callable[[], float]) -> Callable[[], float]:
     return elapsed
 
 
+def _end_silent(beats: list[Beat]) -> None:
+    """Ends ranks of this machine's own torchrun that report nothing, after asking for their stacks. A stopped process
+    gives no answer, and obeys no other signal."""
+    for number, wait_s in ((signal.SIGUSR2, 1.0), (signal.SIGKILL, 0.0)) if beats else ():
+        for beat in beats:
+            with suppress(psutil.Error):
+                process = psutil.Process(beat.process)
+                if process.ppid() == beat.parent:
+                    process.send_signal(number)
+        time.sleep(wait_s)
+
+
+@dataclass(eq=False)
 class Heartbeat:
     """Exchanges reports through a clone of the process group's store: `check` comes before `get`, so nothing waits
     while the store answers.
@@ -223,30 +236,25 @@ class Heartbeat:
     The store is on the first rank's host. If the network or that host is lost, no call returns. Another thread calls
     `look` for that case, because no other rank can tell this one to end."""
 
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        ranks: int,
-        activity: Activity,
-        ending: RankExit,
-        *,
-        workers: Callable[[], str] = str,
-        clock: Callable[[], float] = time.monotonic,
-        kill: Callable[[list[Beat]], None] | None = None,
-    ) -> None:
-        """`workers()` gives the stacks of worker processes. `kill` ends other ranks on this machine that report
-        nothing."""
-        self._store = store.clone()
-        self._rank, self._ranks = rank, ranks
-        self._activity, self._ending = activity, ending
-        self._workers, self._kill = workers, kill or _end_silent
+    store: Any
+    rank: int
+    ranks: int
+    activity: Activity
+    ending: RankExit
+    workers: Callable[[], str] = str
+    """Returns the stacks of worker processes."""
+    clock: Callable[[], float] = time.monotonic
+    kill: Callable[[list[Beat]], None] = _end_silent
+    """Ends other ranks on this machine that report nothing."""
+
+    def __post_init__(self) -> None:
+        self.store = self.store.clone()
         self._number = 0
         self._reports: dict[int, tuple[Beat, float]] = {}
         """Rank → its last report, and for how long it has sent no other."""
         self._silent_s = 0.0
         """For how long the store has not answered."""
-        self._since_listened, self._since_looked = awake_time(clock), awake_time(clock)
+        self._since_listened, self._since_looked = awake_time(self.clock), awake_time(self.clock)
 
     def send(self, over: threading.Event) -> None:
         """Sends a report every second, until `over` is set."""
@@ -258,11 +266,11 @@ class Heartbeat:
 
     def look(self) -> None:
         """Ends this rank if the store has not answered for too long and training does not go on either."""
-        beat = self._activity.beat()
+        beat = self.activity.beat()
         self._silent_s += self._since_looked()
         if self._silent_s > beat.silence_s and (beat.limit_s is None or beat.is_late):
-            self._ending.leave(
-                f"rank {self._rank} on {_HOST} has lost the first rank's host: its store did not answer for "
+            self.ending.leave(
+                f"rank {self.rank} on {_HOST} has lost the first rank's host: its store did not answer for "
                 f"{self._silent_s:.0f} s (at most {beat.silence_s:.0f} s) while this rank {beat.phase}. "
                 "Look at that host and the network between them"
             )
@@ -270,56 +278,42 @@ class Heartbeat:
     def step(self) -> None:
         """Reports what this rank is doing; then judges, if it is one of the judges, and acts on the verdict."""
         self.report()
-        if self._rank < _JUDGES:
+        if self.rank < _JUDGES:
             judgement = verdict(self._listen())
-            if judgement is not None and not self._store.check([_VERDICT_KEY]):
-                self._store.set(_VERDICT_KEY, json.dumps(asdict(judgement)))
-        if self._store.check([_VERDICT_KEY]):
-            self._end(Verdict(**json.loads(self._store.get(_VERDICT_KEY))))
+            if judgement is not None and not self.store.check([_VERDICT_KEY]):
+                self.store.set(_VERDICT_KEY, json.dumps(asdict(judgement)))
+        if self.store.check([_VERDICT_KEY]):
+            self._end(Verdict(**json.loads(self.store.get(_VERDICT_KEY))))
         self._silent_s = 0.0
 
     def report(self, *, over: bool = False) -> None:
         self._number += 1
-        beat = replace(self._activity.beat(), over=over, number=self._number)
-        self._store.set(_beat_key(self._rank), json.dumps(asdict(beat)))
+        beat = replace(self.activity.beat(), over=over, number=self._number)
+        self.store.set(_beat_key(self.rank), json.dumps(asdict(beat)))
 
     def _last_beat(self, rank: int) -> Beat:
-        return Beat(**json.loads(self._store.get(_beat_key(rank))))
+        return Beat(**json.loads(self.store.get(_beat_key(rank))))
 
     def _listen(self) -> Mapping[int, tuple[Beat, float]]:
         elapsed_s = self._since_listened()
-        for rank in range(self._ranks):
-            if self._store.check([_beat_key(rank)]):
-                beat, (before, silent_s) = (
-                    self._last_beat(rank),
-                    self._reports.get(rank, (None, 0.0)),
-                )
+        for rank in range(self.ranks):
+            if self.store.check([_beat_key(rank)]):
+                beat = self._last_beat(rank)
+                before, silent_s = self._reports.get(rank, (None, 0.0))
                 self._reports[rank] = (beat, silent_s + elapsed_s if beat == before else 0.0)
         return self._reports
 
     def _end(self, judgement: Verdict) -> None:
         silent = judgement.ranks if judgement.silent else ()
-        if self._rank in judgement.ranks:
-            say(f"what rank {self._rank} does now:\n{own_stacks()}\n{self._workers()}")
+        if self.rank in judgement.ranks:
+            say(f"what rank {self.rank} does now:\n{own_stacks()}\n{self.workers()}")
         else:
             beats = map(self._last_beat, silent)
             # In containers, torchrun has the same process id on every host.
-            self._kill([b for b in beats if (b.host, b.parent) == (_HOST, os.getppid())])
-        speaks = self._rank == min(set(range(self._ranks)).difference(silent))
-        self._ending.leave(judgement.text, speak=speaks)
+            self.kill([b for b in beats if (b.host, b.parent) == (_HOST, os.getppid())])
+        speaks = self.rank == min(set(range(self.ranks)).difference(silent))
+        self.ending.leave(judgement.text, speak=speaks)
 
 
 def _beat_key(rank: int) -> str:
     return f"sluice/beat/{rank}"
-
-
-def _end_silent(beats: list[Beat]) -> None:
-    """Ends ranks of this machine's own torchrun that report nothing, after asking for their stacks. A stopped process
-    gives no answer, and obeys no other signal."""
-    for number, wait_s in ((signal.SIGUSR2, 1.0), (signal.SIGKILL, 0.0)) if beats else ():
-        for beat in beats:
-            with suppress(psutil.Error):
-                process = psutil.Process(beat.process)
-                if process.ppid() == beat.parent:
-                    process.send_signal(number)
-        time.sleep(wait_s)

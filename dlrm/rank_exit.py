@@ -42,8 +42,8 @@ class RankExit:
     """Lets exactly one thread end the process: the main thread, after `claim()`, or another one by `leave`."""
 
     def __init__(self, *, first: bool, leave: Callable[[int], None] = os._exit) -> None:
-        self.cleanups: list[Callable[[], None]] = []
-        """What is called before the process ends, the last one first; a call that hangs is left after a while."""
+        self.cleanup: Callable[[], None] = lambda: None
+        """Called before the process ends. If it hangs, it is left after a while."""
         self.first = first
         """Whether this rank speaks for all ranks; that includes a line of JSON on standard output."""
         self._leave = leave
@@ -62,9 +62,8 @@ class RankExit:
             tell_end(text, speak=self.first if speak is None else speak)
 
         def clean_up() -> None:
-            for cleanup in reversed(self.cleanups):
-                with suppress(Exception):
-                    cleanup()
+            with suppress(Exception):
+                self.cleanup()
 
         cleaning = threading.Thread(target=clean_up, name="sluice-ending", daemon=True)
         cleaning.start()

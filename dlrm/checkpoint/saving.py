@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,32 +49,26 @@ if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """Writes a run's checkpoints into one folder. Keeps the last `keep` and the best. Every rank has one of these and
     calls the same methods."""
 
-    def __init__(
-        self,
-        folder: Path,
-        parts: TrainingParts,
-        world: Ranks,
-        *,
-        keep: int,
-        record: Callable[[dict[str, Any]], None] = lambda _: None,
-        files: CheckpointDisk | None = None,
-        lane: CudaHostLane | None = None,
-        memory_free: Callable[[], int] | None = None,
-    ) -> None:
-        """`record` takes events. `lane` is the way from the ranks' device. `memory_free` returns this host's free
-        bytes."""
-        self.folder = folder
-        self._parts = parts
-        self._world = world
-        self._keep = keep
-        self._record = record
-        self.files = files or CheckpointDisk()
-        self._lane = lane or (CudaHostLane() if world.device.type == "cuda" else None)
-        self._memory_free = memory_free or Machine().memory_free
+    folder: Path
+    parts: TrainingParts
+    world: Ranks
+    keep: int
+    record: Callable[[dict[str, Any]], None] = lambda _: None
+    """Takes events."""
+    files: CheckpointDisk = field(default_factory=CheckpointDisk)
+    lane: CudaHostLane | None = None
+    """The way from the ranks' device. None: their tensors are on the host, or the device is a GPU."""
+    memory_free: Callable[[], int] = field(default_factory=lambda: Machine().memory_free)
+    """Returns this host's free bytes."""
+
+    def __post_init__(self) -> None:
+        if self.lane is None and self.world.device.type == "cuda":
+            self.lane = CudaHostLane()
         self._pending: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-checkpoint")
         self.path: Path | None = None
@@ -83,7 +77,7 @@ class Checkpoints:
     def memory(self) -> SaveMemory:
         """Returns what the next checkpoint needs of this host's memory. All ranks call it. Raises CheckpointError if
         there is too little on a host."""
-        _, mine = self._own_pieces(state_of(self._parts))
+        _, mine = self._own_pieces(state_of(self.parts))
         return self._memory_for(mine)
 
     def save(self, meta: CheckpointMeta) -> None:
@@ -91,28 +85,28 @@ class Checkpoints:
         host's memory has no room for a copy, the state itself is written in pieces before this returns."""
         self.wait()
         started_at = time.perf_counter()
-        values, mine = self._own_pieces(state_of(self._parts))
+        values, mine = self._own_pieces(state_of(self.parts))
         memory = self._memory_for(mine)
         name_or_error: tuple[str | None, str | None] = (None, None)
-        if self._world.first:
+        if self.world.first:
             try:
                 name_or_error = (make_folder(self.folder, meta.step, self.files).name, None)
             except OSError as error:
                 name_or_error = (None, _first_line(error))
-        name, wrong = self._world.gather_objects(name_or_error)[0]
+        name, wrong = self.world.gather_objects(name_or_error)[0]
         if wrong is not None:
             raise _write_error(self.folder / f"step-{meta.step:09d}", wrong)
         self.path = path = self.folder / name
-        host = HostPieces(memory.piece_bytes, self._lane)
+        host = HostPieces(memory.piece_bytes, self.lane)
         if memory.copies:
             mine = [replace(piece, tensor=host.copy(piece.tensor)) for piece in mine]
         held_s = time.perf_counter() - started_at
 
         def write() -> None:
             self._write(path, values, mine, meta, host)
-            if self._world.first:
+            if self.world.first:
                 seconds = time.perf_counter() - started_at
-                self._record(
+                self.record(
                     {
                         "kind": "checkpoint",
                         "step": meta.step,
@@ -152,7 +146,7 @@ class Checkpoints:
         load: dict[int, int] = {}
         holders: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
-        for rank, held in enumerate(self._world.gather_objects(unsharded)):
+        for rank, held in enumerate(self.world.gather_objects(unsharded)):
             load[rank] = 0
             sizes |= held
             for key in held:
@@ -164,16 +158,16 @@ class Checkpoints:
         mine = [
             piece
             for key, value in tensors.items()
-            if owners.get(key, self._world.rank) == self._world.rank
+            if owners.get(key, self.world.rank) == self.world.rank
             for piece in pieces_of(key, value)
         ]
         return {k: deepcopy(v) for k, v in values.items() if k not in tensors}, mine
 
     def _memory_for(self, mine: Sequence[TensorPart]) -> SaveMemory:
         """Returns what these pieces and those of the other ranks of this host need."""
-        own = self._world.host, self._memory_free(), sum(piece.tensor.nbytes for piece in mine)
+        own = self.world.host, self.memory_free(), sum(piece.tensor.nbytes for piece in mine)
         hosts: dict[int, list[tuple[int, int]]] = {}
-        for host, free, size in self._world.gather_objects(own):
+        for host, free, size in self.world.gather_objects(own):
             hosts.setdefault(host, []).append((free, size))
         # Every rank looks at every host, so that all ranks raise the same error.
         by_host = {
@@ -184,7 +178,7 @@ class Checkpoints:
             )
             for host, ranks in hosts.items()
         }
-        return by_host[self._world.host]
+        return by_host[self.world.host]
 
     def _write(
         self,
@@ -196,15 +190,15 @@ class Checkpoints:
     ) -> None:
         """Writes the checkpoint on all ranks together. An error on one rank stops all. Raises NotFinite on every rank,
         before any file is written, if a rank holds NaN or infinity."""
-        ranks = self._world.gather_objects(not_finite(mine), self._world.saving)
+        ranks = self.world.gather_objects(not_finite(mine), self.world.saving)
         if wrong := [text for texts in ranks for text in texts]:
             with suppress(OSError):
-                if self._world.first:
+                if self.world.first:
                     self.files.clear(path, META)
             raise NotFinite(
                 f"checkpoint {path} is not written: the model holds {describe_tensors(wrong)}; the one before it stays"
             )
-        file = f"rank-{self._world.rank:05d}.safetensors"
+        file = f"rank-{self.world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
             entry = write_pieces(self.files, path, file, mine, host)
@@ -212,7 +206,7 @@ class Checkpoints:
             return entry
 
         written = self._on_all_ranks(path, write)
-        first = self._world.first
+        first = self.world.first
 
         def complete() -> None:
             meta.write(path, put_layout(path, written, values, self.files), self.files)
@@ -230,12 +224,12 @@ class Checkpoints:
             result = act()
         except Exception as error:
             wrong = _first_line(error)
-        answers = self._world.gather_objects((result, wrong), self._world.saving)
+        answers = self.world.gather_objects((result, wrong), self.world.saving)
         failed = [text for _, text in answers if text is not None]
         if not failed:
             return [answer for answer, _ in answers]
         with suppress(OSError, CheckpointError):
-            if self._world.first and path.name not in self._needed():
+            if self.world.first and path.name not in self._needed():
                 self.files.clear(path, META)
         raise _write_error(path, failed[0])
 
@@ -251,12 +245,12 @@ class Checkpoints:
         """Removes old and half-written checkpoints, after the last one is complete."""
         try:
             complete = list(complete_checkpoints(self.folder))
-            old = {*complete[: max(0, len(complete) - self._keep)]} - self._needed()
+            old = {*complete[: max(0, len(complete) - self.keep)]} - self._needed()
             half_written = {path.name for path in self.folder.glob("step-*")} - {*complete}
             for name in sorted(old | half_written):
                 self.files.clear(self.folder / name, META)
         except (OSError, CheckpointError) as error:
-            self._record(
+            self.record(
                 {
                     "kind": "warning",
                     "text": f"old checkpoints could not be removed: {_first_line(error)}",

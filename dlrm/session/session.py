@@ -71,7 +71,7 @@ class TrainingSession:
             )
             if self.ranks.first:
                 self._pins = stack.enter_context(PinKeeper(f"train-{self.run.folder.name}", say))
-                self.watchdog.ending.cleanups.append(self._pins.release)
+                self.watchdog.ending.cleanup = self._pins.release
             self._stack = stack.pop_all()
         return self
 
@@ -313,7 +313,6 @@ class TrainingSession:
             self.ranks.apart(f"version {run.table.version}"),
             knob_memory,
             self.journal,
-            say=say,
             agent=run.meta.agent,
         ) as controller:
             trainer.tuning = lambda: {

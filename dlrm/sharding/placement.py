@@ -10,7 +10,7 @@ accelerators' memory is too small, the largest tables move to the hosts' memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sluice.dlrm.lookup_frequencies import share
@@ -55,7 +55,7 @@ def place(
         fixed[t.name] = (kind, "asked for")
         if kernel:
             kernel_of[t.name] = kernel
-    load = _Loads(tables, machine, storage, kernel_of)
+    load = _Loads(tables, machine, storage, {**kernel_of})
     free = [t for t in tables if t.name not in fixed]
     placement, missing = _fitted(load, machine, fixed, free)
     if not missing:
@@ -155,33 +155,30 @@ def _counts(least: int, most: int) -> list[int]:
     return [*steps, *range(least - 1, -1, -1)]
 
 
+@dataclass(eq=False)
 class _Loads:
     """Computes the loads of one set of tables on one machine."""
 
-    def __init__(
-        self,
-        tables: Sequence[Table],
-        machine: TrainingMachine,
-        storage: Storage,
-        kernel_of: Mapping[str, str],
-    ) -> None:
-        self._tables = tables
-        self._machine = machine
-        self._storage = storage
-        self.kernels = dict(kernel_of)
-        self.bytes = sum(storage.total(t.rows, t.width) for t in tables)
-        self._reads = sum(self._read(t.lookups, t.width) for t in tables)
+    tables: Sequence[Table]
+    machine: TrainingMachine
+    storage: Storage
+    kernels: dict[str, str]
+    """Table → its kernel, if that is not the fused one."""
+
+    def __post_init__(self) -> None:
+        self.bytes = sum(self.storage.total(t.rows, t.width) for t in self.tables)
+        self._reads = sum(self._read(t.lookups, t.width) for t in self.tables)
 
     def kernel(self, t: Table) -> str:
         return self.kernels.get(t.name, "fused")
 
     def size(self, t: Table) -> int:
         """Returns the bytes of a table in the ranks' own memory."""
-        return shard_sizes.split(self._storage.total(t.rows, t.width), self.kernel(t))[0]
+        return shard_sizes.split(self.storage.total(t.rows, t.width), self.kernel(t))[0]
 
     def part(self, t: Table, rank: int, rows: int, width: int, lookups: float) -> TableShard:
         """Returns a part with what it costs; `lookups` are those that fall on its rows."""
-        total = self._storage.total(rows, width)
+        total = self.storage.total(rows, width)
         device, host = shard_sizes.split(total, self.kernel(t))
         return TableShard(
             rank=rank,
@@ -193,7 +190,7 @@ class _Loads:
         )
 
     def _read(self, lookups: float, width: int) -> float:
-        return lookups * self._storage.weights(1, width)
+        return lookups * self.storage.weights(1, width)
 
     def share(self, t: Table) -> float:
         """Returns a table's share of all bytes, or of all reads if that is larger."""
@@ -203,9 +200,9 @@ class _Loads:
     def why(self, t: Table) -> str:
         if self.kernel(t) == "uvm_caching":
             return "spilled to the hosts' memory"
-        if self.size(t) > self._machine.usable_bytes:
-            return f"larger than a rank's {gb(self._machine.usable_bytes)}"
-        fair = self.share(t) * self._machine.ranks
+        if self.size(t) > self.machine.usable_bytes:
+            return f"larger than a rank's {gb(self.machine.usable_bytes)}"
+        fair = self.share(t) * self.machine.ranks
         return f"{fair:.0%} of a rank's share" if fair > TARGET else "cut to balance the ranks"
 
     def spread(self, cut: Mapping[str, tuple[str, str]]) -> ModelPlacement:
@@ -213,12 +210,12 @@ class _Loads:
         least to the largest load."""
         kinds = {
             t.name: cut.get(t.name, ("table", self.why(t) if t.name in self.kernels else _WHOLE))
-            for t in self._tables
+            for t in self.tables
         }
         # The ranks of the other tables depend on the loads of these.
-        on_all_ranks = [t for t in self._tables if kinds[t.name][0] in ("row", COPIED)]
-        by_share = sorted(self._tables, key=lambda t: (-self.share(t), t.name))
-        ranks = self._machine.ranks
+        on_all_ranks = [t for t in self.tables if kinds[t.name][0] in ("row", COPIED)]
+        by_share = sorted(self.tables, key=lambda t: (-self.share(t), t.name))
+        ranks = self.machine.ranks
         held, read = [0.0] * ranks, [0.0] * ranks
         places = {}
         for t in (*on_all_ranks, *by_share):
@@ -237,7 +234,7 @@ class _Loads:
                 why=why,
                 kernel=self.kernel(t),
             )
-        return ModelPlacement(places=tuple(places[t.name] for t in self._tables), ranks=ranks)
+        return ModelPlacement(places=tuple(places[t.name] for t in self.tables), ranks=ranks)
 
     def _cut(
         self, t: Table, kind: str, held: Sequence[float], read: Sequence[float]
@@ -261,7 +258,7 @@ class _Loads:
         def load_with_piece(r: int) -> tuple[bool, float, float, int]:
             b = (held[r] + piece.bytes) / self.bytes
             q = (read[r] + piece.reads) / self._reads if self._reads else 0.0
-            return held[r] + piece.bytes > self._machine.usable_bytes, max(b, q), b + q, r
+            return held[r] + piece.bytes > self.machine.usable_bytes, max(b, q), b + q, r
 
         least_loaded = sorted(range(ranks), key=load_with_piece)[:pieces]
         return [replace(piece, rank=r) for r in sorted(least_loaded)]

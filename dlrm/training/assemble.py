@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from sluice.agent.controller import Controller
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
+from sluice.common.lines import say
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import (
     copied_tables,
@@ -102,7 +103,6 @@ def tuned(
     knob_memory: KnobMemory,
     journal: Journal,
     *,
-    say: Callable[[str], None],
     agent: Mapping[str, Any],
 ) -> Iterator[Controller | None]:
     """Returns a context in which the host's agent tunes the loader. At its end it stores what the agent has learned.

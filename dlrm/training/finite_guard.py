@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,18 +28,18 @@ class NotANumber(UsageError):
     """A loss is not finite. The message says why, as far as it is known."""
 
 
+@dataclass(eq=False)
 class FiniteGuard:
     """Checks each loss of its rank. Except `watch`, all ranks must call its methods together."""
 
-    def __init__(
-        self, config: Config, world: Ranks, checker: BatchChecker, warn: Callable[[int, str], None]
-    ) -> None:
-        """`warn` gets the step and the text of a warning."""
-        self._config = config
-        self._world = world
-        self._checker = checker
-        self._warn = warn
-        self.skips = config.on_nonfinite == "skip"
+    config: Config
+    world: Ranks
+    checker: BatchChecker
+    warn: Callable[[int, str], None]
+    """Gets the step and the text of a warning."""
+
+    def __post_init__(self) -> None:
+        self.skips = self.config.on_nonfinite == "skip"
         self._watched: deque[tuple[int, tuple[int, int], Tensor, Callable[[], bool]]] = deque()
         """Step, batch, the loss, and whether it has arrived."""
         self._failed: tuple[int, tuple[int, int], str] | None = None
@@ -62,7 +63,7 @@ class FiniteGuard:
         self.has_failed()  # checks the losses that have arrived since the last call
         _, batch, what = min(
             tuple(failure)
-            for failure in self._world.gather_objects(self._failed)
+            for failure in self.world.gather_objects(self._failed)
             if failure is not None
         )
         raise self.error(what, batch)
@@ -71,8 +72,8 @@ class FiniteGuard:
         """Whether the loss of every rank is finite. If not, all ranks skip this step, before a backward pass updates a
         table. The ranks wait for each other here."""
         failed = not math.isfinite(loss.item())
-        if self._world.ranks > 1:
-            failed = bool(self._world.sum(torch.tensor([int(failed)])))
+        if self.world.ranks > 1:
+            failed = bool(self.world.sum(torch.tensor([int(failed)])))
         self._skips_in_a_row = self._skips_in_a_row + 1 if failed else 0
         if self._skips_in_a_row > _MOST_SKIPS_IN_A_ROW:
             raise self.error(
@@ -80,7 +81,7 @@ class FiniteGuard:
                 batch,
             )
         if failed:
-            self._warn(
+            self.warn(
                 step, self._explain(f"step {step} is left out, as its loss is no number", batch)
             )
         return not failed
@@ -93,8 +94,8 @@ class FiniteGuard:
         )
 
     def _explain(self, what: str, batch: Any) -> str:
-        ranks = self._world.gather_objects((self._checker.extremes(), self._checker.largest()))
-        optim = self._config.optim
+        ranks = self.world.gather_objects((self.checker.extremes(), self.checker.largest()))
+        optim = self.config.optim
         rates = f"--lr {optim.lr:g} and --dense-lr {optim.dense_lr:g}"
         extremes = [extreme for of_rank, _ in ranks for extreme in of_rank]
         extremes = [

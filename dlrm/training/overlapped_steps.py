@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,41 +35,40 @@ class _Lookup(nn.Module):
         return self.tables(sample.sparse)
 
 
+@dataclass(eq=False)
 class OverlappedSteps:
     """Makes training steps. Call `pause()` before the model is used for anything else. The next step continues."""
 
-    def __init__(
-        self,
-        parts: TrainingParts,
-        world: Ranks,
-        compute_loss: Callable[[ModelInput, int, Batch], Tensor | None],
-        update: Callable[[], None],
-    ) -> None:
-        """`compute_loss` gets a batch twice: as the model takes it, and as it was loaded. `update` is called after each
-        backward pass."""
-        self._parts = parts
-        self._ranks = world.ranks
-        self._compute_loss = compute_loss
-        self._update = update
+    parts: TrainingParts
+    world: Ranks
+    compute_loss: Callable[[ModelInput, int, Batch], Tensor | None]
+    """Gets a batch twice: as the model takes it, and as it was loaded."""
+    update: Callable[[], None]
+    """Called after each backward pass."""
+
+    def __post_init__(self) -> None:
         self._step = 0
         self._skipped = False
         self._started: deque[TrainingStep] = deque()
-        self._staging = staging_for(world.device)
+        self._staging = staging_for(self.world.device)
         # The pipeline uses this object as its optimiser, through `zero_grad` and `step`.
         self._pipeline: Any = TrainPipelineSparseDist(
-            _Lookup(parts.model.module.tables), self, world.device, custom_model_fwd=self._forward
+            _Lookup(self.parts.model.module.tables),
+            self,
+            self.world.device,
+            custom_model_fwd=self._forward,
         )
 
     def zero_grad(self) -> None:
-        self._parts.dense.zero_grad()
+        self.parts.dense.zero_grad()
 
     def step(self) -> None:
         if not self._skipped:
-            self._update()
+            self.update()
 
     def _forward(self, sample: ModelInput | None) -> tuple[Tensor, Tensor]:
         assert sample is not None
-        loss = self._compute_loss(sample, self._step, self._started[0].batch)
+        loss = self.compute_loss(sample, self._step, self._started[0].batch)
         self._skipped = loss is None
         if loss is None:  # the pipeline makes its backward pass through nothing
             loss = torch.zeros((), device=sample.label.device, requires_grad=True)
@@ -88,7 +88,7 @@ class OverlappedSteps:
                 check(step.batch)
                 self._started.append(step)
                 yield ModelInput.of(
-                    self._parts.layout, step.batch, self._staging, step.rows / self._ranks
+                    self.parts.layout, step.batch, self._staging, step.rows / self.world.ranks
                 )
 
         self._step, source = first, samples()

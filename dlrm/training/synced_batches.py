@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -42,22 +42,18 @@ class Stopped(Exception):
     """The ranks were asked to stop. All of them stop before the same batch."""
 
 
+@dataclass(eq=False)
 class SyncedBatches:
     """Synchronises all ranks before each batch. If one rank was asked to stop, all stop before the same batch. So no
     rank is within a step while another waits for its batch, and `end_wait` can end that wait."""
 
-    def __init__(
-        self,
-        world: Ranks,
-        asked_to_stop: Callable[[], bool],
-        clock: Callable[[], float] = time.perf_counter,
-        activity: Activity | None = None,
-    ) -> None:
-        """`activity` records what this rank is doing."""
-        self._world = world
-        self._asked_to_stop = asked_to_stop
-        self._clock = clock
-        self.activity = activity or Activity()
+    world: Ranks
+    asked_to_stop: Callable[[], bool]
+    clock: Callable[[], float] = time.perf_counter
+    activity: Activity = field(default_factory=Activity)
+    """Records what this rank is doing."""
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting_on: BatchLoader | None = None
         self.stopped = False
@@ -78,15 +74,15 @@ class SyncedBatches:
         try:
             for number in count(1):
                 self.activity.fetches(number, read_progress)
-                asked_at = self._clock()
-                batch = self._next(feed, batches) if not self._asked_to_stop() else None
-                wait_s = self._clock() - asked_at
+                asked_at = self.clock()
+                batch = self._next(feed, batches) if not self.asked_to_stop() else None
+                wait_s = self.clock() - asked_at
                 self.activity.meets(number)
-                met_at = self._clock()
+                met_at = self.clock()
                 self.stopped, rows, failed = self._agree(
                     batch, guard is not None and guard.has_failed()
                 )
-                others_s = self._clock() - met_at
+                others_s = self.clock() - met_at
                 if failed and guard is not None:
                     guard.end()
                 if batch is None or self.stopped:
@@ -116,7 +112,7 @@ class SyncedBatches:
         try:
             return next(batches, None)  # only this call is timed as the loader's
         except LoaderError:
-            if not self._asked_to_stop():
+            if not self.asked_to_stop():
                 raise
             return None  # closed by `end_wait`
         finally:
@@ -126,11 +122,11 @@ class SyncedBatches:
     def _agree(self, batch: Batch | None, failed: bool) -> tuple[bool, int, bool]:
         """Returns whether any rank was asked to stop, the rows of this batch over all ranks, and whether a loss of any
         rank was not finite."""
-        stop_asked = self._asked_to_stop()
+        stop_asked = self.asked_to_stop()
         rows = 0 if batch is None else batch.rows
-        if self._world.ranks == 1:
+        if self.world.ranks == 1:
             return stop_asked, rows, failed
-        ranks_asked, rows, ranks_failed = self._world.sum(
+        ranks_asked, rows, ranks_failed = self.world.sum(
             torch.tensor([int(stop_asked), rows, int(failed)])
         ).tolist()
         return ranks_asked > 0, rows, ranks_failed > 0

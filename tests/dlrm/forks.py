@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partialmethod
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -64,11 +65,6 @@ class Forks:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def train(
-        self, *words: object, tmp: Path, ranks: int = 0, code: int | None = 0
-    ) -> subprocess.CompletedProcess[str]:
-        return self.run("dlrm.train", *words, tmp=tmp, ranks=ranks, code=code)
-
     def run(
         self,
         module: str,
@@ -85,6 +81,8 @@ class Forks:
         ended = process.returncode
         assert bool(ended) if code is None else ended == code, process.stderr[-3000:]
         return process
+
+    train = partialmethod(run, "dlrm.train")
 
     @contextmanager
     def start(

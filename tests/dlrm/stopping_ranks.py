@@ -18,7 +18,7 @@ class Speaks(liveness.Heartbeat):
     def report(self, *, over: bool = False) -> None:
         super().report(over=over)
         Speaks.of_steps = (
-            json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
+            json.loads(self.store.get(f"sluice/beat/{self.rank}"))["silence_s"] < MOST_S
         )
 
 

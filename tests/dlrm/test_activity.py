@@ -128,9 +128,7 @@ class Left(Exception):
     """Instead of the end of the process."""
 
 
-def ranks_of(
-    clock: Clock, count: int, killed: list[Beat] | None = None
-) -> list[tuple[Activity, Heartbeat]]:
+def pulses_of(clock: Clock, count: int, killed: list[Beat] | None = None) -> list[Heartbeat]:
     def leave(code: int) -> None:
         assert code == 1
         raise Left
@@ -138,18 +136,15 @@ def ranks_of(
     store = dist.HashStore()
     kill = (killed if killed is not None else []).extend
     return [
-        (
+        Heartbeat(
+            store,
+            rank,
+            count,
             activity,
-            Heartbeat(
-                store,
-                rank,
-                count,
-                activity,
-                RankExit(first=rank == 0, leave=leave),
-                clock=clock,
-                kill=kill,
-                workers=lambda: "stacks of workers",
-            ),
+            RankExit(first=rank == 0, leave=leave),
+            clock=clock,
+            kill=kill,
+            workers=lambda: "stacks of workers",
         )
         for rank, activity in enumerate(activities(clock, count))
     ]
@@ -168,11 +163,10 @@ def beat(pulses: list[Heartbeat]) -> list[int]:
 
 def test_all_ranks_end_and_the_one_that_stands_still_shows_its_stacks(capfd):
     clock = Clock()
-    ranks = ranks_of(clock, 3)
-    for rank in (0, 1):
-        ranks[rank][0].fetches(9, lambda: None)
-        ranks[rank][0].meets(9)
-    pulses = [pulse for _, pulse in ranks]
+    pulses = pulses_of(clock, 3)
+    for pulse in pulses[:2]:
+        pulse.activity.fetches(9, lambda: None)
+        pulse.activity.meets(9)
     for _ in range(10):
         assert beat(pulses) == []
         clock.now += 1.0
@@ -189,7 +183,7 @@ def test_all_ranks_end_and_the_one_that_stands_still_shows_its_stacks(capfd):
 def test_if_the_first_rank_is_silent_the_second_judges_and_reports(capfd):
     clock = Clock()
     killed: list[Beat] = []
-    pulses = [pulse for _, pulse in ranks_of(clock, 3, killed)]
+    pulses = pulses_of(clock, 3, killed)
     assert beat(pulses) == []
     for _ in range(10):
         clock.now += 1.0
@@ -207,7 +201,7 @@ def test_a_silent_rank_of_another_host_is_not_looked_for_among_the_processes_of_
     """In containers, torchrun and its ranks may have the same numbers on all hosts."""
     clock = Clock()
     killed: list[Beat] = []
-    pulses = [pulse for _, pulse in ranks_of(clock, 2, killed)]
+    pulses = pulses_of(clock, 2, killed)
     monkeypatch.setattr(liveness, "_HOST", "host0")
     assert beat(pulses[:1]) == []
     monkeypatch.setattr(liveness, "_HOST", "host1")
@@ -220,10 +214,10 @@ def test_a_silent_rank_of_another_host_is_not_looked_for_among_the_processes_of_
 
 def test_a_rank_whose_store_does_not_answer_ends_once_it_gets_nowhere(capfd):
     clock = Clock()
-    activity, pulse = ranks_of(clock, 2)[1]
+    pulse = pulses_of(clock, 2)[1]
     for _ in range(20):  # training goes on: the store's host has much to do
         clock.now += 1.0
-        activity.steps(9)
+        pulse.activity.steps(9)
         pulse.look()
     for _ in range(10):
         clock.now += 1.0
@@ -236,8 +230,8 @@ def test_a_rank_whose_store_does_not_answer_ends_once_it_gets_nowhere(capfd):
 
 def test_an_answer_of_the_store_or_a_sleep_of_the_machine_ends_no_rank():
     clock = Clock()
-    activity, pulse = ranks_of(clock, 3)[2]  # this one does not judge
-    activity.steps(9)
+    pulse = pulses_of(clock, 3)[2]  # this one does not judge
+    pulse.activity.steps(9)
     for _ in range(3):
         for _ in range(9):
             clock.now += 1.0
@@ -262,13 +256,13 @@ def test_ranks_that_do_not_start_are_named():
 @pytest.mark.parametrize("resting", [False, True])
 def test_ranks_that_were_all_stopped_together_go_on_together(resting):
     clock = Clock()
-    pulses = [pulse for _, pulse in ranks_of(clock, 2)]
+    pulses = pulses_of(clock, 2)
     assert beat(pulses) + beat(pulses[:1]) == []
     clock.now += 5000.0  # a machine that slept
-    for rank in (0, 1):
-        activity = pulses[rank]._activity
+    for pulse in pulses:
+        activity = pulse.activity
         activity.rests() if resting else activity.fetches(1, lambda: None)
-        assert beat([pulses[rank]]) == []
+        assert beat([pulse]) == []
 
 
 def test_a_process_that_has_taken_the_number_of_a_silent_rank_lives(monkeypatch):

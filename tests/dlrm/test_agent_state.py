@@ -65,7 +65,6 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
             here,
             kept,
             Journal(),
-            say=print,
             agent=json.loads(json.dumps(before)),
         ) as controller:
             assert controller is not None

@@ -6,13 +6,13 @@ from tests.dlrm.rig import DENSE, SIZES, bagged, batch
 from tests.raises import raises
 
 
-def guard():
-    return BatchChecker(SIZES, DENSE, "train")
+def check(b):
+    BatchChecker(SIZES, DENSE, "train").check(b)
 
 
 def test_good_batches_pass():
     for step in range(5):
-        guard().check(batch(step, 64))
+        check(batch(step, 64))
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ def test_an_id_in_a_bag_is_found(lengths, values, bad):
     b = batch(0, 4)
     b.lengths = torch.tensor(lengths, dtype=torch.int32)
     b.values = torch.tensor(values, dtype=torch.int32)
-    guard().check(b)
+    check(b)
     b.values[-1] = bad
     with raises(BadData, "'tiny'", f"id {bad}"):
-        guard().check(b)
+        check(b)
 
 
 @pytest.mark.parametrize("bad", [2.0, 0.5, -1.0, float("nan")])
@@ -38,7 +38,7 @@ def test_a_label_must_be_0_or_1(bad):
     b = batch(0, 64)
     b.label[7] = bad
     with raises(BadData, "neither 0 nor 1"):
-        guard().check(b)
+        check(b)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -46,13 +46,13 @@ def test_a_feature_that_is_no_number_is_named(bad):
     b = batch(0, 64)
     b.dense[9, 1] = bad
     with raises(BadData, "'d1'"):
-        guard().check(b)
+        check(b)
 
 
 def test_finite_features_whose_sum_is_not_are_no_error():
     b = batch(0, 64)
     b.dense[:, 0] = 3e38
-    guard().check(b)
+    check(b)
 
 
 def test_a_bad_value_is_named_with_the_row_that_it_comes_from():
