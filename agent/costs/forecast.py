@@ -160,22 +160,16 @@ class Forecast:
             if self.requests_a_core and self.knobs.backend.get(name) == REMOTE
         ]
 
-    def remote_cores(self, workers: Workers) -> float:
-        """Returns the cores of other hosts that these workers use."""
-        return sum(workers[name] for name in self.remote_stages) / (self.requests_a_core or 1)
-
-    @property
-    def core_rows_per_s(self) -> float:
-        """The price of a remote core, in rows a second.
-
-        The price is a share of the rate that the trainer and the cores allow."""
-        most = min(self.demand, self.cores_rate(self.knobs.workers))
-        return REMOTE_CORE_PRICE * (most if math.isfinite(most) else self.rate(self.knobs.workers))
-
     def price(self, workers: Workers) -> float:
-        """Returns the price of the remote cores of these workers, in rows a second."""
-        held = self.remote_cores(workers)
-        return held * self.core_rows_per_s if held else 0.0
+        """Returns the price of the cores of other hosts that these workers use, in rows a second.
+
+        The price of a core is a share of the rate that the trainer and the cores allow."""
+        cores = sum(workers[name] for name in self.remote_stages) / (self.requests_a_core or 1)
+        if not cores:
+            return 0.0
+        now = self.knobs.workers
+        most = min(self.demand, self.cores_rate(now))
+        return cores * (REMOTE_CORE_PRICE * (most if math.isfinite(most) else self.rate(now)))
 
     def memory(self, knobs: Knobs) -> float:
         """Returns the bytes that the process needs at most with these knobs."""
@@ -313,11 +307,6 @@ class Forecast:
                 break
             share = (low + high) / 2 if low else max(share * _STEP_DOWN, cores_rate / enough)
         return max(allocations, key=lambda a: a.rows_per_s)
-
-    @property
-    def uncontended(self) -> Forecast:
-        """The forecast without the slowdown by other programs. The stages still get no more than `stage_cores`."""
-        return replace(self, slow=1.0)
 
     @property
     def _worker_memory(self) -> float:

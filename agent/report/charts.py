@@ -111,11 +111,10 @@ def chart(title: str, *panels: Panel, note: str = "", kind: str = "", corner: st
     `corner` is HTML that replaces the series' names at the end of the headline."""
     # The position of a name decides its colour, even if earlier series have no points.
     names = list(dict.fromkeys(s.name for panel in panels for s in panel.series))
-    placed = [
-        (panel, [(names.index(s.name) % COLOURS, s) for s in panel.series]) for panel in panels
-    ]
     drawn = [
-        (panel, some) for panel, all_ in placed if (some := [(n, s) for n, s in all_ if s.points])
+        (panel, some)
+        for panel in panels
+        if (some := [(names.index(s.name) % COLOURS, s) for s in panel.series if s.points])
     ]
     if not drawn:
         return ""

@@ -219,7 +219,8 @@ class Tuner(Policy):
         waits_elsewhere = seen.recent.longest_stall > _FED >= seen.recent.stall
         if seen.bottleneck not in ("consumer", "cores") or waits_elsewhere:
             return state.knobs, replace(state, lean_since=None), stay
-        easy = replace(seen.forecast.uncontended, demand=1.2 * seen.forecast.demand)
+        # Without the slowdown by other programs. The stages still get no more than `stage_cores`.
+        easy = replace(seen.forecast, slow=1.0, demand=1.2 * seen.forecast.demand)
         needed = easy.best(seen.ranges, fewest=True)[0].workers
         workers = {
             n: min(count, max(needed[n], math.ceil(count / 3)))

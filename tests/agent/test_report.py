@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -23,9 +24,16 @@ pytestmark = pytest.mark.slow
 LOOK = {"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.5}
 
 
-def _told(path, *lines):
-    """The story of a run with these lines, one a second unless they say when."""
-    return Story.of(written(path, *({"at": float(at), **line} for at, line in enumerate(lines, 1))))
+@pytest.fixture
+def told(tmp_path):
+    """Returns the story of a run with these lines, one a second unless they say when."""
+    numbers = itertools.count()
+
+    def told(*lines):
+        timed = ({"at": float(at), **line} for at, line in enumerate(lines, 1))
+        return Story.of(written(tmp_path / f"told {next(numbers)}", *timed))
+
+    return told
 
 
 def _looks(*stalls, **more):
@@ -93,31 +101,30 @@ def test_the_page_opens_offline_and_marks_every_decision(tmp_path):
         (0.5, ["last third of the run", "input was the bottleneck", "50 %"]),
     ],
 )
-def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall, facts):
-    assert_names(_told(tmp_path / "run", *_looks(*9 * [stall])).verdict, *facts)
+def test_a_little_waiting_does_not_make_the_input_the_bottleneck(told, stall, facts):
+    assert_names(told(*_looks(*9 * [stall])).verdict, *facts)
 
 
 @pytest.mark.parametrize(
     ("busy", "stall", "is_marked"),
     [(0.9, 0.5, True), (0.89, 0.5, False), (1.0, SMALL_STALL, False), (1.0, 0.11, True)],
 )
-def test_a_busy_stage_is_the_bottleneck_of_a_trainer_that_waits(tmp_path, busy, stall, is_marked):
+def test_a_busy_stage_is_the_bottleneck_of_a_trainer_that_waits(told, busy, stall, is_marked):
     of_stage = {
         "knobs": {"workers": {"decode": 1}},
         "stages": {"decode": {"workers": 1, "busy": busy}},
     }
-    story = _told(tmp_path / "run", *_looks(*9 * [stall], **of_stage))
+    story = told(*_looks(*9 * [stall], **of_stage))
     story = replace(story, outcome=replace(story.outcome, stall_last=stall))
     assert ("the bottleneck" in figures.stages(story)) is is_marked
 
 
-def test_page_and_explanation_show_the_same_waiting_and_rates(tmp_path):
+def test_page_and_explanation_show_the_same_waiting_and_rates(told):
     """The end of the run waited longer than its last third; the agent's model predicts ten times the rate."""
     case = {"rows_per_s": 1e4, "workers": {"decode": 2}}
     cases = {"as it is": case, "twice the cores": {**case, "rows_per_s": 2.9e6}}
     end = {"rows_per_s": 1000, "stall_fraction": 0.5, "peak_bytes": 3 * 2**30}
-    story = _told(
-        tmp_path / "run",
+    story = told(
         *_looks(*30 * [0.5], *3 * [0.9], memory_used=2**30, memory_limit=2**33),
         {"kind": "verdict", "text": "all is well", "details": {"what_if": cases}},
         {"kind": "end", **end, "memory": {"limit": 2**32}},
@@ -139,15 +146,15 @@ def _started(rates):
     return [{**LOOK, "rows_per_s": rate, "stall": 0.25 if rate else 1.0} for rate in rates]
 
 
-def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
+def test_a_run_is_judged_by_what_came_after_its_start(told):
     end = {"kind": "end", "samples_per_s": 950.0, "stall_fraction": 0.2}
     short = [*_started([0.0, 0.0, 120.0, 1000.0]), end]
-    verdict = _told(tmp_path / "short", *short).verdict
+    verdict = told(*short).verdict
     assert_names(verdict, "Too short", "950 rows/s", "20 %")
     assert "bottleneck" not in verdict
     nothing = {**end, "samples_per_s": 0.0, "stall_fraction": 0.0}  # the same command once more
-    assert _told(tmp_path / "again", *short, nothing).verdict == verdict
-    outcome = _told(tmp_path / "enough", *_started([0.0, 0.0, 120.0, *3 * [1e3]])).outcome
+    assert told(*short, nothing).verdict == verdict
+    outcome = told(*_started([0.0, 0.0, 120.0, *3 * [1e3]])).outcome
     assert (outcome.rows_per_s_first, outcome.rows_per_s_settled, outcome.stall_first) == (
         1e3,
         1e3,
@@ -177,11 +184,11 @@ def test_the_explanation_begins_with_what_tuning_changed(tmp_path):
     ],
     ids=["waited for", "slow"],
 )
-def test_a_rank_that_holds_the_others_up_is_named(tmp_path, seen, facts):
-    run = _told(tmp_path / "run", *_looks(*9 * [0.25])).run
+def test_a_rank_that_holds_the_others_up_is_named(told, seen, facts):
+    run = told(*_looks(*9 * [0.25])).run
     ((kind, values),) = seen.items()
 
-    def told(*ranks):
+    def verdict(*ranks):
         trained = [
             {"kind": "train", "at": 4.0, **({kind: {"rank": rank, "host": "host1", **values}})}
             for rank in ranks
@@ -189,15 +196,15 @@ def test_a_rank_that_holds_the_others_up_is_named(tmp_path, seen, facts):
         brief = [{"kind": "train", "at": 2.0}]
         return Story.of(replace(run, metrics=(*run.metrics, *brief, *trained))).verdict
 
-    assert_names(told(3, 3), *facts)
-    assert "host1" not in told()
+    assert_names(verdict(3, 3), *facts)
+    assert "host1" not in verdict()
     if kind == "slow":
-        assert "host1" not in told(0, 1, 1, 2, 3), "now this rank, now that"
+        assert "host1" not in verdict(0, 1, 1, 2, 3), "now this rank, now that"
 
 
-def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
-    assert_names(report.page(_told(tmp_path / "run")), "Nothing is measured")
-    ended = _told(tmp_path / "ended", {"kind": "end"})
+def test_a_run_with_nothing_in_it_still_has_a_page(told):
+    assert_names(report.page(told()), "Nothing is measured")
+    ended = told({"kind": "end"})
     assert "no loader metrics" in report.page(ended)
     assert "No decision was made." in ended.explanation
 
@@ -227,11 +234,9 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
     ],
     ids=["held back", "remote workers"],
 )
-def test_what_work_waited_for_and_what_remote_workers_cost_is_shown(tmp_path, looks, facts):
+def test_what_work_waited_for_and_what_remote_workers_cost_is_shown(told, looks, facts):
     memory = {"memory_used": 2**30, "memory_limit": 2**31}
-    assert_names(
-        report.page(_told(tmp_path / "run", *({**look, **memory} for look in looks))), *facts
-    )
+    assert_names(report.page(told(*({**look, **memory} for look in looks))), *facts)
 
 
 @pytest.mark.parametrize(
@@ -255,19 +260,19 @@ def test_faults_and_an_interrupted_run_are_shown(tmp_path):
     assert_names(text, "the knobs stay &lt;as they are&gt;", "has not ended")
 
 
-def test_warnings_of_the_run_are_on_its_page_once(tmp_path):
+def test_warnings_of_the_run_are_on_its_page_once(told):
     warning = {"kind": "warning", "step": 9, "text": "AUC 0.53 is no better than <chance>"}
-    page = report.page(_told(tmp_path / "run", *_looks(*9 * [0.25]), warning, warning))
+    page = report.page(told(*_looks(*9 * [0.25]), warning, warning))
     assert page.count("no better than &lt;chance&gt;") == 1
     assert "<h2>Warnings</h2>" in page
 
 
-def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):
+def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(told):
     points = [(float(i), float(i == 7777)) for i in range(20_000)]
     assert len(decimate(points)) <= charts.MOST_POINTS + 2
     assert (7777.0, 1.0) in decimate(points)
     train = ({"kind": "train", "loss": i % 7, "step": i} for i in range(20_000))
-    assert len(report.page(_told(tmp_path / "run", *train))) < 60_000
+    assert len(report.page(told(*train))) < 60_000
 
 
 @pytest.mark.parametrize(
@@ -306,12 +311,11 @@ def test_explain_predicts_other_resources_and_shows_its_error(tmp_path):
         assert re.search(pattern, text), pattern
 
 
-def test_an_effect_is_not_compared_across_a_disturbance(tmp_path):
+def test_an_effect_is_not_compared_across_a_disturbance(told):
     """With the effect of the first change came other cores; only what is predicted of the second counts."""
     cores = {"kind": "incident", "what": "cores", "text": "the cores at hand went from 2 to 0.5"}
     dearer = {"kind": "incident", "what": "workload", "text": "a row became 14 times dearer"}
-    story = _told(
-        tmp_path / "run",
+    story = told(
         *(decided(10.0), {**cores, "at": 11.0}, effect(14.0, error=-0.75)),
         *(decided(20.0, 2), effect(24.0, 2, rates=(100.0, 50.0), error=-0.375)),
         *({**dearer, "at": 56.0}, decided(60.0, 3), effect(67.0, 3)),

@@ -26,11 +26,10 @@ MIB = 2**20
 LIMITS = Limits(workers={"decode": (1, 64)}, read_ahead_bytes=(MIB, 2**40))
 
 
-def _entry(schema="clicks", row_bytes=160.0, machine="here", decode=8):
-    knobs = Knobs(workers={"decode": decode}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
+def _entry(*context, decode=8, **more):
     return SavedState(
-        context=_context(schema, row_bytes, machine),
-        knobs=knobs,
+        context=_context(*context, **more),
+        knobs=Knobs(workers={"decode": decode}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB),
         rows_per_s=1e6,
         policy="planner",
         learned={"services": {"decode": {"points": []}}},

@@ -115,7 +115,7 @@ class _Search:
             if busy[i] < 0.98:
                 break
             more = min(self.range[i][1], workers[i] + max(1, workers[i] // 4))
-            tried = [*workers[:i], more, *workers[i + 1 :]]
+            tried = _with(workers, i, more)
             value = self.rate(tried, backends)
             if _better(value, best):
                 workers[:] = tried
@@ -151,7 +151,7 @@ class _Search:
                     present - step,
                     present + step,
                 }:
-                    tried = [*workers[:i], min(max(count, low), high), *workers[i + 1 :]]
+                    tried = _with(workers, i, min(max(count, low), high))
                     value = self.rate(tried, backends)
                     if _better(value, best):
                         workers[:] = tried
@@ -170,10 +170,10 @@ class _Search:
         for i, (low, _) in enumerate(self.range):
             while workers[i] > low:
                 step = max(1, workers[i] // 8)
-                tried = [*workers[:i], max(low, workers[i] - step), *workers[i + 1 :]]
+                tried = _with(workers, i, max(low, workers[i] - step))
                 if self.rate(tried, backends) < best * (1 - _MIN_GAIN):
                     step = 1
-                    tried = [*workers[:i], workers[i] - 1, *workers[i + 1 :]]
+                    tried = _with(workers, i, workers[i] - 1)
                     if self.rate(tried, backends) < best * (1 - _MIN_GAIN):
                         break
                 workers[:] = tried
@@ -182,7 +182,7 @@ class _Search:
     def headroom(self, workers: list[int], backends: list[str], best: float) -> None:
         """Adds a tenth more workers where that costs nothing, because the cost of items varies."""
         for i, (_, high) in enumerate(self.range):
-            tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1 :]]
+            tried = _with(workers, i, min(high, math.ceil(workers[i] * 1.1)))
             busy_with_more = self.steady(tried, backends).busy[i]
             busy = self.steady(workers, backends).busy[i]
             if busy_with_more < busy and self.rate(tried, backends) >= best * (1 - _MIN_GAIN):
@@ -232,6 +232,11 @@ def _steady(
 ) -> Flow:
     """Returns the settled rates. It keeps results, because the oracles need the same ones many times."""
     return steady(truth, workers, backends, bursts)
+
+
+def _with(workers: Sequence[int], i: int, count: int) -> list[int]:
+    """Returns the workers with another number in one stage."""
+    return [*workers[:i], count, *workers[i + 1 :]]
 
 
 def _better(value: float, best: float) -> bool:
