@@ -244,16 +244,17 @@ def _read_fields(placed: Mapping[str, str]) -> Parsed:
 
 def _type_fields(sample: LogSample, label: str | None) -> LogSample:
     """Makes numbers of the columns that hold them, by the marks that fit the most columns."""
-    columns = {name: pa.array(column, pa.string()) for name, column in sample.cells.items()}
+    columns = {name: pa.array(cells, pa.string()) for name, cells in sample.cells.items()}
     numbers, read_texts = dict[str, pa.Array](), dict[str, pa.Array]()
+    fits = {}
     for name, texts in columns.items():
         given = pc.if_else(pc.is_in(texts, pa.array(_MISSING)), None, texts)
-        likely = _share(given, _NUMBER) >= _ALIKE and _share(given, _PADDED) <= 1 - _ALIKE
-        if likely or name == label:
-            numbers[name] = given
-    fits = {}
-    for name, texts in numbers.items():
-        likely = pc.unique(texts.filter(pc.match_substring_regex(texts, _NUMBER)))
+        if name != label and (
+            _share(given, _NUMBER) < _ALIKE or _share(given, _PADDED) > 1 - _ALIKE
+        ):
+            continue
+        numbers[name] = given
+        likely = given.filter(pc.match_substring_regex(given, _NUMBER)).unique()
         longest = likely.take(pc.sort_indices(pc.negate(pc.binary_length(likely)))[:_LONGEST])
         fits[name] = {marks for marks in _MARKS if not _cells(marks).convert(longest, "float")[1]}
     marks, ambiguous = _choose_marks(fits)

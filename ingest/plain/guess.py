@@ -309,11 +309,11 @@ def _are_ids(name: str, facts: ColumnFacts) -> bool:
 
 def user_of(proposed: Mapping[str, Proposal]) -> str | None:
     """Returns the column of users, by which rows are best split. None if there is none."""
-    return next(
-        (
-            name
-            for name, proposal in proposed.items()
-            if _USERS.search(name) and proposal.role != "label" and not proposal.facts.optional
-        ),
-        None,
+    users = (
+        name
+        for name, proposal in proposed.items()
+        if _USERS.search(name)
+        and proposal.role not in ("", "label")
+        and not proposal.facts.optional
     )
+    return next(users, None)

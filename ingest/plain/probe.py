@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import as_one_column
+from sluice.etl.ops.base import as_one_column, plain
 from sluice.etl.ops.chain import applied, lacks, reading
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.spec.nested_columns import flattened, is_bytes, is_list, join_chunks, parts
@@ -228,8 +228,7 @@ def _sample(file: TableParquet, wanted: Mapping[str, pa.DataType | None], *, row
         values = join_chunks(table.column(name))
         if common is not None:
             values = values.cast(common, safe=False)
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
+        values = plain(values)
         values = values.cast(_COMMON.get(values.type, values.type))
         if not pa.types.is_nested(elements(values).type):
             kept[name] = values

@@ -186,23 +186,18 @@ def _write_splits(proposed: Mapping[str, Proposal], logs: LogSample | None) -> I
         if lines := _split_by_time(name, proposal, logs):
             yield from lines
             return
-    user = user_of(proposed)
-    by = [user] if user is not None and proposed[user].role else []
-    if by:
+    by = list[str]()
+    if user := user_of(proposed):
+        by = [user]
         yield "# Rows with the same value in this column go to the same split."
     elif logs is None:
         # A loader would have to read every column for the hash of a whole row.
-        features = [
-            proposal
-            for proposal in proposed.values()
+        distinct = {
+            name: proposal.facts.distinct
+            for name, proposal in proposed.items()
             if proposal.role in ("dense", "sparse") and not proposal.facts.optional
-        ]
-        by = [
-            proposal.name
-            for proposal in sorted(features, key=lambda proposal: -proposal.facts.distinct)[
-                :_SPLIT_COLUMNS
-            ]
-        ]
+        }
+        by = sorted(distinct, key=lambda name: -distinct[name])[:_SPLIT_COLUMNS]
         yield "# Rows with the same values in all of these columns go to the same split."
     else:
         yield "# A hash of the whole row chooses its split. To split by columns or by time, add split_by or split_time."
