@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice import FeatureTable
 from sluice.ingest.read.parquet_files import ParquetError, table_of
 from sluice.tools import guess
-from tests.etl.jobs import on
+from tests.etl.jobs import build_table
 from tests.etl.jobs import rows_of as rows_of_table
 from tests.etl.tables import write_rows
 from tests.open_loader import first_batch, open_loader
@@ -22,12 +21,10 @@ from tests.product import (
     BatchLoader,
     ColumnError,
     Hash,
-    Job,
     ParquetFiles,
     QuarantineError,
     SourceError,
     Spec,
-    TableStore,
     guessed_spec,
 )
 from tests.raises import MISTAKES, assert_names, raises
@@ -197,10 +194,8 @@ def rows_of(source, split: str, **options) -> dict[int, tuple]:
 
 def test_a_spec_gives_the_loader_the_rows_that_a_job_makes_of_it(clicks, tmp_path):
     """Ids, numbers, bags and splits, column by column: two ways to one feature."""
-    spec = Spec.own(SPEC)
-    on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
-    table = FeatureTable.open(tmp_path / "table")
-    plain = ParquetFiles.open(clicks, spec=spec)
+    table = build_table(None, tmp_path / "table", clicks, text=SPEC)
+    plain = ParquetFiles.open(clicks, spec=Spec.own(SPEC))
     seen = Counter()
     for split in ("train", "test"):
         expected, made = rows_of(table, split), rows_of(plain, split)
@@ -416,9 +411,9 @@ def test_a_comparison_makes_the_label_by_roles_by_a_guess_by_a_spec_and_by_a_job
     expected = {n: float(label) for n, label in labels.items() if label is not None}
     feature = "country" if source == "user_id" else "user_id"
     text = RATED.format(source=source, ops=ops, feature=feature)
-    spec = Spec.own(text.replace("[table]", '[table]\nunlabelled = "ask"'))
-    on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
-    for files in (FeatureTable.open(tmp_path / "table"), ParquetFiles.open(clicks, spec=spec)):
+    text = text.replace("[table]", '[table]\nunlabelled = "ask"')
+    table = build_table(None, tmp_path / "table", clicks, text=text)
+    for files in (table, ParquetFiles.open(clicks, spec=Spec.own(text))):
         made = rows_of(files, "all")
         assert {n: dict(row)["liked"] for n, row in made.items()} == expected
     files = table_of(clicks, f"label={asked};dense=score")
@@ -439,8 +434,7 @@ def test_the_rows_that_have_a_label_stay_and_a_sample_goes_by_what_was_compared(
         "[sample]\nnegatives = 0.5\nweight = 'w'\n"
     )
     text = text.replace('role = "dense"\nops = [{op = "fill"}]', 'role = "time"')
-    on(None, Job(spec=Spec.own(text), inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
-    rows = rows_of_table(FeatureTable.open(tmp_path / "table"))
+    rows = rows_of_table(build_table(None, tmp_path / "table", clicks, text=text))
     positive = [row for row in rows if row["liked"]]
     assert sorted(row["score"] for row in positive) == list(range(300))
     assert 350 < len(rows) - len(positive) < 550, "about half of the other 900"
@@ -500,11 +494,10 @@ class TestGuesses:
             ("device.os",)
         }
         assert "blob: binary" in out.read_text()
-        spec = Spec.own(as_stored(out.read_text()))
-        on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
-        assert rows_of(FeatureTable.open(tmp_path / "table"), "test") == rows_of(
-            ParquetFiles.open(clicks, spec=spec), "test"
-        )
+        text = as_stored(out.read_text())
+        table = build_table(None, tmp_path / "table", clicks, text=text)
+        plain = ParquetFiles.open(clicks, spec=Spec.own(text))
+        assert rows_of(table, "test") == rows_of(plain, "test")
 
     def test_a_loader_by_itself_takes_texts_and_fills_what_is_missing(self, clicks, capsys):
         with open_loader(clicks, batch_size=40, shuffle=False, streams=1) as loader:

@@ -7,10 +7,9 @@ import json
 
 import pytest
 
-from sluice import FeatureTable
 from sluice.etl.read import log_sample
-from tests.etl.jobs import on, rows_of
-from tests.product import Job, Spec, TableStore, UsageError, guessed_spec
+from tests.etl.jobs import rows_of, run
+from tests.product import Spec, UsageError, guessed_spec
 from tests.raises import assert_names, raises
 
 pytestmark = pytest.mark.slow
@@ -56,10 +55,8 @@ def job(folder, text: str, inputs: str, told_by: str = "") -> tuple[dict, list[d
     """The rows, which a column of a guess tells, as it is."""
     if told_by:
         text += f'[[column]]\nname = "row"\nfrom = "{told_by}"\nrole = "dense"\nops = [{{op = "fill"}}]\n'
-    result = on(
-        None, Job(spec=Spec.own(text), inputs=(inputs,), store=TableStore(folder / "table"))
-    )
-    return result.rejected, rows_of(FeatureTable.open(folder / "table"))
+    result = run(None, folder / "table", inputs, text=text)
+    return result.rejected, rows_of(folder / "table")
 
 
 @pytest.mark.parametrize(
