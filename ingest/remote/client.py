@@ -238,14 +238,15 @@ class RemoteClient:
 
     def _ask(self, race: _Race, worker: RemoteWorker, request: Request, timeout_s: float) -> None:
         """Sends the request to one worker. Runs in its own thread."""
-        began, throttled = self._clock(), 0
-        answer, failed = None, Exception()
+        began, failed = self._clock(), None
+        answer: Any = None
+        throttled = 0
         try:
             answer, throttled = worker.connection.ask(request, timeout_s)
         except Exception as error:
             failed = error
         with self.fleet.lock:
-            if answer is None:
+            if failed is not None:
                 self._failed(race, worker, request, failed)
             else:
                 self.counts["throttled"] += throttled
@@ -260,9 +261,8 @@ class RemoteClient:
                         else answer.nbytes
                     )
                 self._rates[request.kind].append((self._clock() - began) / max(1, request.rows))
-            self.fleet.give_back(
-                worker, str(failed) if isinstance(failed, (WorkerLost, WrongAnswer)) else ""
-            )
+            is_lost = isinstance(failed, (WorkerLost, WrongAnswer))
+            self.fleet.give_back(worker, str(failed) if is_lost else "")
             race.changed.notify()
 
     def _failed(

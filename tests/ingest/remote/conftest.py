@@ -33,6 +33,12 @@ def remote_knobs(each):
     )
 
 
+def wait_for(fleet, holds):
+    """Waits until something holds of a fleet."""
+    with fleet.changed:
+        assert fleet.changed.wait_for(holds, 60)
+
+
 def answering(action, change):
     """A kind of worker whose answer to an action is what `change` makes of its own."""
 

@@ -39,6 +39,7 @@ from tests.ingest.remote.conftest import (
     halving_loader,
     job_and_units,
     remote_knobs,
+    wait_for,
 )
 from tests.open_loader import open_loader
 from tests.product import (
@@ -143,10 +144,7 @@ def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped
     assert held.asked.is_set()
     assert (client.counts["hedges"], client.counts["units"], client.counts["retries"]) == (1, 1, 0)
     held.may_answer.set()
-    with fleet.changed:
-        assert fleet.changed.wait_for(
-            lambda: client.counts["late"] == 1 and not fleet.workers[0].asked, 60
-        )
+    wait_for(fleet, lambda: client.counts["late"] == 1 and not fleet.workers[0].asked)
     assert client.counts["units"] == 1
 
 
@@ -319,7 +317,7 @@ def test_a_ping_that_answers_no_number_of_threads_shows_only_that_the_worker_run
     client, fleet = client_of(serving(Odd))
     [worker] = fleet.workers
     with fleet.changed:
-        assert fleet.changed.wait_for(lambda: worker.threads, 60)
+        wait_for(fleet, lambda: worker.threads)
         assert worker.threads == threads
         assert fleet.core_s() >= 0
     assert worker.is_there
@@ -342,7 +340,7 @@ def test_whatever_fails_in_a_thread_that_asks_ends_the_wait_for_it(made, wanted,
 
     client, fleet = made(Fleet([Broken(None)]))
     with fleet.changed:
-        assert fleet.changed.wait_for(lambda: Broken.pinged > 2, 60), "it is pinged again"
+        wait_for(fleet, lambda: Broken.pinged > 2)  # it is pinged again
         fleet.workers[0].silent = 0
     with raises(RecursionError, "in a library"):
         client.get(wanted)
@@ -523,8 +521,7 @@ def test_while_no_worker_answers_a_loader_reads_the_rows_itself_and_logs_it(
         assert_names(line, "0.5 s")
         held.may_answer.set()
         fleet = loader._remote.fleet
-        with fleet.changed:
-            assert fleet.changed.wait_for(lambda: fleet.workers[0].is_there, 60)
+        wait_for(fleet, lambda: fleet.workers[0].is_there)
         until = time.monotonic() + 60
         while not (loader.remote["units"] and loader.remote["calls"]):  # much was read ahead
             assert values(loader) == values(here)

@@ -10,6 +10,7 @@ import pytest
 
 from sluice.ingest.remote import fleet as fleet_file
 from sluice.ingest.remote.fleet import Fleet, StartedFleet
+from tests.ingest.remote.conftest import wait_for
 
 
 def test_the_least_busy_worker_is_asked_and_of_equal_ones_the_one_that_answered_longest_ago():
@@ -101,10 +102,8 @@ def test_workers_that_stay_and_those_that_start_are_as_many_as_needed(started, t
     fleet.use(14)
     for number in range(4):
         started.get(timeout=60).listens(number + 1)
-        with fleet.changed:
-            assert fleet.changed.wait_for(lambda there=number + 1: len(fleet.workers) == there, 60)
-    with fleet.changed:
-        assert fleet.changed.wait_for(lambda: fleet.starting == 2, 60)
+        wait_for(fleet, lambda there=number + 1: len(fleet.workers) == there)
+    wait_for(fleet, lambda: fleet.starting == 2)
     fleet.use(2 * target)
     with fleet.changed:
         assert sum(not worker.leaving for worker in fleet.workers) == stay
@@ -121,7 +120,7 @@ def test_no_more_workers_start_at_once_than_may_nor_wait_for_the_last_and_they_a
     for number in range(7):
         processes[number].listens(number + 1)
         with fleet.changed:
-            assert fleet.changed.wait_for(lambda there=number + 1: len(fleet.workers) == there, 60)
+            wait_for(fleet, lambda there=number + 1: len(fleet.workers) == there)
             assert fleet.starting == min(2, 6 - number)
         if len(processes) < 7:
             processes.append(started.get(timeout=60))
@@ -152,8 +151,7 @@ def test_a_process_that_announces_nothing_of_use_counts_as_one_that_could_not_st
 
     fleet = StartedFleet(start, None, "", [], most=1, first=1, at_once=1, local=True)
     fleet.use(2)
-    with fleet.changed:
-        assert fleet.changed.wait_for(lambda: fleet.error is not None, 60)
+    wait_for(fleet, lambda: fleet.error is not None)
     assert "3 worker processes in a row could not start" in str(fleet.error)
     assert (fleet.starting, fleet.workers, len(processes)) == (0, [], 3)
     fleet.close()

@@ -13,7 +13,7 @@ import pytest
 
 from sluice.ingest.knobs import REQUESTS_A_CORE
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
-from tests.ingest.remote.conftest import halving_loader, remote_knobs
+from tests.ingest.remote.conftest import halving_loader, remote_knobs, wait_for
 from tests.open_loader import open_loader
 from tests.product import WorkerServer
 from tests.raises import assert_names
@@ -62,9 +62,7 @@ def test_order_and_rows_stay_while_workers_that_read_and_transform_are_killed_co
 
         def workers(count):
             with fleet.changed:
-                assert fleet.changed.wait_for(
-                    lambda: sum(not w.leaving for w in fleet.workers) == count, 60
-                )
+                wait_for(fleet, lambda: sum(not w.leaving for w in fleet.workers) == count)
                 seen.update(w.pid for w in fleet.workers)
 
         def kill():
