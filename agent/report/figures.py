@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sluice.agent.report import charts
 from sluice.agent.report.charts import Axis, Panel, Points, Series, chart
 from sluice.agent.report.format import percent
-from sluice.agent.report.incidents import GOOD_RESULTS, SMALL_STALL, Incident
+from sluice.agent.report.incidents import SMALL_STALL
 from sluice.agent.report.run_folder import Line, Run
 from sluice.agent.report.story import Story
 from sluice.agent.report.tables import TONES, verdict
@@ -25,6 +25,7 @@ _BUSY = 0.9
 def hero(story: Story) -> str:
     """Returns the overview chart, after the decisions and incidents that all charts show."""
     run, figures = story.run, story.outcome
+    next_at = [*(incident.at for incident in story.incidents[1:]), figures.seconds]
     moments = {
         "decisions": [
             {"at": c.at, "label": str(c.number), "text": f"{c.number}. {c.moves}: {c.effect}"}
@@ -33,13 +34,13 @@ def hero(story: Story) -> str:
         "bands": [
             {
                 "from": incident.at,
-                "to": until,
+                "to": incident.ends_at(following),
                 "label": incident.label,
                 "what": incident.what,
                 "text": f"{incident.label}. {incident.sentence}",
                 "tone": TONES.get(incident.result, ""),
             }
-            for incident, until in _lasting(story.incidents, figures.seconds)
+            for incident, following in zip(story.incidents, next_at, strict=False)
         ],
     }
     looks = run.looks() or run.of("loader")
@@ -244,22 +245,6 @@ def _headroom(loader: Sequence[Line]) -> Points:
         for n, (at, _) in enumerate(demand)
     ]
     return [(at, rate) for at, rate in rates if rate <= most]
-
-
-def _lasting(incidents: Sequence[Incident], end: float) -> list[tuple[Incident, float]]:
-    """Returns each incident with its end: when the rate recovered, or at the next incident. Without a result, an
-    incident ends at once."""
-    following = [*(incident.at for incident in incidents[1:]), end]
-    spans = []
-    for incident, until in zip(incidents, following, strict=False):
-        if not incident.result:
-            until_s = incident.at
-        elif incident.result in GOOD_RESULTS and incident.recovered_s is not None:
-            until_s = min(until, incident.at + incident.recovered_s)
-        else:
-            until_s = until
-        spans.append((incident, until_s))
-    return spans
 
 
 def _knobs_over_time(run: Run) -> list[Line]:

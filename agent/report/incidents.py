@@ -49,7 +49,7 @@ _WHAT = {
 """Injected fault → what it changes."""
 
 Waits = tuple[float, float, float]
-GOOD_RESULTS = ("recovered", "as fast as before", "the input keeps up")
+_GOOD_RESULTS = ("recovered", "as fast as before", "the input keeps up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +179,21 @@ class Incident:
         result = f": {self.result}" if self.result else ""
         return f"{'; '.join(told)}{self._tell_recovery()}{result}."
 
+    def ends_at(self, next_at: float) -> float:
+        """Returns when the incident ended: when the rate recovered, or at the next one. Without a result, at once."""
+        if not self.result:
+            return self.at
+        if self.result in _GOOD_RESULTS and self.recovered_s is not None:
+            return min(next_at, self.at + self.recovered_s)
+        return next_at
+
     def _tell_answer(self) -> str:
         did = self.did
         if did and self.changed_s is not None:
             if len(did) > _MOST_SHOWN:
                 did = (did[0], f"{len(did) - 2} more changes", did[-1])
             return f"changed after {seconds(round(self.changed_s, 2))} by {', then '.join(did)}"
-        return "no change needed" if self.result in GOOD_RESULTS else "no change made"
+        return "no change needed" if self.result in _GOOD_RESULTS else "no change made"
 
     @staticmethod
     def _tell_waits(before: float, worst: float, after: float) -> str:

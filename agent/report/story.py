@@ -141,6 +141,7 @@ def last_lines(told: Line) -> list[str]:
 def _sentences(
     part: Run, figures: RunOutcome, changes: Sequence[Change], period: str
 ) -> Iterator[str]:
+    """Yields the sentences of the verdict."""
     yield f"{figures.headline} {_tell_input(figures, changes, period)}".strip()
     if figures.stall_last is not None:
         when = "After the faults" if fault_times(part) else f"In the last third of {part.name}"

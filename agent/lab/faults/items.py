@@ -24,8 +24,8 @@ _EPSILON = 1e-6
 class ItemSimulator(SimulatedPipeline):
     """The mode for slow items."""
 
-    def __init__(self, scenario: Scenario, *, seed: int = 0, governor: bool = True) -> None:
-        super().__init__(scenario, seed=seed, governor=governor)
+    def __init__(self, scenario: Scenario, *, seed: int = 0) -> None:
+        super().__init__(scenario, seed=seed)
         count = len(self.names)
         self._under_way = [0] * count
         self._held = [0] * count  # finished items that wait for space
