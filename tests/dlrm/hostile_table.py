@@ -44,7 +44,7 @@ def make(folder: Path) -> None:
     forget(folder)
     # The trainer begins in the table's folder: Python itself puts the folder that it is started in on its path.
     more = "--batch-size 256 --tuning fixed --allow-code another.module"
-    words = command(0, "dlrm.train", *run_words(folder, *more.split()))
+    words = command(0, "dlrm.train", *run_words(folder, more))
     process = subprocess.run(
         words,
         capture_output=True,

@@ -225,9 +225,10 @@ def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) 
 def run_words(
     folder: Path, *more: object, run: str | Path = "run", data: str | Path = ""
 ) -> list[object]:
-    """The options of a run of a small model on the folder's table, or on other `data`. The run is in the same folder,
-    unless its path is given."""
-    return ["--data", data or folder / "table", "--run-dir", folder / run, *SMALL_MODEL, *more]
+    """The words of a run of a small model on the folder's table, or on other `data`. The run is in the same folder,
+    unless its path is given. A text of `more` may be several words."""
+    words = [word for part in more for word in str(part).split()]
+    return ["--data", data or folder / "table", "--run-dir", folder / run, *SMALL_MODEL, *words]
 
 
 def logged(run: Path, kind: str) -> list[dict[str, Any]]:

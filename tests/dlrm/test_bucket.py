@@ -14,7 +14,7 @@ from tests.raises import raises
 from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
-WORDS = ["--epochs", "2", "--batch-size", "128", "--log-every", "1"]
+WORDS = "--epochs 2 --batch-size 128 --log-every 1"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def local(tmp_path_factory):
 def trained_here(local, forks, tmp_path_factory):
     """What training on the local table ends with."""
     tmp = tmp_path_factory.mktemp("here")
-    done = forks.train(*run_words(tmp, *WORDS, data=local.uri), tmp=tmp)
+    done = forks.train(*run_words(tmp, WORDS, data=local.uri), tmp=tmp)
     return result(done, tmp / "run")
 
 
@@ -64,7 +64,7 @@ def result(done, run):
 def test_a_table_in_s3_is_trained_on_as_a_local_one(trained_here, server, forks, tmp_path, status):
     if status is not None:
         server.refuse(0.2, status)
-    done = forks.train(*run_words(tmp_path, *WORDS, data="s3://data/table"), tmp=tmp_path)
+    done = forks.train(*run_words(tmp_path, WORDS, data="s3://data/table"), tmp=tmp_path)
     refused = server.refused
     server.refuse(0)
     assert result(done, tmp_path / "run") == trained_here
@@ -77,7 +77,7 @@ def test_a_table_in_s3_is_trained_on_as_a_local_one(trained_here, server, forks,
 
 def test_a_store_that_refuses_for_good_ends_the_start_with_the_tables_uri(server, forks, tmp_path):
     server.refuse(1, 403)
-    words = run_words(tmp_path, *WORDS, data="s3://data/table")
+    words = run_words(tmp_path, WORDS, data="s3://data/table")
     done = forks.train(*words, tmp=tmp_path, code=2)
     assert "s3://data/table" in last_json(done)["error"]
 

@@ -68,25 +68,9 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path, forks):
     victim = damaged(tmp_path)
     words = run_words(
         tmp_path,
-        *[
-            "--batch-size",
-            "256",
-            "--log-every",
-            "1",
-            "--on-error",
-            "quarantine",
-            "--max-quarantined-rate",
-            "1",
-        ],
-        *[
-            "--inject",
-            "stall-store=0.05s@0s,kill-worker@0s",
-            "--knobs",
-            "decode=2",
-            "--tuning",
-            "fixed",
-        ],
-        *f"--registry {tmp_path}/registry --save-knobs {tmp_path}/best.json".split(),
+        "--batch-size 256 --log-every 1 --on-error quarantine --max-quarantined-rate 1",
+        "--inject stall-store=0.05s@0s,kill-worker@0s --knobs decode=2 --tuning fixed",
+        f"--registry {tmp_path}/registry --save-knobs {tmp_path}/best.json",
     )
     process = forks.train(*words, tmp=tmp_path, ranks=2)
     last = last_json(process)

@@ -327,7 +327,7 @@ def test_a_run_that_changes_versions_counts_its_steps_from_there(tmp_path):
 
 
 def words(folder: Path, *more: object) -> list[object]:
-    return run_words(folder, "--batch-size", BATCH, "--log-every", 2, *more)
+    return run_words(folder, f"--batch-size {BATCH} --log-every 2", *more)
 
 
 def lost_files(folder: Path, version: int) -> list[str]:
@@ -359,7 +359,7 @@ def vacuum_at_once(folder: Path) -> int:
 def test_a_run_follows_a_writer_whose_old_versions_are_vacuumed_at_once(tmp_path, forks):
     """A run takes up whole versions only. Every second round passes while it takes up none."""
     clicks_table.write(tmp_path / "table", clicks_table.raw_rows(1500))
-    removed, given = 0, words(tmp_path, "--follow", "--epochs", 1000)
+    removed, given = 0, words(tmp_path, "--follow --epochs 1000")
     with forks.start("dlrm.train", *given, tmp=tmp_path) as trainer:
         trainer.until("validation after")
         for number in range(1, 5):
@@ -395,8 +395,8 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path, forks):
     Each rank is watched as it goes."""
     folder, rows, port = tmp_path, 3000, ports.free(2)
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows))
-    more = f"--follow --epochs 1000 --save-every 4 --metrics-port {port}".split()
-    with forks.start("dlrm.train", *words(folder, *more), tmp=folder, ranks=2) as started:
+    more = f"--follow --epochs 1000 --save-every 4 --metrics-port {port}"
+    with forks.start("dlrm.train", *words(folder, more), tmp=folder, ranks=2) as started:
         started.until("validation after 1 epoch")
         clicks_table.write(
             folder / "table",
@@ -470,7 +470,7 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path,
             clicks_table.raw_rows(rows, first=n * rows),
             mode="append" if n else "create",
         )
-    process = forks.train(*words(folder, "--follow", "parts"), tmp=folder)
+    process = forks.train(*words(folder, "--follow parts"), tmp=folder)
     last = last_json(process)
     steps = -(-rows * 8 // 10 // BATCH)  # the last one of each part is padded
     assert (last["steps"], last["version"], last["epochs"]) == (2 * steps, 1, 2)

@@ -55,7 +55,7 @@ def spec_of(source: str, folder: Path) -> Path:
 
 
 def words(folder: Path, run: str, *more: object) -> list[object]:
-    return run_words(folder, "--batch-size", 96, *more, run=run)
+    return run_words(folder, "--batch-size 96", *more, run=run)
 
 
 def hashes(run: Path) -> list[str]:
@@ -93,11 +93,11 @@ def test_a_run_resumes_exactly_while_its_table_changes(tmp_path, forks, kind):
     ranks = 2 if kind == "files" else 0
     source = (as_delta if kind == "delta" else as_files)(tmp_path / "table", clicks(0), clicks(1))
     spec = spec_of(source, tmp_path)
-    given = f"--spec {spec} --epochs 2 --evals 2".split()
-    whole = forks.train(*words(tmp_path, "whole", *given), tmp=tmp_path, ranks=ranks)
+    given = f"--spec {spec} --epochs 2 --evals 2"
+    whole = forks.train(*words(tmp_path, "whole", given), tmp=tmp_path, ranks=ranks)
     last = last_json(whole)
     assert last["auc"] > 0.6
-    rest = words(tmp_path, "run", *given, "--pause-after", 1)
+    rest = words(tmp_path, "run", given, "--pause-after 1")
     paused = forks.train(*rest, tmp=tmp_path, ranks=ranks)
     assert last_json(paused)["stopped"]
     meta = latest(tmp_path / "run" / "checkpoints")[1]

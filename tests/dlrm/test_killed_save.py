@@ -22,7 +22,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_and_the_run_goes_o
     small_table(
         tmp_path / "table", rows=1280, values=50, files=1, row_group_rows=256, splits={"train": 1.0}
     )
-    words = run_words(tmp_path, *["--batch-size", "128", "--save-every", "4", "--resume"])
+    words = run_words(tmp_path, "--batch-size 128 --save-every 4 --resume")
     forks.run("tests.dlrm.test_killed_save", *words, tmp=tmp_path, code=-signal.SIGKILL)
     checkpoints = tmp_path / "run" / "checkpoints"
     path, meta = latest(checkpoints)

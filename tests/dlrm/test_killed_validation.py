@@ -25,8 +25,7 @@ def folder(tmp_path_factory, forks):
 
 
 def words(folder, run, *more):
-    settings = "--batch-size 128 --epochs 3 --evals 2 --lr 0.5"
-    return run_words(folder, *settings.split(), *more, run=run)
+    return run_words(folder, "--batch-size 128 --epochs 3 --evals 2 --lr 0.5", *more, run=run)
 
 
 def evaluations(run):

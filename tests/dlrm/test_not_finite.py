@@ -17,7 +17,7 @@ from tests.run_program import last_json
 pytestmark = pytest.mark.slow
 
 ROWS, BATCH = 4800, 64
-WORDS = f"--batch-size {BATCH} --save-every 3 --log-every 20 --seed 1".split()
+WORDS = f"--batch-size {BATCH} --save-every 3 --log-every 20 --seed 1"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_value_that_ends_the_finite_numbers_is_named_and_costs_no_checkpoint(
 ):
     """The run ends at that step, can be resumed without the batch, and has then trained on all others."""
     run = tmp_path / "run"
-    words = run_words(tmp_path, *WORDS, "--model", "dcn", data=table)
+    words = run_words(tmp_path, WORDS, "--model dcn", data=table)
     ended = forks.train(*words, tmp=tmp_path, code=2)
     text = last_json(ended)["error"]
     assert_names(
@@ -83,7 +83,7 @@ def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained
     small_table(tmp_path / "table", rows=ROWS, files=2, row_group_rows=512)
     for row, label in ((100, 0), (101, 1)):
         spoil(make_extreme(tmp_path / "table", row), "label", row=512 + row, value=label)
-    ended = forks.train(*run_words(tmp_path, *WORDS), tmp=tmp_path, code=2)
+    ended = forks.train(*run_words(tmp_path, WORDS), tmp=tmp_path, code=2)
     text = last_json(ended)["error"]
     assert_names(text, "not written", "'I3' holds 3e+38")
     assert re.search(r"part-00001.parquet, row group 1, row 10[01]\)", text)
@@ -92,7 +92,7 @@ def test_a_state_that_is_infinite_after_a_finite_loss_is_not_saved_and_explained
 
 def test_a_rate_that_ends_the_finite_numbers_is_named(tmp_path, forks: Forks):
     small_table(tmp_path / "table", rows=1200)
-    words = run_words(tmp_path, *WORDS, "--dense-lr", 1e30)
+    words = run_words(tmp_path, WORDS, "--dense-lr", 1e30)
     ended = forks.train(*words, tmp=tmp_path, code=2)
     text = last_json(ended)["error"]
     assert "1e+06" in text

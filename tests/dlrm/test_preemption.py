@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def words(tmp_path):
     small_table(tmp_path / "table", rows=3200, values=50, files=2, row_group_rows=256)
-    return run_words(tmp_path, *["--epochs", "1000", "--batch-size", "64", "--log-every", "1"])
+    return run_words(tmp_path, "--epochs 1000 --batch-size 64 --log-every 1")
 
 
 def test_all_ranks_finish_the_step_save_it_and_end_with_143(tmp_path, words, forks):

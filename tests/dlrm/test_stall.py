@@ -24,8 +24,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 def words(folder: Path) -> list[object]:
     """Makes a table, and returns the options of a run that would go on for long."""
     small_table(folder / "table", rows=3200, values=50, files=2, row_group_rows=256)
-    settings = "--batch-size 64 --epochs 10000 --save-every 5 --log-every 1"
-    return run_words(folder, *settings.split())
+    return run_words(folder, "--batch-size 64 --epochs 10000 --save-every 5 --log-every 1")
 
 
 def until_saved(folder: Path, errors: Path) -> None:

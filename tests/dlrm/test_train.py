@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("train")
     _table(path)
     (path / "sharding.json").write_text(json.dumps({"C1": "row", "C2": "row"}))
-    process = launch(2, "dlrm.train", *_words(path, "two", "--epochs", 2), tmp=path)
+    process = launch(2, "dlrm.train", *_words(path, "two", "--epochs 2"), tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "two.json").write_text(json.dumps(last_json(process)))
     (path / "two.err").write_text(process.stderr)
@@ -46,8 +46,8 @@ def vacuumed(table: FeatureTable):
 
 
 def _words(folder: Path, run: str | Path, *more: object) -> list[object]:
-    settings = f"--batch-size {BATCH} --log-every 1 --sharding {folder}/sharding.json".split()
-    return run_words(folder, *settings, *more, run=run)
+    settings = f"--batch-size {BATCH} --log-every 1 --sharding {folder}/sharding.json"
+    return run_words(folder, settings, *more, run=run)
 
 
 def result(folder: Path) -> dict:
@@ -149,8 +149,8 @@ def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
 
 def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder, forks):
     """Nor do a policy that turns none, and --last where all batches are full."""
-    other = ["--tuning", "shadow", "--knobs", "decode=3", "--last", "drop"]
-    process = forks.train(*_words(folder, "again", "--epochs", 2, *other), tmp=folder, ranks=2)
+    words = _words(folder, "again", "--epochs 2 --tuning shadow --knobs decode=3 --last drop")
+    process = forks.train(*words, tmp=folder, ranks=2)
     run = Run.read(folder / "again")
     assert "'tuning': 'shadow'" in str(run.config)
     assert losses(folder / "again") == losses(folder / "two")
@@ -173,7 +173,7 @@ def test_evaluating_the_checkpoint_gives_the_figures_of_training(folder):
 
 def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder, forks):
     """One process, then two: also a resume on another number of ranks."""
-    words = _words(folder, "broken", "--epochs", 50)
+    words = _words(folder, "broken", "--epochs 50")
     with forks.start("dlrm.train", *words, tmp=folder) as started:
         started.until("\nstep")
         process = started.preempted()
@@ -230,8 +230,8 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
     """A newer version is published, and a vacuum that keeps nothing else comes: during the run, and after it. The run
     is asked to stop while its store answers no more, and saves all the same."""
     table = _table(tmp_path)
-    more = ["--sharding", "auto", "--epochs", "1000", "--inject", "stall-store=600s@50%"]
-    with forks.start("dlrm.train", *_words(tmp_path, "run", *more), tmp=tmp_path) as started:
+    more = "--sharding auto --epochs 1000 --inject stall-store=600s@50%"
+    with forks.start("dlrm.train", *_words(tmp_path, "run", more), tmp=tmp_path) as started:
         started.until("\nstep")
         small_table(tmp_path / "table", rows=100, mode="overwrite", first=ROWS)
         kept = vacuumed(table)
@@ -251,7 +251,7 @@ def test_an_interrupt_ends_all_ranks(folder, forks, tmp_path):
     """The autouse check finds a rank that outlives its torchrun."""
     (tmp_path / "log").mkdir()
     ranks = ["--standalone", "--nproc-per-node=2", "-m", "tests.dlrm.elastic_ranks"]
-    run = _words(folder, tmp_path / "run", "--epochs", 1000)
+    run = _words(folder, tmp_path / "run", "--epochs 1000")
     words = (*ranks, tmp_path / "log", "none", *run)
     with forks.start("tests.dlrm.elastic_agent", *words, tmp=tmp_path) as agent:
         agent.until("\nstep")

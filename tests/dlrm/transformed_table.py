@@ -37,5 +37,5 @@ def write(path: Path, forks: Forks) -> None:
     """Makes a table whose spec has transforms, and a run of one epoch over it."""
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS), text=SPEC)
     more = f"--batch-size 256 --tuning fixed --allow-code {MODULE} --transform {DOUBLED}"
-    process = forks.train(*run_words(path, *more.split()), tmp=path)
+    process = forks.train(*run_words(path, more), tmp=path)
     (path / "trained.json").write_text(json.dumps(last_json(process)))

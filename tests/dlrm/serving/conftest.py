@@ -16,6 +16,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A table of clicks, and a run of one epoch over it, of 38 steps."""
     path = tmp_path_factory.mktemp("serving")
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS))
-    settings = "--width 16 --batch-size 64 --save-every 30"
-    forks.train(*run_words(path, *settings.split()), tmp=path)
+    forks.train(*run_words(path, "--width 16 --batch-size 64 --save-every 30"), tmp=path)
     return path

@@ -60,7 +60,7 @@ def test_probabilities_are_those_of_all_rows_or_the_answer_says_that_they_are_no
     }
     rows = write_rows(tmp_path / "rows.parquet", **columns)
     run(None, tmp_path / "table", rows, text=spec(sample(weight)))
-    forks.train(*run_words(tmp_path, "--batch-size", 64, "--epochs", 3), tmp=tmp_path)
+    forks.train(*run_words(tmp_path, "--batch-size 64 --epochs 3"), tmp=tmp_path)
     servable = Servable.load(tmp_path / "run")
     asked = [{"number": n, "item": int(columns["item"][n])} for n in range(count)]
     (answer,) = Scorer(servable, most_rows=count).answer([body_of(*asked)])
