@@ -16,11 +16,11 @@ import pyarrow as pa
 from sluice.etl.schema import Field
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks, SyntheticRows
 from sluice.etl.table.commit import Base, new_job, publish
-from sluice.etl.table.data_files import arrow_schema, folder_of
+from sluice.etl.table.data_files import arrow_schema
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.new_files import write_file
 from sluice.etl.table.profile import Profile
-from sluice.etl.table.store import TableStore
+from sluice.etl.table.store import TableStore, folder_of
 from sluice.etl.table.table import FeatureTable
 
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}

@@ -11,8 +11,8 @@ from sluice.dlrm.foreign_table import open_table
 from sluice.dlrm.options import Config
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
-from sluice.etl.table.data_files import job_of
 from sluice.etl.table.split_rows import SplitRows, trained_on
+from sluice.etl.table.store import job_of
 from sluice.etl.table.table import FeatureTable
 
 

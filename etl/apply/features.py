@@ -25,10 +25,11 @@ from sluice.etl.apply.number_limits import (
     unfit,
     unfit_after,
 )
-from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import (
     Arrays,
     Columns,
+    Fitted,
+    Operator,
     as_number,
     as_one_column,
     as_text,
@@ -94,13 +95,15 @@ class Features:
             if isinstance(table, pa.Table) and UNDECIDED in table.column_names
         }
 
-    def apply(self, columns: Arrays, extras: Arrays) -> list[pa.Array]:
-        """Returns the table's columns, in the spec's order, as Spark stores them. Rows that `rejected_after_learning`
+    def apply(self, columns: Arrays, extras: Arrays) -> Columns:
+        """Returns the table's columns, in the spec's order, as they are stored. Rows that `rejected_after_learning`
         names must not be stored. `extras` comes from the method of this name."""
-        return [
-            stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
+        return {
+            column.name: stored(
+                self.run(column, column.left_to_spark, columns, extras), self.spec, column
+            )
             for column in self.spec.columns
-        ]
+        }
 
     def rejected_after_learning(
         self,

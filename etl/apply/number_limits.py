@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import Arrays, as_number, as_one_column, plain
+from sluice.etl.ops.base import Arrays, Fitted, Operator, as_number, as_one_column, plain
 from sluice.etl.ops.chain import applied
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.ops.user_function import Python

@@ -19,11 +19,10 @@ from sluice.etl.ops.hashing import Flags, Narrow, hash_rows, mix
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_split import Keys, fold_keys, hash_of, row_keys, split_of, whole_rows
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.new_files import NewFile, write_file
 from sluice.etl.table.sketch import Gathered, HashBounds, gather
-from sluice.etl.table.store import TableStore
+from sluice.etl.table.store import TableStore, folder_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +93,8 @@ class RowPlacement:
         self._plan, placement = plan, plan.placement
         self._features = features
         self._drawn_from = state["rows/negatives/0"] if placement.spec.rows.negatives else None
-        self._made = [column.name for column in placement.spec.columns]
         ties = ["_row"] if placement.has_ties else []
-        self._names = [*self._made, *placement.sorted_by, *ties, "_key"]
+        self._order = [*placement.sorted_by, *ties, "_key"]
         self.seen: Gathered = {}
         """The values that the sketches have collected so far."""
         self.late: dict[Part, Reasons] = defaultdict(dict)
@@ -128,9 +126,9 @@ class RowPlacement:
         order.append(pa.array(in_file.view(np.int64)))
         extras = self._features.extras(columns, keys, split, folds)
         made = self._features.apply(columns, extras)
-        batch, count = pa.record_batch([*made, *order], self._names), len(keys)
-        named = dict(zip(self._made, made, strict=True))
-        flags = self._features.rejected_after_learning(columns, extras, named)
+        batch = pa.record_batch(made | dict(zip(self._order, order, strict=True)))
+        count = len(keys)
+        flags = self._features.rejected_after_learning(columns, extras, made)
         if flags:
             self._reject(given, flags)
             good = ~np.any(list(flags.values()), axis=0)

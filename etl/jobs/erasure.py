@@ -20,14 +20,13 @@ from sluice.common.errors import RunFailure, UsageError
 from sluice.etl.jobs.key_trace import KeyTrace
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.commit import FORGET, Base, CommitConflict, new_job, publish
-from sluice.etl.table.data_files import folder_of, job_of
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.new_files import NewFile, write_file
 from sluice.etl.table.pins import pins
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.split_rows import SplitRows
-from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
+from sluice.etl.table.store import TableStore, folder_of, folder_of_tails, job_of, tail_of_join
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import DAY_S, vacuum
 

@@ -26,14 +26,13 @@ from sluice.etl.jobs.job_warnings import (
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
 from sluice.etl.table.commit import CommitConflict, publish
-from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import FileRecord, JobRecord, shares
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import trained_on
-from sluice.etl.table.store import folder_of_tails
+from sluice.etl.table.store import folder_of, folder_of_tails
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import JOB
 

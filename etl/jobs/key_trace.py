@@ -16,8 +16,7 @@ from sluice.common.suggest import nearest
 from sluice.etl.apply.cells import TextCells
 from sluice.etl.apply.features import Features, typed
 from sluice.etl.apply.lookups import keys_of_tail
-from sluice.etl.ops import Fitted
-from sluice.etl.ops.base import BETWEEN, FIRST, as_text
+from sluice.etl.ops.base import BETWEEN, FIRST, Fitted, as_text
 from sluice.etl.ops.chain import ELEMENTS
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.spec.nested_columns import is_list

@@ -37,8 +37,7 @@ from sluice.etl.jobs.engine import Engine, JobFailure, Sums, Written, too_many_v
 from sluice.etl.jobs.job import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.threads import Threads
-from sluice.etl.ops import Fitted
-from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.ops.base import MAX_VALUES, Fitted
 from sluice.etl.ops.chain import FeatureError
 from sluice.etl.read.input_files import InputFiles
 from sluice.etl.read.pieces import Piece

@@ -170,9 +170,7 @@ class Categorify(Fitted):
         return pa.concat_tables([old, added]).combine_chunks()
 
     def prepare(self, state: pa.Table) -> Lookup:
-        return Lookup.of(
-            state["value"].combine_chunks() if state.num_rows else pa.array([], pa.string())
-        )
+        return Lookup.of(state["value"].combine_chunks())
 
     def apply(self, column: pa.Array, state: Lookup) -> pa.Array:
         return looked_up(column, state, self.oov)

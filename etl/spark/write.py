@@ -29,13 +29,12 @@ from sluice.etl.spark.read_input import RawInput, collect_cells
 from sluice.etl.spark.workers.cells import read_stream, slices, write_cell
 from sluice.etl.spark.workers.mapped_lookup import load_features
 from sluice.etl.spark.workers.parsed_rows import ParsedRows, name_files, selected_rows
-from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, Packed
 from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.sketch import Gathered, SketchSum
-from sluice.etl.table.store import TableStore
+from sluice.etl.table.store import TableStore, folder_of
 
 _GROUPED_BYTES = 64 << 20
 """The size of the rows that a task groups by file at once. If there are many files, larger groups make fewer cells."""

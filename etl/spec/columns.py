@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from sluice.common.errors import OperatorError
 from sluice.common.suggest import nearest, nearest_or_way
-from sluice.etl.ops import OPERATORS, Fitted, Operator
-from sluice.etl.ops.base import LISTS, between, is_wide
+from sluice.etl.ops import OPERATORS
+from sluice.etl.ops.base import LISTS, Fitted, Operator, between, is_wide
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.lists import FirstX
 from sluice.etl.ops.numeric import Missing, OneHot

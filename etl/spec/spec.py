@@ -17,8 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.common.errors import OperatorError
-from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import Arrays
+from sluice.etl.ops.base import Arrays, Fitted, Operator
 from sluice.etl.ops.chain import make_labels
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import CLOSE_RULE, VALUES_RULE, BagSizes, Field, digest

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from sluice.common.suggest import nearest
-from sluice.etl.ops import Fitted, Operator
-from sluice.etl.ops.base import POSITIVE, Limit, between
+from sluice.etl.ops.base import POSITIVE, Fitted, Limit, Operator, between
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python

@@ -1,4 +1,4 @@
-"""The folders of a job's data files, and the schema of these files."""
+"""The schema of data files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ import pyarrow as pa
 from sluice.etl.schema import Field
 
 METADATA_KEY = b"sluice"
-
-
-def folder_of(job: str) -> str:
-    return f"data/{job}"
-
-
-def job_of(path: str) -> str:
-    """Returns the job that wrote a data file, or an empty string for other files."""
-    parts = path.split("/")
-    return parts[1] if len(parts) > 2 and parts[0] == "data" else ""
 
 
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:

@@ -175,6 +175,17 @@ class TableStore:
             ) from None
 
 
+def folder_of(job: str) -> str:
+    """Returns the folder of a job's data files."""
+    return f"data/{job}"
+
+
+def job_of(path: str) -> str:
+    """Returns the job that wrote a data file, or an empty string for other files."""
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 and parts[0] == "data" else ""
+
+
 def folder_of_tails(job: str, name: str = "") -> str:
     """Returns the folder of all tails of a job, or of one."""
     return f"_sluice/serving/{job}/{quote(name, safe='')}".rstrip("/")

@@ -24,10 +24,10 @@ from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.data_files import METADATA_KEY, job_of
+from sluice.etl.table.data_files import METADATA_KEY
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord, RecordError
-from sluice.etl.table.store import TableStore
+from sluice.etl.table.store import TableStore, job_of
 from sluice.etl.table.table_files import first_line, one_line, versioned
 from sluice.etl.table.verify import verify
 

@@ -11,9 +11,8 @@ import re
 from dataclasses import dataclass
 
 from sluice.common.stores import StoreError
-from sluice.etl.table.data_files import job_of
 from sluice.etl.table.pins import announce_removal, needed_files, pins, removals
-from sluice.etl.table.store import TableStore
+from sluice.etl.table.store import TableStore, job_of
 from sluice.etl.table.table import FeatureTable, LostVersion, TableError, Unreadable
 
 DAY_S = 86_400.0

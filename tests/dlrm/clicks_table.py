@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from sluice import FeatureTable
-from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.new_files import write_file
+from sluice.etl.table.store import folder_of
 from tests.product import (
     Base,
     Categorify,
@@ -170,8 +170,7 @@ def write(
     state.save(store)
     keys = row_keys(columns, spec)
     features = Features(spec, state)
-    arrays = features.apply(columns, features.extras(columns, keys))
-    made = pa.table(arrays, [c.name for c in spec.columns])
+    made = pa.table(features.apply(columns, features.extras(columns, keys)))
     sizes, lists = cardinalities(spec, state), [c for c in spec.columns if c.role == "id_list"]
     bags = {c.name: _bag(columns[c.sources[0]]) for c in lists}
     fields = spec.fields(sizes, bags)

@@ -140,8 +140,7 @@ def in_one_process(text: str, table: FeatureTable, columns: dict[str, pa.Array])
     parsed = InputParser(spec).parse(pa.record_batch(list(columns.values()), list(columns)))
     kept, keys = selected(spec, parsed)
     features = Features(spec, table.state())
-    made = features.apply(kept, features.extras(kept, keys))
-    return pa.table(made, [c.name for c in spec.columns]).to_pylist()
+    return pa.table(features.apply(kept, features.extras(kept, keys))).to_pylist()
 
 
 def alike(got: list[dict], want: list[dict]) -> None:
