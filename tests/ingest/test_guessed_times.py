@@ -161,6 +161,7 @@ def test_a_reading_that_was_chosen_is_in_the_spec_with_the_reason(tmp_path, capf
     printed = capfd.readouterr()
     spec = Spec.own(printed.out)
     assert spec.input.times["at"].format == f"{DAY} %H:%M"
+    assert_names(printed.out, "# string, 2026-05-01 10:00 to 2026-05-01 11:00, 2 different")
     for text in (printed.out, printed.err):
         assert_names(text, "01/05/2026", "2026-01-05", f"{MONTH} %H:%M", "column 'day'")
 

@@ -253,7 +253,7 @@ def test_a_few_broken_cells_change_no_guess_and_are_named(tmp_path, broken, form
         if (
             form == "parquet" or name == "click"
         ):  # clicks with other numbers reject no line of the sample
-            assert_names(text, "sampled values, such as", f'"{wrong[name]}"')
+            assert_names(text, f"{broken} of {ROWS:,} sampled values, such as", f'"{wrong[name]}"')
             continue
         where = f" ({path}, line {min(places) + 1 + (form == 'csv')})"
         assert_names(
