@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.ops.base import plain
 from sluice.etl.ops.hashing import Flags
 from sluice.etl.schema import DataFile
 from sluice.etl.spec.nested_columns import join_chunks
@@ -344,7 +345,9 @@ class _Keys:
     @classmethod
     def of(cls, stored: pa.Table, history: History, where: str) -> _Keys:
         """Raises HistoryError for a row without user or time, and for a row that is not in order."""
-        users, times = (_plain(stored.column(name)) for name in (history.by, history.time))
+        users, times = (
+            plain(join_chunks(stored.column(name))) for name in (history.by, history.time)
+        )
         for name, values in ((history.by, users), (history.time, times)):
             if empty := _count(pc.is_null(values, nan_is_null=True)):
                 raise HistoryError(f"{where}: column {name!r} has {empty} " + _EMPTY)
@@ -392,11 +395,6 @@ def _compared(compare: Any, values: pa.Array) -> Flags:
             zero_copy_only=False
         )
     return compared
-
-
-def _plain(column: pa.ChunkedArray) -> pa.Array:
-    values = join_chunks(column)
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def _count(flags: pa.Array) -> int:
