@@ -17,7 +17,7 @@ from sluice.ingest.process.matrix_function import MATRIX, MatrixFunction, by_col
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.batch import BatchSeries
 from sluice.ingest.stages.quarantine import Quarantine, isolate, kinds_of
-from sluice.ingest.stages.transform import Arrays, Given, TransformError
+from sluice.ingest.stages.transform import Arrays, Given, TransformError, may_write
 from sluice.ingest.stages.transform_worker import TransformStage, TransformWorker
 
 
@@ -90,7 +90,7 @@ class BatchFunctionCaller:
         """Copies the batch, because a function in a thread may write into it and then fail."""
         copies = dict(arrays)
         for name, array in arrays.items():
-            if not self.transform.may_write(name):
+            if not may_write(self.transform, name):
                 continue
             copy = self._batch_copy.get(name)
             if copy is None or copy.shape != array.shape or copy.dtype != array.dtype:

@@ -134,10 +134,6 @@ class Transform(NamedFields):
         """Whether remote workers can call it. They do not support a limit of a single call."""
         return self.movable and self.limit_s is None
 
-    def may_write(self, name: str) -> bool:
-        """Whether the function may write into an array that it gets: a matrix, or values or lengths of a column."""
-        return not self.outputs or name == MATRIX or column_of(name) in self.outputs
-
     @property
     def code(self) -> str | None:
         """The function as `module:function`. None if it cannot be imported, such as a notebook's function, a closure or
@@ -240,11 +236,17 @@ def group_into_stages(
     return [("+".join(t.name for t in run), run) for run in stages]
 
 
+def may_write(transform: Transform, name: str) -> bool:
+    """Whether a function may write into an array that it gets: a matrix, or values or lengths of a column."""
+    outputs = transform.outputs
+    return not outputs or name == MATRIX or column_of(name) in outputs
+
+
 def visible_columns(transform: Transform, arrays: Arrays) -> Arrays:
     """Returns the columns of a batch for a function in a thread. Columns that are not its outputs are read-only."""
     visible = dict(arrays)
     for name, array in arrays.items():
-        if not transform.may_write(name):
+        if not may_write(transform, name):
             visible[name] = array.view()
             visible[name].flags.writeable = False
     return visible
