@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sluice.etl import ops
 from sluice.etl.apply.cells import WRONG, stored_column
-from sluice.etl.ops.base import as_one_column, id_kind, on_distinct
+from sluice.etl.ops.base import as_one_column, id_kind, on_distinct, plain
 from sluice.etl.ops.chain import applied, make_labels
 from sluice.etl.ops.hashing import MOST_TEXT_BYTES, rows_of_long_texts
 from sluice.etl.ops.ids import Hash
@@ -155,12 +155,10 @@ class Recipe:
             )
             if kind and not (kind in ("text", "texts") and is_kept and len(arrays) == 1):
                 columns.append(typed(name, array, kind))
-            elif is_dictionary and not self.operators:
-                columns.append(array.dictionary_decode())
-            elif is_list(array.type) and self.operators:
-                columns.append(array.cast(pa.list_(inner)))
+            elif not self.operators:
+                columns.append(plain(array))
             else:
-                columns.append(array)
+                columns.append(array.cast(pa.list_(inner)) if is_list(array.type) else array)
         if not self.operators:
             if self.role == "label" and self.kinds == ("int",):
                 wrong = pc.filter(
