@@ -329,6 +329,16 @@ assert "torch" not in sys.modules, "remote workers would take seconds to start"
     run_program("-c", code, check=True)
 
 
+def test_what_sparks_workers_import_needs_pyarrow_and_numpy_alone():
+    """`import` finds no module whose entry is None."""
+    code = """
+import sys
+sys.modules |= dict.fromkeys(("deltalake", "torch", "petastorm", "torchrec", "pandas", "psutil"))
+import sluice.etl.spark.fit, sluice.etl.spark.side_tables, sluice.etl.spark.write
+"""
+    run_program("-c", code, check=True)
+
+
 def test_the_image_holds_what_set_up_installs_and_every_package():
     image, setup = (
         (ROOT / "docker" / "Dockerfile").read_text(),

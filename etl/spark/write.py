@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,6 @@ from sluice.etl.apply.rejected import Rejects, read_again
 from sluice.etl.apply.row_placement import RowPlacement, WritePlan, write_rows
 from sluice.etl.apply.row_store import SortedRows, split_by_number
 from sluice.etl.jobs.engine import Written
-from sluice.etl.jobs.job import Job
 from sluice.etl.ops.hashing import Narrow
 from sluice.etl.read.input_files import pieces_of_task
 from sluice.etl.spark.read_input import RawInput, collect_cells
@@ -35,6 +35,9 @@ from sluice.etl.table.new_files import NewFile
 from sluice.etl.table.profile import Profile
 from sluice.etl.table.sketch import Gathered, SketchSum
 from sluice.etl.table.store import TableStore, folder_of
+
+if TYPE_CHECKING:
+    from sluice.etl.jobs.job import Job  # needs packages that workers of a cluster lack
 
 _GROUPED_BYTES = 64 << 20
 """The size of the rows that a task groups by file at once. If there are many files, larger groups make fewer cells."""
