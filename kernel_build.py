@@ -52,7 +52,7 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
             f"no C compiler was found ({', '.join(COMPILERS)}), and the variable CC names none; install one (Debian, "
             f"Ubuntu: apt-get install gcc libc6-dev), or pip install {COMPILER_IN_A_WHEEL}, and try again"
         )
-    of_machine = _OPTIONS_X86_64 if platform.machine() in ("x86_64", "AMD64") else ()
+    of_machine = _OPTIONS_X86_64 if _target_of(compiler).startswith(("x86_64", "AMD64")) else ()
     made = library.with_name(f"{library.name}.{os.getpid()}")
     digest = f'-DSOURCE_DIGEST="{source_digest()}"'
     words = [*compiler, *_OPTIONS, *of_machine, *extra, digest, "-o", str(made), str(SOURCE)]
@@ -63,6 +63,12 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
         raise SystemExit(f"{shlex.join(words)}: exit code {error.returncode}") from error
     finally:
         made.unlink(missing_ok=True)
+
+
+def _target_of(compiler: list[str]) -> str:
+    """Returns the kind of machine that a compiler compiles for, which may be another than this one."""
+    told = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=False)
+    return told.stdout.strip() or platform.machine()
 
 
 def _with_compiler(needs: list[str]) -> list[str]:

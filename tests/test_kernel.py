@@ -65,6 +65,23 @@ def test_a_library_is_built_as_a_whole_or_not_at_all(monkeypatch, tmp_path):
     assert library.read_bytes() == b"as it was"
 
 
+@pytest.mark.parametrize(
+    ("told", "has_sse"), [("x86_64-linux-gnu", True), ("aarch64-linux-gnu", False)]
+)
+def test_the_options_are_those_of_the_machine_that_is_compiled_for(
+    *, monkeypatch, tmp_path, told, has_sse
+):
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = -dumpmachine ] && echo {told} && exit\necho "$@" > {tmp_path}/words\n'
+        'while [ "$1" != -o ]; do shift; done\ntouch "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    kernel_build.build(tmp_path / "kernel.so")
+    assert ("-msse4.2" in (tmp_path / "words").read_text()) == has_sse
+
+
 def test_without_a_compiler_one_in_a_wheel_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
