@@ -408,11 +408,12 @@ class StageModel:
         """Returns the model with one measured cost: a sighting, a suspicion or a change point."""
         if not self.known:
             return replace(self, seen=(*self.seen[1 - _KEPT :], new))
-        sides = [s.bound for s in self.seen if s.epoch == self.epoch]
-        if all(sides):  # how large the last change was is not known yet
-            return self._average(replace(new, bound=sides[-1] * (new.at < self._bound_to)))
         log_s, variance = new.log_s, 1 / new.weight
         error = log_s - self.level(new.workers, new.at)[0]
+        sides = [s.bound for s in self.seen if s.epoch == self.epoch]
+        # How large the last change was is not known yet. But a cost on the other side of its bound is another change.
+        if all(sides) and error * sides[-1] > -_LEAST_STEP:
+            return self._average(replace(new, bound=sides[-1] * (new.at < self._bound_to)))
         learned = self._learn_noise(error, items)
         # Each shape predicts this cost, so a cost that a likely shape explains is no event.
         log_same = self._log_likelihood(new)
