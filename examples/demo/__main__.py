@@ -38,7 +38,8 @@ SPEC = "features/criteo_raw.toml"
 GROUP_ROWS = 512
 """Rows of a row group. It is small, because the table is small and each read takes one row group."""
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
-TRANSFORM = f"examples.demo.squash:levels:{_COUNTS}>{_COUNTS}@60s"
+_LOOKUP = f"examples.demo.squash:levels:{_COUNTS}>{_COUNTS}"
+TRANSFORM = f"{_LOOKUP}@60s"
 """A batch may take 60 s. A function with a limit always runs in processes, so one of them can be killed."""
 ONE_WORKER = "fetch=1,decode=1,levels=1,read_ahead_bytes=1MiB,prefetch_bytes=1MiB"
 """One worker a stage, and buffers of one second. The default buffers would hold half an epoch and hide the effects."""
@@ -48,6 +49,11 @@ _TRAIN = (
 ).split()
 A_SIXTH = ["--evals", "6", "--stop-auc", "0.6"]
 """Ends the run with one worker after a sixth of the epoch, which is enough to measure how long the trainer waits."""
+COMPUTED_SPEC = "features/criteo.toml"
+"""Its table stores what the operators make, so that a cache can keep what a function makes of that."""
+_CACHED_ROWS = 2048
+"""Rows of its row groups. The first batch waits for one call of the function."""
+_CACHED_SECONDS = 12
 FAULTS = "kill-worker=1@25%,slow-store=0.4s@45%,slow-transform=3@70%"
 """The faults of the tuned run, as --inject takes them. Before the first one, the effects of the first changes are
 measured."""
@@ -94,7 +100,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     begin(out)
     began = time.monotonic()
     data, _ = step(
-        "1/4 raw logs in Criteo's shape",
+        "1/5 raw logs in Criteo's shape",
         *f"sluice synth --rows {args.rows} --seed {args.seed} --out".split(),
         out / "raw",
     )
@@ -116,7 +122,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         "--run-dir",
     ]
     alone, _ = step(
-        "3/4 training, one worker a stage",
+        "3/5 training, one worker a stage",
         *torchrun(hosts, args.ranks),
         *train,
         out / "run-one-worker",
@@ -125,14 +131,36 @@ def main(argv: list[str]) -> dict[str, Any]:
         hosts=hosts,
     )
     tuned, _ = step(
-        "4/4 training, tuned while it runs, then disturbed",
+        "4/5 training, tuned while it runs, then disturbed",
         *torchrun(hosts, args.ranks),
         *train,
         out / "run",
         *f"--tuning auto --knobs {ONE_WORKER} --inject {FAULTS}".split(),
         hosts=hosts,
     )
-    return _report(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
+    cached = _cached_twice(out)
+    return _report(data, made, alone, tuned, cached, minutes=(time.monotonic() - began) / 60)
+
+
+def _cached_twice(out: Path) -> list[dict[str, Any]]:
+    """Loads a table twice, without a trainer and with a cache of what the service answers."""
+    say("\nA function that is marked @pure need not be asked twice: a cache keeps its answers.")
+    spec, table = out / "computed.toml", out / "table-computed"
+    _write_spec(COMPUTED_SPEC, spec, _CACHED_ROWS)
+    step(
+        "5/5 a table for it",
+        *_LOCAL_ETL,
+        *("--spec", spec, "--input", out / "raw", "--output", table),
+    )
+    return [
+        step(
+            title,
+            *("sluice", "bench", table, "--batch-size", "4096", "--transform", f"{_LOOKUP}@pure"),
+            *f"--tuning auto --seconds {_CACHED_SECONDS} --cache".split(),
+            out / "cache",
+        )[0]
+        for title in ("    a first run, which asks", "    the same again")
+    ]
 
 
 @contextmanager
@@ -163,13 +191,11 @@ def spark_cluster(out: Path) -> Iterator[list[str]]:
 def _tables(out: Path, in_cluster: bool) -> Tables:
     """Makes the table with Spark if Java is installed, and with the local engine. Both tables must be equal."""
     spec = out / "spec.toml"
-    spec.write_text(
-        re.sub("row_group_rows = .*", f"row_group_rows = {GROUP_ROWS}", (ROOT / SPEC).read_text())
-    )
+    _write_spec(SPEC, spec, GROUP_ROWS)
     etl: list[str | Path] = ["--spec", spec, "--input", out / "raw", "--output"]
     if not has_java():
         job, seconds = step(
-            "2/4 the local engine writes the feature table, as there is no Java 17 for Spark",
+            "2/5 the local engine writes the feature table, as there is no Java 17 for Spark",
             *_LOCAL_ETL,
             *etl,
             out / "table",
@@ -179,7 +205,7 @@ def _tables(out: Path, in_cluster: bool) -> Tables:
         with ExitStack() as open_:
             where = open_.enter_context(spark_cluster(out)) if in_cluster else []
             job, seconds = step(
-                "2/4 Spark writes the feature table",
+                "2/5 Spark writes the feature table",
                 "spark-submit",
                 "--properties-file",
                 ROOT / "spark-defaults.conf",
@@ -202,6 +228,11 @@ def _tables(out: Path, in_cluster: bool) -> Tables:
     return Tables(table=out / "table", rows=job["rows_out"], seconds=seconds, text=text)
 
 
+def _write_spec(source: str, path: Path, group_rows: int) -> None:
+    text = (ROOT / source).read_text()
+    path.write_text(re.sub("row_group_rows = .*", f"row_group_rows = {group_rows}", text))
+
+
 def has_java() -> bool:
     """Whether Spark would find a Java of version 17 or newer."""
     java = shutil.which(
@@ -219,6 +250,7 @@ def _report(
     made: Tables,
     alone: dict[str, Any],
     tuned: dict[str, Any],
+    cached: list[dict[str, Any]],
     *,
     minutes: float,
 ) -> dict[str, Any]:
@@ -252,6 +284,7 @@ def _report(
   The same rows in the same order: both runs have the same loss in the first {max(first)} steps.
   Tuned: loss {losses[min(losses)]:.4f} → {losses[max(losses)]:.4f}, order hash {order[:12]}.
 {happened}{missed}
+  The lookups again: {_tell_cached(*cached)}.
   Test AUC {tuned["auc"]:.4f}: {share:.0%} of the way from chance to the best reachable {data["bayes_auc"]:.4f}.
 
   Open {tuned["report"]}
@@ -270,7 +303,19 @@ def _report(
         "etl_s": round(made.seconds, 1),
         "minutes": round(minutes, 2),
         "report_one_worker": alone["report"],
+        "rows_per_s_cached": [run["rows_per_s"] for run in cached],
     }
+
+
+def _tell_cached(first: dict[str, Any], again: dict[str, Any]) -> str:
+    """Says what a cache brought, and what it did not keep."""
+    rates = (
+        f"{count(first['rows_per_s'])} rows/s at first, {count(again['rows_per_s'])} from the cache"
+    )
+    return (
+        f"{rates}, which had {count(again['cache']['rows_read'])} rows; the service was asked for "
+        f"{count(again['cache']['rows_made'])}"
+    )
 
 
 if __name__ == "__main__":

@@ -14,14 +14,15 @@ import numpy.typing as npt
 
 ROWS, ANSWER_S = 64, 0.016
 _QUICK_ANSWER_S = 0.005
-_AT = np.linspace(-2.0, 14.0, 32)  # of the logarithms of counts
-_LEVELS = np.tanh(_AT / 4)
+_LOWEST, _HIGHEST, _KNOTS = -2.0, 14.0, 32  # of the curve, in logarithms of counts
 
 
 def squash(columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Maps counts of any size to numbers from -1 to 1, along a curve given by its knots."""
+    knots = np.linspace(_LOWEST, _HIGHEST, _KNOTS)
+    levels_there = np.tanh(knots / 4)
     return {
-        name: np.interp(columns[name], _AT, _LEVELS).astype(np.float32)
+        name: np.interp(columns[name], knots, levels_there).astype(np.float32)
         for name in columns
         if name.startswith("I")
     }

@@ -34,6 +34,7 @@ from sluice.ingest.stages.transform import Transform, frame_of, given_by, needed
 AUTO = "auto"
 _TRIED = 4  # reads that are written and read back before the choice
 _SAMPLE_ROWS = 64  # that are computed again, alone and in groups
+_OTHER_THAN_KEPT = "is not what an earlier run has kept, though nothing that it names has changed"
 Source = tuple[str | None, list[Any]]
 """A file on this machine, and what else decides the values of its rows. Without both, nothing tells of a change."""
 _WORDS = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64(): pa.int64()}
@@ -124,16 +125,31 @@ class MadeCache:
         with self._lock:
             if function.name not in self._unchecked or not made.num_rows:
                 return
-            rows = min(made.num_rows, _SAMPLE_ROWS)
-            bounds = sorted({min(cut, rows) for cut in (0, 1, 2, *range(5, rows, 7), rows)})
-            again = pa.concat_tables([compute(a, b) for a, b in itertools.pairwise(bounds)])
             names = [name for name in function.gives if name in made.column_names]
-            self._refuse_if_other(
-                made.slice(0, rows).select(names),
-                again,
-                "depends on the other rows of a call, or on chance, so it is not pure",
-            )
+            why = "depends on the other rows of a call, or on chance, so it is not pure"
+            self._check_sample(made.select(names), compute, why)
             self._unchecked.discard(function.name)
+
+    def get_checked(self, read: Read, compute: Callable[[int, int], pa.Table]) -> pa.Table | None:
+        """Returns what a single function made of a read in an earlier run, once a sample of it was computed again. So a
+        run whose entries are all there computes no whole read. None: the function must be called."""
+        with self._lock:
+            if len(self.functions) == 1 and self._unchecked and self.is_used:
+                found = self._entry(read)
+                if found is None or not found.num_rows:
+                    return None
+                self._check_sample(found, compute, _OTHER_THAN_KEPT)
+                self._unchecked.clear()
+                self._compared = True
+        return self.get(read)
+
+    def _check_sample(
+        self, made: pa.Table, compute: Callable[[int, int], pa.Table], why: str
+    ) -> None:
+        rows = min(made.num_rows, _SAMPLE_ROWS)
+        bounds = sorted({min(cut, rows) for cut in (0, 1, 2, *range(5, rows, 7), rows)})
+        again = pa.concat_tables([compute(a, b) for a, b in itertools.pairwise(bounds)])
+        self._refuse_if_other(made.slice(0, rows), again, why)
 
     def put(self, read: Read, rows: pa.Table, made_s: float) -> None:
         """Keeps what the functions made of a read, in so many seconds."""
@@ -179,8 +195,7 @@ class MadeCache:
         self._compared = True
         entry = self._entry(read)
         if entry is not None:
-            why = "is not what an earlier run has kept, though nothing that it names has changed"
-            self._refuse_if_other(made, entry, why)
+            self._refuse_if_other(made, entry, _OTHER_THAN_KEPT)
 
     def _refuse_if_other(self, made: pa.Table, other: pa.Table, why: str) -> None:
         for name in made.column_names:

@@ -177,9 +177,18 @@ class RowFunctionWorker:
 
     def _kept(self, decoded: Decoded) -> pa.Table | None:
         """Returns what an earlier pass has kept of a read that was decoded before entries could be used."""
-        if not self.cache or self.call.function is not self.cache.functions[0] or decoded.made_by:
+        cache, rows, read = self.cache, decoded.rows, decoded.task.read
+        if cache is None or self.call.function is not cache.functions[0] or decoded.made_by:
             return None
-        return None if decoded.rows.schema.metadata == LOST else self.cache.get(decoded.task.read)
+        if rows.schema.metadata == LOST:
+            return None
+        return cache.get_checked(read, self._again(rows, read))
+
+    def _again(self, rows: pa.Table, read: Read) -> Callable[[int, int], pa.Table]:
+        """Returns a function that calls the function again on some rows of a read."""
+        return lambda start, stop: self.call(
+            rows.slice(start, stop - start), read.piece(start, stop)
+        )
 
     def _keep(
         self, cache: MadeCache, before: pa.Table, rows: pa.Table, read: Read, seconds: float
@@ -189,10 +198,7 @@ class RowFunctionWorker:
         if function not in cache.functions:
             return
 
-        def compute(start: int, stop: int) -> pa.Table:
-            return self.call(before.slice(start, stop - start), read.piece(start, stop))
-
-        cache.check(function, rows, compute)
+        cache.check(function, rows, self._again(before, read))
         if function is cache.functions[-1]:
             cache.put(read, rows, seconds)
 

@@ -58,6 +58,8 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
         incident["label"]: incident["result"] for incident in end["incidents"]
     }
     assert run.of("epoch")[0]["order_hash"] == last["order_hash"]
+    asked, found = last["rows_per_s_cached"]
+    assert found > asked
     losses = {line["step"]: line["loss"] for line in run.of("train")}
     one_worker = Run.read(Path(last["report_one_worker"]).parent).of("train")
     assert len(one_worker) >= 3
@@ -67,6 +69,7 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
         "spark-submit --properties-file spark-defaults.conf etl/job.py",
         "the same fingerprint",
         "One worker a stage",
+        "The lookups again",
         last["report"],
         "--tuning shadow",
     )
