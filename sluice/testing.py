@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sluice.ingest.knobs import format_bytes, parse_bytes
-from sluice.ingest.machine import Machine
+
+if TYPE_CHECKING:
+    from sluice.ingest.machine import Machine
 
 __all__ = [
     "assert_even_ranks",
@@ -40,6 +42,7 @@ MakeRank = Callable[[int, int], Any]
 """Makes the loader of a rank, given (rank, ranks)."""
 Key = str | int | Callable[[Any], Iterable[Any]]
 """The column of a batch that tells rows apart, or a function that returns the keys of a batch's rows."""
+_PLAIN = (bool, int, float, str, bytes, type(None))
 _Content = dict[str, str]
 """A digest of each part of a batch, by its name."""
 
@@ -126,6 +129,8 @@ def assert_within_memory(
     """This process and its children never hold more memory than the limit, measured while each batch is held.
 
     Memory of files that the kernel can drop does not count."""
+    from sluice.ingest.machine import Machine  # other checks run without what it needs
+
     machine, most = machine or Machine(), parse_bytes(limit)
     with _opened(make_loader()) as loader:
         for epoch in range(epochs):
@@ -217,7 +222,7 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         parts = [
             (field.name, getattr(value, field.name)) for field in fields(value) if field.compare
         ]
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) and not all(isinstance(part, _PLAIN) for part in value):
         parts = enumerate(value)
     else:
         yield name, value
@@ -235,7 +240,7 @@ def _digest(value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
         bits = np.ascontiguousarray(value).tobytes()
         return f"{value.dtype}{list(value.shape)} {hashlib.sha256(bits).hexdigest()[:16]}"
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if isinstance(value, (*_PLAIN, list, tuple)):
         return f"{type(value).__name__} {value!r}"
     raise TypeError(
         f"a batch holds a {type(value).__name__}, which cannot be compared; make a loader of arrays, tensors, numbers "
