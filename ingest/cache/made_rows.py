@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -179,10 +180,12 @@ class MadeCache:
 
     def _choose(self) -> None:
         """Decides by the reads that were tried."""
-        names, *seconds = zip(*self._tried, strict=True)
-        made_s, read_s, written_s = (sum(some) / len(some) for some in seconds)
+        names, made, read, written = zip(*self._tried, strict=True)
         self.costs = CacheCosts(
-            made_s=made_s, read_s=read_s, written_s=written_s, passes=self._place.passes
+            made_s=min(made),  # other work may only make it seem dearer
+            read_s=fmean(read),
+            written_s=fmean(written),
+            passes=self._place.passes,
         )
         if self._place.tells:
             say(self.costs.describe(self.names))

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -314,6 +316,29 @@ def test_parts_of_an_ended_process_go_and_the_least_used_entries_make_room(tmp_p
     assert cache.get("b") is None
     left = [path.name for path in (tmp_path / "made").glob("*.part")]
     assert left == ["written.part"], "another process may still write it"
+
+
+def test_a_killed_writer_leaves_whole_entries(tmp_path):
+    writes = (
+        "import itertools, pathlib, sys, pyarrow as pa\n"
+        "from sluice.ingest.cache.folder import CacheFolder\n"
+        "cache = CacheFolder(pathlib.Path(sys.argv[1]), 2**30)\n"
+        "for number in itertools.count():\n"
+        "    cache.put(f'entry{number}', pa.table({'x': range(20_000)}))\n"
+        "    print(number, flush=True)\n"
+    )
+    for attempt in range(3):
+        place = tmp_path / f"made{attempt}"
+        with subprocess.Popen(
+            [sys.executable, "-c", writes, place], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            for _ in range(5 + attempt):
+                assert writer.stdout.readline()
+            writer.kill()
+        again = CacheFolder(place, 2**30)
+        names = [path.stem for path in _entries(place)]
+        assert len(names) >= 5
+        assert all(again.get(name).num_rows == 20_000 for name in names)
 
 
 @pytest.mark.parametrize(
