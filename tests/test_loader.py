@@ -31,8 +31,8 @@ from tests.product import (
     PetastormOptions,
     Run,
     RunError,
+    Story,
     TransformError,
-    tell,
 )
 from tests.raises import assert_names, raises
 from tests.run_program import run_program
@@ -104,7 +104,7 @@ def test_an_agent_turns_the_knobs_from_the_first_batch_on_and_the_order_stays(cl
     [end], [epoch] = run.of("end"), run.of("epoch")
     assert (end["rows"], end["tuning"], end["knobs"]["workers"]["decode"]) == (2000, "four", 4)
     assert epoch["order_hash"] == loader.order_hash
-    assert "four are enough" in tell(run)
+    assert "four are enough" in Story.of(run).explanation
     assert run.config["sparse"] == ["item"]
     assert "four are enough" in (tmp_path / "run" / "report.html").read_text()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +28,6 @@ _FREE_SHARE = 0.1
 _IN_MEMORY = ("tmpfs", "ramfs")
 _COUNTED_SHARE = 1 / 64
 """The share of the limit after which a process counts again what others have written."""
-_OLD_S = 600.0
-"""A part of an entry that is older is of a process that was ended."""
 
 
 def file_system_of(path: Path) -> str:
@@ -38,6 +35,12 @@ def file_system_of(path: Path) -> str:
     real = path.resolve()
     kinds = {Path(p.mountpoint): str(p.fstype) for p in psutil.disk_partitions(all=True)}
     return next((kinds[folder] for folder in (real, *real.parents) if folder in kinds), "")
+
+
+def _is_written(part: str) -> bool:
+    """Whether the process that began a part of an entry is there. The part's name has its id."""
+    pid = part.split("-")[1]
+    return bool(psutil.pid_exists(int(pid)))
 
 
 class CacheFolder:
@@ -78,7 +81,7 @@ class CacheFolder:
                 about = entry.stat()
                 if entry.name.endswith(".arrow"):
                     self._used[entry.name] = about.st_mtime_ns, about.st_size
-                elif entry.name.endswith(".part") and about.st_mtime < time.time() - _OLD_S:
+                elif entry.name.endswith(".part") and not _is_written(entry.name):
                     os.unlink(entry)
 
     def get(self, name: str) -> pa.Table | None:

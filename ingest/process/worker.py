@@ -128,6 +128,7 @@ class WorkerProcess:
                 self._running()
             except (Died, protocol.InvalidMessage) as death:
                 self.too_large = "SIGKILL" in str(death)
+                self._lost = True
                 self._forget()
                 raise WorkerError(f"worker for {self.function} cannot start: {death}") from None
 

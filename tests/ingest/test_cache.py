@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -302,10 +301,10 @@ def test_a_folder_that_is_gone_ends_the_writing_and_not_the_run(tmp_path, capsys
 
 def test_parts_of_an_ended_process_go_and_the_least_used_entries_make_room(tmp_path):
     (tmp_path / "made").mkdir(mode=0o700)
-    for name, age_s in (("torn", 3600), ("written", 0)):
-        part = tmp_path / "made" / f"{name}.part"
-        part.write_bytes(b"half")
-        os.utime(part, (time.time() - age_s,) * 2)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid in (ended.pid, os.getpid()):
+        (tmp_path / "made" / f"torn-{pid}-1.part").write_bytes(b"half")
     entry = pa.table({"x": np.arange(1000)})
     cache = CacheFolder(tmp_path / "made", 3 * 9000)
     for name in "abc":
@@ -315,7 +314,7 @@ def test_parts_of_an_ended_process_go_and_the_least_used_entries_make_room(tmp_p
     assert [path.stem for path in _entries(tmp_path / "made")] == ["a", "c", "d"]
     assert cache.get("b") is None
     left = [path.name for path in (tmp_path / "made").glob("*.part")]
-    assert left == ["written.part"], "another process may still write it"
+    assert left == [f"torn-{os.getpid()}-1.part"], "this process may still write it"
 
 
 def test_a_killed_writer_leaves_whole_entries(tmp_path):

@@ -42,6 +42,22 @@ def submit():
         yield threads.submit
 
 
+def test_a_process_that_dies_while_it_starts_counts_as_replaced(monkeypatch):
+    replaced = []
+    with WorkerProcess(NAME + "double", restarted=lambda: replaced.append(1)) as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_module.Child, "receive", _dies)
+            with pytest.raises(WorkerError, match="cannot start"):
+                worker.start()
+        assert worker.call(A)["a"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+        assert replaced == [1]
+
+
+def _dies(child, limit_s):
+    child.kill()
+    raise worker_module.Died("it was ended by SIGKILL")
+
+
 # ---- results
 
 
