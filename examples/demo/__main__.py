@@ -156,7 +156,7 @@ def _cached_twice(out: Path) -> list[dict[str, Any]]:
         step(
             title,
             *("sluice", "bench", table, "--batch-size", "4096", "--transform", f"{_LOOKUP}@pure"),
-            *f"--tuning auto --seconds {_CACHED_SECONDS} --cache".split(),
+            *f"--knobs decode=2,levels=16 --seconds {_CACHED_SECONDS} --cache".split(),
             out / "cache",
         )[0]
         for title in ("    a first run, which asks", "    the same again")
