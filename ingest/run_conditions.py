@@ -74,6 +74,8 @@ class RunConditions:
             }
         if self._injection is not None:
             outcome["faults"] = self._injection.outcome
+        if loader.pipeline.cache is not None:
+            outcome["cache"] = loader.pipeline.cache.outcome()
         return outcome
 
 

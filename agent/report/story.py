@@ -147,6 +147,7 @@ def _sentences(
         when = "After the faults" if fault_times(part) else f"In the last third of {part.name}"
         yield f"{when}, {_tell_bottleneck(figures.stall_last)}"
     yield from _uneven_ranks(part)
+    yield from _cache(part)
     if figures.auc is not None:
         reachable = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
         yield f"AUC {figures.auc:.4f}{reachable}."
@@ -154,6 +155,16 @@ def _sentences(
         yield f"The tuning failed: {figures.faults[0]}."
     if not figures.ended:
         yield "The run has not ended, or was interrupted."
+
+
+def _cache(part: Run) -> Iterator[str]:
+    """Yields what was chosen for the cache of what functions make, and what it brought."""
+    for end in part.of("end")[-1:]:
+        cache = end.get("cache") or end.get("input", {}).get("cache") or {}
+        if choice := cache.get("choice"):
+            yield f"Cache: {choice}."
+        if rows := cache.get("rows_read"):
+            yield f"{count(rows)} rows came from the cache, {count(cache['rows_made'])} were computed."
 
 
 def _tell_input(figures: RunOutcome, changes: Sequence[Change], period: str) -> str:

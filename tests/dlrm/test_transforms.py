@@ -14,8 +14,9 @@ from tests.dlrm import clicks_table
 from tests.dlrm.hostile_table import ended
 from tests.dlrm.rig import torchrec_warns
 from tests.dlrm.transformed_table import DOUBLED, MODULE, ROWS, SPEC
-from tests.product import Config, SpecError, TrainingRun, between, latest
+from tests.product import Config, Run, SpecError, Story, TrainingRun, between, latest
 from tests.raises import assert_names, raises
+from tests.run_program import last_json
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +52,26 @@ def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(
         == 2
     )
     assert re.search(gone, capsys.readouterr().err)
+
+
+def test_a_training_keeps_what_a_pure_transform_makes_and_trains_the_same(tmp_path, forks):
+    module, table = "tests.ingest.cached_functions", tmp_path / "table"
+    clicks_table.write(table, clicks_table.raw_rows(ROWS))
+    runs = {}
+    for name, mark, cache in (("plain", "", ""), ("cached", "@pure", f"--cache {tmp_path}/made")):
+        more = f"{cache} --epochs 2 --batch-size 256 --width 8 --tuning fixed"
+        process = forks.train(
+            *f"--run-dir {tmp_path}/{name} --data {table} {more}".split(),
+            *f"--allow-code {module} --transform".split(),
+            f"{module}:mixed:I1,number,C1>I1,sum,pair=50{mark}",
+            tmp=tmp_path,
+        )
+        last = last_json(process)
+        run = Run.read(tmp_path / name)
+        runs[name] = [line["loss"] for line in run.of("train")], last["auc"], last["logloss"]
+    assert runs["cached"] == runs["plain"]
+    assert last["input"]["cache"]["rows_read"] > 0
+    assert_names(Story.of(run).explanation, "Cache", "'mixed'", "rows came from the cache")
 
 
 def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_those_it_lacks(

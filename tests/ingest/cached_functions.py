@@ -75,7 +75,8 @@ def mixed(columns: dict[str, Any]) -> dict[str, Any]:
     """Changes a number, and adds a number and an id. It takes so long that keeping what it gives pays."""
     time.sleep(20e-6 * len(columns["I1"]))
     ids = (columns["C1"] * 7 + columns["I1"].astype(np.int32)) % 50
-    return {"I1": columns["I1"] / 3, "sum": columns["I1"] + columns["I2"], "pair": ids}
+    other = columns["I2" if "I2" in columns else "number"]
+    return {"I1": columns["I1"] / 3, "sum": columns["I1"] + other, "pair": ids}
 
 
 def doubled(columns: dict[str, Any]) -> dict[str, Any]:
