@@ -26,12 +26,15 @@ _CLIFFS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64)
 
 
 def _list_shapes() -> ndarray:
-    """Returns the kind and the parameters of each hypothesis: flat, queue, crowd, cap and cliff."""
+    """Returns the kind and the parameters of each hypothesis: flat, queue, crowd, cap, cliff and turns.
+
+    `turns` is a service for one caller at a time that also loses time when it turns to another caller."""
     rows = [(0, 0.0, 0.0)]
     rows += [(1, share, 0.0) for share in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)]
     rows += [(2, share, 0.0) for share in (1e-4, 5e-4, 2e-3, 4e-3, 1e-2, 2.5e-2, 6e-2, 0.12, 0.25)]
     rows += [(3, most, 0.0) for most in _CAPS]
     rows += [(4, edge, factor) for edge in _CLIFFS for factor in (1.5, 2.5, 4.5, 30.0)]
+    rows += [(5, 0.0, factor) for factor in (1.5, 2.5)]
     return np.array(rows)
 
 
@@ -39,6 +42,7 @@ SHAPES = _list_shapes()
 COMPUTES = np.isin(SHAPES[:, 0], (2, 4))
 """The shapes whose added cost is processor time, and not only waiting."""
 
+_RARE = -4.0  # by which the logarithm of a rare shape's prior is lower
 _MISFIT = 0.03  # no shape is known better than this, as a share of the cost
 _COARSE = 0.2  # the shapes lie so far apart, as a share of a shape's logarithm
 _BENT, _REACH = 0.15, 0.5  # costs bend so far from a shape, over so much of a logarithm of workers
@@ -77,14 +81,16 @@ def log_shape(workers: int) -> ndarray:
     growth = np.where(kind == 1, 1 + a * (workers - 1), growth)
     growth = np.where(kind == 2, 1 + a * workers * (workers - 1), growth)
     growth = np.where(kind == 3, np.maximum(1.0, workers / np.maximum(a, 1e-9)), growth)
-    return np.log(np.where((kind == 4) & (workers > a), factor, growth))
+    growth = np.where((kind == 4) & (workers > a), factor, growth)
+    return np.log(np.where((kind == 5) & (workers > 1), factor * workers, growth))
 
 
 @functools.cache
 def _log_prior() -> ndarray:
-    """Returns the logarithm of each shape's prior: kinds are equally likely, and so are the shapes of a kind."""
+    """Returns the logarithm of each shape's prior: kinds are equally likely, but for turns, which are rare, and so are
+    the shapes of a kind."""
     of = SHAPES[:, 0].astype(int)
-    return np.asarray(-np.log(np.bincount(of)[of]))
+    return np.asarray(-np.log(np.bincount(of)[of]) + np.where(of == 5, _RARE, 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from sluice.agent.lab.faults.items import ItemSimulator
 from sluice.agent.tuner.lock import LockModel
 from sluice.agent.tuner.outlook import Outlook
 from sluice.agent.tuner.propose import candidates
+from sluice.agent.tuner.stage_model import Sighting
 from sluice.agent.tuner.state import take_in
 from tests.agent.made_figures import snapshot, stage_stats
 from tests.product import Scenario, SimMachine, SimStage, Simulator, StageModel, Tuner, pipeline
@@ -213,6 +214,17 @@ def test_a_setting_that_turned_out_worse_is_left_again():
     assert max(tried) > 6, "nothing was tried that could be left again"
     assert 4 <= tried[-1] <= 6
     assert len(tried) <= 8
+
+
+def test_a_service_that_loses_time_between_its_callers_is_best_alone():
+    seen = tuple(
+        Sighting(epoch=0, workers=n, log_s=math.log(1e-6 * cost), weight=100.0, at=0.0)
+        for n, cost in ((1, 1.0), (16, 24.0), (4, 6.0))
+    )
+    counts = np.array([1, 2, 3, 8, 32])
+    rates = counts / StageModel(name="arm", seen=seen).curve(counts)
+    assert rates.argmax() == 0
+    assert max(rates[1:]) < 0.8 * rates[0]
 
 
 def test_both_faults_of_the_demo_are_answered_at_once():
