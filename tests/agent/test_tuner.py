@@ -219,7 +219,7 @@ def test_a_setting_that_turned_out_worse_is_left_again():
 def test_a_service_that_loses_time_between_its_callers_is_best_alone():
     seen = tuple(
         Sighting(epoch=0, workers=n, log_s=math.log(1e-6 * cost), weight=100.0, at=0.0)
-        for n, cost in ((1, 1.0), (16, 24.0), (4, 6.0))
+        for n, cost in ((1, 1.0), (8, 12.0), (2, 3.0))
     )
     counts = np.array([1, 2, 3, 8, 32])
     rates = counts / StageModel(name="arm", seen=seen).curve(counts)
