@@ -8,6 +8,7 @@ recently go first.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -37,10 +38,10 @@ def file_system_of(path: Path) -> str:
     return next((kinds[folder] for folder in (real, *real.parents) if folder in kinds), "")
 
 
-def _is_written(part: str) -> bool:
-    """Whether the process that began a part of an entry is there. The part's name has its id."""
-    pid = part.split("-")[1]
-    return bool(psutil.pid_exists(int(pid)))
+def _is_left(name: str) -> bool:
+    """Whether a file is a part of an entry whose process has ended. The part's name has its id."""
+    part = re.fullmatch(r"\w+-(\d+)-[0-9a-f]+\.part", name)
+    return part is not None and not psutil.pid_exists(int(part[1]))
 
 
 class CacheFolder:
@@ -81,7 +82,7 @@ class CacheFolder:
                 about = entry.stat()
                 if entry.name.endswith(".arrow"):
                     self._used[entry.name] = about.st_mtime_ns, about.st_size
-                elif entry.name.endswith(".part") and not _is_written(entry.name):
+                elif _is_left(entry.name):
                     os.unlink(entry)
 
     def get(self, name: str) -> pa.Table | None:
@@ -111,10 +112,8 @@ class CacheFolder:
             stream.write_table(table)
         body = sink.getvalue()
         head = zlib_ng.crc32(body).to_bytes(_HEAD_BYTES, "little")
-        path, part = (
-            self.path / f"{name}.arrow",
-            self.path / f"{name}-{os.getpid()}-{id(self):x}.part",
-        )
+        path = self.path / f"{name}.arrow"
+        part = self.path / f"{name}-{os.getpid()}-{id(self):x}.part"
         with self._lock:
             try:
                 if not self._make_room(body.size + _HEAD_BYTES):
