@@ -92,23 +92,25 @@ def assert_resumes(make_loader: MakeLoader, at: str | Iterable[int] = "every ste
 def assert_resumes_on(make_rank: MakeRank, *, key: Key, ranks: Sequence[int] = (1, 2, 4)) -> None:
     """A state that all of n ranks have reached continues on any other number of ranks. Together, they take each row of
     the epoch once. The state is that of rank 0, after half of the steps."""
-    expected = Counter(key for part in _rows_of(make_rank, 1, key) for key in part)
+    with _opened(make_rank(0, 1)) as loader:
+        expected = Counter(chain.from_iterable(_keys(batch, key) for batch in loader))
     for before in ranks:
+        with _opened(make_rank(0, before)) as loader:
+            steps = max(1, sum(1 for _ in loader) // 2)
         taken: Counter[Any] = Counter()
-        states = []
+        state = None
         for rank in range(before):
-            with _opened(make_rank(rank, before)) as loader:
-                steps = max(1, sum(1 for _ in loader) // 2)
             with _opened(make_rank(rank, before)) as loader:
                 batches = iter(loader)
                 for batch in islice(batches, steps):
                     taken.update(_keys(batch, key))
-                states.append(_state_of(loader, batches))
+                if rank == 0:
+                    state = _state_of(loader, batches)
         for after in ranks:
             found = taken.copy()
             for rank in range(after):
                 with _opened(make_rank(rank, after)) as loader:
-                    for batch in _resumed(loader, states[0]):
+                    for batch in _resumed(loader, state):
                         found.update(_keys(batch, key))
             _compare_rows(found, expected, f"{before} ranks, then {after}")
 
@@ -175,15 +177,6 @@ def _resumed(loader: Any, state: Any) -> Iterator[Any]:
     batches: Any = iter(loader)
     batches.load_state_dict(state)
     return iter(batches)
-
-
-def _rows_of(make_rank: MakeRank, ranks: int, key: Key) -> list[list[Any]]:
-    """Returns the keys that each rank takes in an epoch."""
-    found = []
-    for rank in range(ranks):
-        with _opened(make_rank(rank, ranks)) as loader:
-            found.append(list(chain.from_iterable(_keys(batch, key) for batch in loader)))
-    return found
 
 
 def _keys(batch: Any, key: Key) -> list[Any]:
