@@ -21,14 +21,19 @@ _TYPES = {"dense": pa.float32(), "sparse": pa.int32()}
 def over_rows(transforms: Sequence[Transform], table: FeatureTable) -> tuple[Transform, ...]:
     """Returns the first transforms of a feature table as functions over rows, up to one that must get batches: it is
     not pure, or it reads or gives something other than single values as the files store them."""
-    types = {f.name: _TYPES[f.role] for f in table.stored if f.role in _TYPES and not f.online}
+    types = {
+        f.name: _TYPES[f.role]
+        for f in table.stored
+        if f.role in _TYPES and not f.online and f.type == str(_TYPES[f.role])
+    }
+    others = {f.name for f in table.stored} - types.keys()
     after = {f.name: f.role for f in table.fields}
     moved: list[Transform] = []
     for transform in transforms:
         if not (transform.pure and transform.movable and types.keys() >= set(transform.reads)):
             break
         gives = {name: _TYPES.get(after[name]) for name in transform.outputs}
-        if None in gives.values():
+        if None in gives.values() or not others.isdisjoint(gives):
             break
         types |= gives
         moved.append(replace(transform, gives=gives, outputs={}, added=()))

@@ -83,6 +83,10 @@ def doubled(columns: dict[str, Any]) -> dict[str, Any]:
     return {"I2": columns["I2"] * 2}
 
 
+def third(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"I2": columns["I1"] / 3}
+
+
 def with_mean(columns: dict[str, Any]) -> dict[str, Any]:
     """What it gives depends on the other rows of a call."""
     return {"I1": columns["I1"] - columns["I1"].mean()}

@@ -9,6 +9,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.cache.choice import CacheCosts
 from sluice.testing import assert_resumes, assert_resumes_on, assert_same_order
+from tests.dlrm import clicks_table
 from tests.raises import assert_names
 
 MIXED = "tests.ingest.cached_functions:mixed:I1,I2,C1>I1,sum,pair=50"
@@ -36,11 +37,18 @@ def _load(table, *transforms, **options):
     """Returns the bytes of all columns of two epochs, and what the cache did."""
     with _open(table, *transforms, **options) as loader:
         batches = [
-            {name: (str(values.dtype), values.tobytes()) for name, values in batch.items()}
+            {name: _bytes(values) for name, values in batch.items()}
             for _ in range(2)
             for batch in loader
         ]
         return batches, loader.tunable.outcome().get("cache")
+
+
+def _bytes(values):
+    """The types and bytes of a column. Those of bags come as their ids and their lengths."""
+    if isinstance(values, tuple):
+        return list(map(_bytes, values))
+    return str(values.dtype), values.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -83,3 +91,11 @@ def test_what_may_not_be_kept_is_said_and_computed(table, tmp_path, capsys, tran
     _load(table, *transforms, cache=tmp_path / "made")
     assert_names(capsys.readouterr().err, "cache", *facts)
     assert not list((tmp_path / "made").glob("*.arrow"))
+
+
+def test_a_column_whose_operators_are_left_to_the_loader_is_given_to_batches(tmp_path):
+    table = clicks_table.write(tmp_path / "table", clicks_table.raw_rows(600))
+    assert {f.name for f in table.stored if f.online} >= {"I2"}
+    function = "tests.ingest.cached_functions:third:I1>I2"
+    plain, _ = _load(table, function)
+    assert _load(table, f"{function}@pure", cache=tmp_path / "made")[0] == plain
